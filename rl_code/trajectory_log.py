@@ -52,8 +52,8 @@ class Words:
         ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
         logprobs [T-P]: the sampler's log-probability, null where not sampled
         documents [T-P]: as for the prompt
-        turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
-          arguments, error}], results [{name, content, ok, seconds}]
+        turns: role, context (an index), start, end (offsets into ids; turns of prompts are left
+          out), calls [{name, arguments, error}], results [{name, content, ok, seconds}]
         contexts: the tree, one for each: start (of its own tokens, an offset into ids), parent (an
           index, -1 for a root), kept (how many tokens of the whole parent stand before its own)
 
@@ -245,6 +245,7 @@ def _plain_path(call: ToolCall) -> bool:
 def _turn(turn: Turn, offset: int) -> dict[str, Any]:
     return {
         "role": turn.role,
+        "context": turn.context,
         "start": turn.start + offset,
         "end": turn.end + offset,
         "calls": [

@@ -177,7 +177,10 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
     A k that a result has too few samples for is shown as "-".
     """
     view = rich.table.Table(
-        caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left"
+        caption="pass@k in %, with 95 % bootstrap intervals over tasks; of an episode, on average: "
+        "sampled tokens, well-formed calls, malformed ones, seconds of tools and grading; cheats: "
+        "the share of episodes that were proved to cheat",
+        caption_justify="left",
     )
     for name in ("suite", "weights", "tasks"):
         view.add_column(name, justify="right" if name == "tasks" else "left")

@@ -31,7 +31,7 @@ def suites(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> l
     """Per suite, the rows of its table and the sentences under it.
 
     results: of each run by its name. The last result of another run is compared with the first
-    run's last.
+    run's last. ks: a suite shows those for which one of its results has enough samples.
     """
     several = len(results) > 1
     names = dict.fromkeys(result.suite for found in results.values() for result in found)
@@ -42,8 +42,10 @@ def suites(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> l
             for run, of_run in results.items()
         }
         found = {run: of_run for run, of_run in found.items() if of_run}
+        largest = max(result.largest_k for of_run in found.values() for result in of_run)
+        shown = [k for k in ks if k <= largest]
         rows = [
-            _row(result, f"{run}: {result.label}" if several else result.label, ks)
+            _row(result, f"{run}: {result.label}" if several else result.label, shown)
             for run, of_run in found.items()
             for result in of_run
         ]
@@ -53,16 +55,17 @@ def suites(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> l
             # of many evaluations only the last is put into words; the curves show the others
             for after in of_run[1:] if len(of_run) <= _IN_WORDS else of_run[-1:]:
                 label = f"{prefix}{after.label} − {of_run[0].label}"
-                pairs += _pairs(label, of_run[0], after, ks)
+                pairs += _pairs(label, of_run[0], after, shown)
         (first_run, first), *others = found.items()
         for run, of_run in others:
             label = f"{run} ({of_run[-1].label}) − {first_run} ({first[-1].label})"
-            pairs += _pairs(label, first[-1], of_run[-1], ks)
+            pairs += _pairs(label, first[-1], of_run[-1], shown)
         example = next(iter(found.values()))[0]
         count = example.largest_k
         samples = f"{len(example.tasks)} tasks, {count} sample{'s' if count != 1 else ''} each"
         drawn = ", ".join(f"{key} {value}" for key, value in example.sampling.items())
-        tables.append({"name": name, "about": f"{samples}; {drawn}", "rows": rows, "pairs": pairs})
+        about = f"{samples}; {drawn}"
+        tables.append({"name": name, "about": about, "ks": shown, "rows": rows, "pairs": pairs})
     return tables
 
 

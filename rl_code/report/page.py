@@ -83,7 +83,6 @@ def write_report(
         "runs": about.runs(runs, names),
         "config": about.config_table(runs),
         "suites": suites(dict(zip(names, results, strict=True)), config.ks),
-        "ks": config.ks,
     }
     warm_rows = [read_metrics(run / WARM_START) for run in runs]
     data = {

@@ -208,6 +208,8 @@ def _compact(group: Mapping[str, Any], table: _TokenTable) -> dict[str, Any]:
             }
             # only in a run with documents
             | ({"documents": _runs(sample["documents"])} if "documents" in sample else {})
+            # only of sub-agents, and of agents that rewrote their history
+            | ({"contexts": sample["contexts"]} if len(sample["contexts"]) > 1 else {})
         )
     return {
         "task_id": group["task_id"],

@@ -26,12 +26,13 @@ function shape(parent, name, attributes, text) {
   return node;
 }
 
-function format(value, fraction) {
+/** digits: how many of the value's digits are shown, zeros at the end left out. */
+function format(value, fraction, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (fraction) return (100 * value).toFixed(1) + " %";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(1).replace("e+", "e").replace("-", "−");
-  const text = size >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : String(+value.toPrecision(3));
+  const text = size >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : String(+value.toPrecision(digits));
   return text.replace("-", "−");
 }
 
@@ -126,9 +127,11 @@ class Chart {
     const [low, high] = this.range();
     const x = (this.x = (i) => LEFT + ((steps[i] - first) / span) * (width - LEFT - RIGHT));
     const y = (this.y = (v) => TOP + (1 - (Math.min(v, high + (high - low) * 0.04) - low) / (high - low)) * (height - TOP - BOTTOM));
-    for (const tick of ticks(low, high, 4)) {
+    const levels = ticks(low, high, 4), apart = levels[1] - levels[0];
+    for (const tick of levels) {
+      const digits = tick && apart ? Math.max(3, Math.ceil(Math.log10(Math.abs(tick) / apart)) + 2) : 3; // neighbours differ
       shape(this.svg, "line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) });
-      const text = this.fraction ? +(100 * tick).toPrecision(6) + " %" : format(tick);
+      const text = this.fraction ? +(100 * tick).toPrecision(6) + " %" : format(tick, false, digits);
       shape(this.svg, "text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, text);
     }
     const whole = ticks(first, first + span, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger);

@@ -125,18 +125,36 @@ function drawTrajectory() {
     }),
     toolbar(),
     turn("prompt", `${group.prompt_tokens} tokens`, "prompt", el("pre", { class: "block" }, group.prompt), reference(group)));
-  let assistant = 0, calls = [];
+  const contexts = sample.contexts || [{ start: 0 }];
+  let assistant = 0, calls = [], opened = 0;
+  const openUpTo = (index) => { while (opened <= index) article.append(...opening(sample, contexts, opened++)); };
   for (const t of sample.turns) {
+    openUpTo(t.context || 0);
     if (t.role === "assistant") {
       calls = t.calls;
       const body = view.mode === "tokens" || !t.calls.length ? tokens(sample, t) : el("div", {}, ...t.calls.map(call));
       article.append(turn(`assistant ${++assistant}`, `${t.end - t.start} tokens`, "assistant", body));
     } else if (t.results.length || t.end > t.start) {
-      const body = view.mode === "tokens" && t.end > t.start ? tokens(sample, t) : null;
+      const body = t.end > t.start && (view.mode === "tokens" || !t.results.length) ? tokens(sample, t) : null;
       const shown = t.results.map((r, i) => result(r, calls[i], body !== null));
       article.append(turn("tools", `${t.end - t.start} tokens`, "tools", el("div", { class: body ? "brief" : null }, ...shown), body));
     }
   }
+  openUpTo(contexts.length - 1);
+}
+
+/** What stands before the turns of a context: of the first one, the prompt beyond what its group shares. */
+function opening(sample, contexts, index) {
+  const { start, parent, kept } = contexts[index];
+  const next = index + 1 < contexts.length ? contexts[index + 1].start : sample.tokens.length;
+  const first = sample.turns.find((t) => (t.context || 0) === index);
+  const given = { start, end: first ? first.start : next };
+  const about = `${given.end - start} tokens${index ? "" : " of its own"}`;
+  const body = view.mode === "tokens" ? tokens(sample, given) : el("pre", { class: "block" }, textOf(sample, start, given.end));
+  const prompt = given.end > start ? [turn("prompt", about, "prompt", body)] : [];
+  if (index === 0) return prompt;
+  const from = parent < 0 ? "begins with a prompt of its own" : `begins with the first ${kept} tokens of context ${parent}`;
+  return [el("h4", { class: "context" }, `context ${index}`, el("small", {}, from)), ...prompt];
 }
 
 function facts(entries) {
