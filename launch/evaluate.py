@@ -105,7 +105,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             dataclasses.replace(result, label=f"{source}, {result.label}")
             for source, result in zip(sources, results, strict=True)
         ]
-    console.print(suite_lib.table(results, sorted(set(ks))))
+    console.print(suite_lib.tables(results, sorted(set(ks))))
     if suite.samples > 2:
         console.print(suite_lib.curve(results))
     if found is not None:
@@ -207,7 +207,7 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
     restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
     if restored is None:
         raise read_config.ConfigError(
-            f"{workdir} has no checkpoint; without --workdir the untrained model is evaluated"
+            f"{workdir} has no checkpoint; without --workdir the untrained model is taken"
         )
     return restored.state["model"], f"step_{restored.step}", restored.step
 

@@ -46,7 +46,7 @@ def evaluate(
     result = play(config, suite, server(), label, folder)
     result.save(folder)
     ks = sorted({k for k in (1, suite.samples) if k <= result.largest_k})
-    flags.console().print(suite_lib.table([result], ks))
+    flags.console().print(suite_lib.tables([result], ks))
 
 
 def server() -> Server:

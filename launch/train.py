@@ -97,7 +97,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         return
     console = flags.console()
     if results:
-        console.print(suite.table(results, REPORT.ks))
+        console.print(suite.tables(results, REPORT.ks))
     for name in dict.fromkeys(result.suite for result in results):
         show_difference(console, [result for result in results if result.suite == name])
     page = write_report(workdir, Path(workdir) / "report.html", REPORT, title=Path(workdir).name)

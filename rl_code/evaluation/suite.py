@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rich.console
 import rich.table
 
 from rl_code.evaluation.passk import Interval, mean_interval, pass_at_k
@@ -170,35 +171,55 @@ def from_groups(
     )
 
 
+def tables(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.console.Group:
+    """What was solved and, below, what it cost. Two tables, since one would be wider than most
+    terminals.
+    """
+    return rich.console.Group(table(results, ks), costs(results))
+
+
 def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table:
-    """One row per result: pass@k with 95 % intervals, the first edit alone; and per episode tokens,
-    calls, seconds of tools and grading, and how many were proved to cheat.
+    """One row per result: pass@k with 95 % intervals, and the first edit alone.
 
     A k that a result has too few samples for is shown as "-".
     """
     view = rich.table.Table(
-        caption="pass@k in %, with 95 % bootstrap intervals over tasks; of an episode, on average: "
-        "sampled tokens, well-formed calls, malformed ones, seconds of tools and grading; cheats: "
-        "the share of episodes that were proved to cheat",
-        caption_justify="left",
+        caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left"
     )
     for name in ("suite", "weights", "tasks"):
         view.add_column(name, justify="right" if name == "tasks" else "left")
-    for k in ks:
-        view.add_column(f"pass@{k}", justify="right")
-    for name in ("first edit pass@1", "tokens", "calls", "malformed", "seconds", "cheats"):
+    for name in (*(f"pass@{k}" for k in ks), "first edit pass@1"):
         view.add_column(name, justify="right")
     for result in results:
         cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
         first = percent(result.interval(1, first_edit=True)) if result.largest_k else "-"
-        means = [
-            _mean(result, "tokens", "{:.0f}"),
-            _mean(result, "calls", "{:.1f}"),
-            _mean(result, "malformed", "{:.2f}"),
-            _mean(result, "seconds", "{:.2f}"),
-            _mean(result, "cheats", "{:.1%}"),
-        ]
-        view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first, *means)
+        view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first)
+    return view
+
+
+def costs(results: Sequence[SuiteResult]) -> rich.table.Table:
+    """One row per result, of an episode on average: sampled tokens, well-formed and malformed
+    calls, seconds of tools and grading; and the share of episodes that were proved to cheat.
+    """
+    view = rich.table.Table(
+        caption="of an episode, on average: sampled tokens, well-formed calls, malformed ones, "
+        "seconds of tools and grading; cheats: the share of episodes that were proved to cheat",
+        caption_justify="left",
+    )
+    view.add_column("suite")
+    view.add_column("weights")
+    columns = {
+        "tokens": "{:.0f}",
+        "calls": "{:.1f}",
+        "malformed": "{:.2f}",
+        "seconds": "{:.2f}",
+        "cheats": "{:.1%}",
+    }
+    for name in columns:
+        view.add_column(name, justify="right")
+    for result in results:
+        means = [_mean(result, name, form) for name, form in columns.items()]
+        view.add_row(result.suite, result.label, *means)
     return view
 
 

@@ -57,9 +57,9 @@ def _group(id: str, *outcomes: str) -> Group:
     return Group(task, tuple(samples))
 
 
-def _text(table) -> str:
+def _text(table, width: int = 160) -> str:
     file = io.StringIO()
-    rich.console.Console(file=file, width=160).print(table)
+    rich.console.Console(file=file, width=width).print(table)
     return file.getvalue()
 
 
@@ -151,11 +151,11 @@ def test_what_episodes_cost_and_who_cheated_is_counted():
     result = suite.from_groups("s", "x", 0, {}, [Group(group.task, (first, second))])
     means = {field: result.per_episode(field) for field in ("calls", "seconds", "cheats")}
     assert means == {"calls": 1.0, "seconds": 1.5, "cheats": 0.5}
-    (row,) = [line for line in _text(suite.table([result], [1])).splitlines() if " s " in line]
+    (row,) = [line for line in _text(suite.costs([result])).splitlines() if " s " in line]
     assert [cell.strip() for cell in row.split("│")][-6:-1] == ["4", "1.0", "0.50", "1.50", "50.0%"]
     # a file from before these were counted says nothing of them
     assert _result({"a": 1}).per_episode("cheats") is None
-    assert suite.table([_result({"a": 1})], [1]).columns[-1]._cells == ["-"]
+    assert suite.costs([_result({"a": 1})]).columns[-1]._cells == ["-"]
 
 
 def test_a_curve_has_a_row_for_each_doubling():
@@ -175,6 +175,8 @@ def test_tables_show_the_numbers_of_the_result():
     assert (
         "12.5 [0.0, 25.0]" in text and "75.0 [50.0, 100.0]" in text and "25.0 [25.0, 25.0]" in text
     )
+    narrow = _text(suite.tables([before, after], [1, 4]), width=100)
+    assert "25.0 [25.0, 25.0]" in narrow and "cheats" in narrow and "…" not in narrow
     assert "+62.5 [+50.0, +75.0]" in _text(compare.table([compare.compare(before, after, 1)]))
 
 

@@ -11,6 +11,8 @@ one of several processes under jax.distributed.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,11 @@ class Learner:
         """Sends a line and returns the answer."""
         self.send(line)
         return self.answer()
+
+    def stop(self) -> None:
+        """Stops it until it gets SIGCONT; no thread of it runs any more when this returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         """Ends it at once, as by the out-of-memory killer."""

@@ -131,7 +131,7 @@ def test_a_learner_that_hangs_in_the_middle_is_waited_for_only_so_long(serving, 
     assert learner.ask("serve 8") == "served"
     StoredSubscriber(workdir, wanted(mesh()), name="").wait(exactly=8, deadline_s=30.0)
     follower = actor(workdir, pull_s=2.0)
-    once_armed(follower, lambda: learner.process.send_signal(signal.SIGSTOP))
+    once_armed(follower, learner.stop)
     try:
         assert_is(follower.wait(exactly=8, deadline_s=30.0)[1], 8, mesh())
         assert follower.fetched.live_bytes == 0
