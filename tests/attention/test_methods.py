@@ -155,6 +155,7 @@ def test_a_method_is_a_frozen_dataclass_of_settings():
         assert issubclass(cls, Method) and cls.__dataclass_params__.frozen
 
 
+@pytest.mark.long
 def test_layers_of_one_model_may_have_different_settings_of_a_method(x64):
     """Each place of the period has parameters of its own."""
     method = CASES["nsa"][0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from models.families import PRESETS
 from models.transformer import parameter_count
 from tests import programs
@@ -11,6 +13,7 @@ from tests import programs
 TINY = PRESETS["tiny"]
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path):
     flags = [
         "--model=tiny",

@@ -45,6 +45,7 @@ def run(experiment, folder):
     return result, [row["train/loss"] for row in read_metrics(folder)]
 
 
+@pytest.mark.long
 def test_a_stopped_method_continues_to_the_same_result(smoke, tmp_path, monkeypatch):
     whole, losses = run(smoke, tmp_path / "whole")
     stop = StopRequest()

@@ -177,6 +177,7 @@ def test_the_overrides_of_a_sweep_are_those_of_its_runs(tmp_path):
     assert "write --config.train.steps=<value>" in " ".join(done.stderr.split())
 
 
+@pytest.mark.long
 def test_one_run_of_a_sweep_runs_alone_and_the_table_is_made_afterwards(tmp_path):
     names = ("variant=rloo,seed=1", "variant=grpo,seed=1")
     (tmp_path / "broken").write_text("2")  # the config of the run rloo is wrong

@@ -220,6 +220,7 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads,
 
 
 @pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+@pytest.mark.quick(first=1)
 def test_padding_and_incomplete_stretches_may_hold_anything(options):
     rows = row("documents", SMALL)
     stretched = entries(rows.blocks, SMALL.length, SMALL.stride)
@@ -243,6 +244,7 @@ def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
     not_finite_reaches_only_those_who_see_it(function, arrays, seen, query, key)
 
 
+@pytest.mark.long
 def test_what_comes_later_changes_no_bit_of_what_is_before():
     rows, seen = row("one", SMALL), 57  # within a block, a tile of queries and a tile of keys
     qkv = inputs(rows, SMALL, 4, 2, 8, dtype=jnp.float32)

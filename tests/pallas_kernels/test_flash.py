@@ -92,6 +92,7 @@ def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window, he
     check(rows(kind), heads, kv_heads, window=window, **TPU)
 
 
+@pytest.mark.long
 def test_tpu_fetches_into_no_slot_that_is_in_use(x64):
     # a copy that is made as it is started overwrites what is still needed, which one made when
     # awaited does not
@@ -99,6 +100,7 @@ def test_tpu_fetches_into_no_slot_that_is_in_use(x64):
     check(rows("documents"), 16, 1, **TPU | {"interpret": eager})
 
 
+@pytest.mark.long
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     check(rows("packed"), size=32, dtype=jnp.bfloat16, **TPU)
 
@@ -130,6 +132,7 @@ def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
 
 
 @pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+@pytest.mark.quick(first=1)
 def test_padding_may_hold_anything(options):
     tokens, _ = rows("single")
     function = functools.partial(flash_attention, q_tokens=tokens, k_tokens=tokens, **options)

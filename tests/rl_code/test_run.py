@@ -138,6 +138,7 @@ def test_a_method_with_parameters_needs_weights_that_have_them():
         assert "use dense, window, moba, which have none" in str(raised.value)
 
 
+@pytest.mark.long
 def test_a_method_with_parameters_starts_from_a_run_that_has_them(tmp_path):
     settings = quickstart.get_config("smoke")
     settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)
@@ -155,6 +156,7 @@ def test_a_method_with_parameters_starts_from_a_run_that_has_them(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["files", "run"])
+@pytest.mark.quick(first=1)
 def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path):
     if kind == "files":
         found = origin.find(str(Path(__file__).parents[1] / "models" / "golden" / "llama_tied"))
@@ -189,6 +191,7 @@ def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path
     assert all((taken[name] == drawn[name]).all() for name in new)
 
 
+@pytest.mark.long
 def test_a_method_without_parameters_takes_over_a_model_that_has_some(tmp_path):
     settings = quickstart.get_config("smoke")
     settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)

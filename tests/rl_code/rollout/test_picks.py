@@ -105,6 +105,7 @@ def test_noting_changes_no_token_and_says_what_was_chosen():
     )
 
 
+@pytest.mark.long
 def test_a_trainer_that_chooses_alike_replays_the_same_bits():
     compared = first_step(sampled(), replay=False)
     replayed = first_step(sampled(), replay=True)
