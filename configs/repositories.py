@@ -39,6 +39,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         limits=LIMITS,
         reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
         rollout=dict(
+            # Episodes wait for tools most of their time.
+            gather_s=0.15,
             # A prompt has about 42 tokens, and a file that is read about 35. Turns are short.
             engine=dict(
                 slots=24,
@@ -63,7 +65,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             ),
         ),
         train=dict(
-            steps=60,
+            steps=72,
             tasks_per_step=16,
             group_size=8,
             # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound

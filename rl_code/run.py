@@ -357,6 +357,7 @@ class Run:
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
+                gather_s=rollout.gather_s,
                 prefiller=self.engine(sampling, *way, self.prefill_mesh)
                 if self.prefill_mesh
                 else None,

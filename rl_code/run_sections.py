@@ -167,6 +167,10 @@ class RolloutConfig:
     # the run. None for a value that follows from the limits. It must be more than the limits allow
     # tools to take, or a model could end the run by waiting.
     tool_timeout_s: float | None = None
+    # Seconds that the sampler waits for tools, at most, while more episodes wait for them than can
+    # go on: a dispatch of few rows takes almost as long as one of many, and on a CPU it takes the
+    # processor from the tools. It changes no token. 0 not to wait.
+    gather_s: float = 0.0
     # The dtype of the copy of the model that samples; None for ``model.dtype``.
     dtype: str | None = None
     # The matrices of layers in that copy: "int8" or "fp8" numbers with a scale for each output,
@@ -193,7 +197,7 @@ class RolloutConfig:
     picks: Literal["compare", "replay"] | None = None
 
     def __post_init__(self):
-        at_least(self, workers=1)
+        at_least(self, workers=1, gather_s=0)
         for name, mesh in (("mesh", self.mesh), ("prefill_mesh", self.prefill_mesh)):
             if mesh is not None and mesh.fsdp not in (None, 1):
                 raise ValueError(

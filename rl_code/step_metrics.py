@@ -200,8 +200,9 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "actor/decode_s": rollout.decode_s,
         "actor/prefill_s": rollout.prefill_s,
         "actor/tool_wait_s": rollout.wait_s,
+        "actor/gather_s": rollout.gather_s,
         "actor/idle_s": stats.idle_s,
         "actor/total_s": stats.total_s,
         "time/actor_idle": stats.idle_share,
-        "time/actor_waits": rollout.wait_s / seconds,
+        "time/actor_waits": (rollout.wait_s + rollout.gather_s) / seconds,
     }

@@ -3,7 +3,7 @@
 Groups of episodes are handed in at any time, and come back when all their episodes are graded. One
 round of the host loop does this:
 
-  1. It takes what tools have answered.
+  1. It takes what tools have answered, and may wait for some more of them.
   2. It opens groups while there are pages for them.
   3. It prefills a chunk of every row that has new tokens; a few chunks while many slots are free.
   4. It decodes one dispatch of all rows that are ready.
@@ -58,6 +58,8 @@ class Scheduler:
       workers: threads in which episodes carry out calls and are graded.
       tool_timeout_s: seconds after which ``step`` raises RolloutTimeout if nothing can decode and
         no tool answers.
+      gather_s: seconds that a round waits for tools, at most, while more episodes wait for them
+        than can go on. A dispatch of few rows costs almost as much as one of many.
       prefiller: an engine of the same config that prefills prompts on other devices. None to
         prefill on the devices that decode.
       remote: another process that prefills prompts; what it does not is prefilled here. None for
@@ -71,6 +73,7 @@ class Scheduler:
         *,
         workers: int,
         tool_timeout_s: float,
+        gather_s: float = 0.0,
         prefiller: Engine | None = None,
         remote: PrefillClient | None = None,
     ):
@@ -78,6 +81,7 @@ class Scheduler:
         self._config = engine.config
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
         self._timeout_s = tool_timeout_s
+        self._gather_s = gather_s
         self._pool = PagePool(engine)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         episodes = engine.shards * engine.config.episodes
@@ -187,7 +191,7 @@ class Scheduler:
         else to do, it waits for a tool.
         """
         start = time.perf_counter()
-        finished = self._collect()
+        finished = self._gather()
         self._open.receive()
         self._open.reopen()
         self._open.open()
@@ -305,6 +309,25 @@ class Scheduler:
             raise RolloutTimeout(
                 f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}"
             )
+
+    def _gather(self) -> list[tuple[Any, Group]]:
+        """Takes what the worker threads have finished, as ``_collect``, and what they finish while
+        few episodes can go on.
+        """
+        finished = self._collect()
+        start = time.perf_counter()
+        end = start + self._gather_s
+        while self._few_go_on() and (left := end - time.perf_counter()) > 0:
+            wait(self._stepping, timeout=left, return_when=FIRST_COMPLETED)
+            finished += self._collect()
+        self._open.stats.gather_s += time.perf_counter() - start
+        return finished
+
+    def _few_go_on(self) -> bool:
+        """Whether more open episodes wait for tools than for the engine."""
+        go_on = sum(not row.waiting for row in self._open.rows)
+        slots = self.engine.shards * self._config.slots
+        return go_on < min(slots, len(self._stepping))
 
     def _collect(self) -> list[tuple[Any, Group]]:
         """Takes what the worker threads have finished; returns (tag, group) for each group that is

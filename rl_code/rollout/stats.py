@@ -31,6 +31,8 @@ class RolloutStats:
     prefill_s: float = 0.0
     # Seconds in which nothing could decode, and a tool was waited for.
     wait_s: float = 0.0
+    # Seconds in which few episodes could go on, and tools of others were waited for.
+    gather_s: float = 0.0
     total_s: float = 0.0
     # Slots times the decoding steps that were run.
     slot_steps: int = 0

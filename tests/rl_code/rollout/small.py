@@ -162,10 +162,9 @@ def initial(config) -> Transformer:
     return jax.jit(lambda: jax.tree.map_with_path(scaled, Transformer(config, nnx.Rngs(0))))()
 
 
-def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0) -> Scheduler:
-    return Scheduler(
-        engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=timeout_s
-    )
+def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0, gather_s=0.0) -> Scheduler:
+    made = engine_of(model, engine, shards)
+    return Scheduler(made, Letters(), workers=4, tool_timeout_s=timeout_s, gather_s=gather_s)
 
 
 @functools.cache

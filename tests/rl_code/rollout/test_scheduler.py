@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 import types
 
 import jax
@@ -548,7 +549,32 @@ def _first_message(trajectory, start: int) -> list[int]:
     return trajectory.tokens[start:end].tolist()
 
 
-def test_decoding_goes_on_while_one_tool_is_slow():
+def test_waiting_for_tools_changes_no_token_and_no_dispatch_is_of_few_rows(monkeypatch):
+    tasks = [task_of(seed) for seed in range(3)]
+    alone, _ = play(tasks)
+    scheduler = make_scheduler(gather_s=60.0)
+    real = scheduler._prefill
+    few = []
+
+    def prefill():
+        few.append(scheduler._few_go_on())
+        real()
+
+    monkeypatch.setattr(scheduler, "_prefill", prefill)
+
+    def make(task, group, index):
+        # some answer at once, others a little later
+        return Episode(task, group, index, wait=lambda: time.sleep(0.004 * index))
+
+    groups, stats = play(tasks, make=make, scheduler=scheduler)
+    scheduler.close()
+    assert_same(groups, alone)
+    assert len(few) > 3 and not any(few)
+    assert stats.gather_s > 0.0
+
+
+@pytest.mark.parametrize("gather_s", [0.0, 0.01])
+def test_decoding_goes_on_while_one_tool_is_slow(gather_s):
     release = threading.Event()
     finished = []
 
@@ -561,7 +587,7 @@ def test_decoding_goes_on_while_one_tool_is_slow():
         )
 
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(gather_s=gather_s)
 
     def on_finished(trajectory):
         finished.append((trajectory.group, trajectory.index))
