@@ -37,7 +37,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         tasks=repositories(split="train", levels=(0, 0, 1, 1, 2)),
         limits=LIMITS,
-        reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
+        reward=dict(
+            signals=(
+                "tests",
+                # Half of the groups have no solution at first, or only solutions.
+                dict(name="similarity", weight=0.3),
+                dict(name="malformed", weight=0.1),
+            )
+        ),
         rollout=dict(
             # Episodes wait for tools most of their time.
             gather_s=0.15,

@@ -19,6 +19,7 @@ from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
+from rl_code.rewards.similarity import similarity
 from rl_code.rewards.tested import Tested
 from rl_code.rewards.tests import partial, tests
 from rl_code.types import Reward
@@ -32,9 +33,12 @@ SIGNALS: dict[str, Any] = {
     "malformed": malformed,
     "integrity": integrity,
     "quality": Quality,
+    "similarity": similarity,
     "tested": Tested,
 }
 
+# Signals that failures earn, too.
+_PAY_FAILURES = ("partial", "similarity")
 # Keys of an active signal's section that are not settings of the signal itself.
 _OWN = ("weight", "cap", "label")
 
@@ -101,10 +105,12 @@ class RewardConfig:
         if len(weights) < len(self.signals) or not weights:
             names = [signal.component for signal in self.signals]
             raise ValueError(f"signals {names} must have names of their own; give one a label")
-        if "partial" in weights and weights["partial"] >= weights.get("tests", math.inf):
+        failures = {name: weights[name] for name in _PAY_FAILURES if name in weights}
+        if failures and sum(failures.values()) >= weights.get("tests", math.inf):
+            which = " and ".join(f"{name} ({weight})" for name, weight in failures.items())
             raise ValueError(
-                f"the weight of partial, {weights['partial']}, must be at least 0 and below that "
-                f"of tests, {weights['tests']}"
+                f"the weights of {which} come to {sum(failures.values()):g}, which must be below "
+                f"that of tests, {weights['tests']}: no failure may earn as much as a solution"
             )
 
 

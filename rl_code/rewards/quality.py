@@ -33,7 +33,7 @@ from pathlib import Path
 from absl import logging
 from ruff.__main__ import find_ruff_bin
 
-from rl_code.environment.suites.applied import texts_before
+from rl_code.rewards.changes import changed, reference_change
 from rl_code.rewards.finished import FinishedEpisode
 
 # Diagnostics that count: errors and warnings of pycodestyle but the length of lines, pyflakes,
@@ -95,20 +95,17 @@ class Quality:
         if not episode.grade.solved:
             return 0.0
         before, after = episode.files_before, episode.files_after
-        changed = _changed(before, after)
-        if not changed:
+        differing = changed(before, after, ".py")
+        if not differing:
             return 0.0
-        task, reference = episode.task, episode.task.reference
-        if task.world is not None and episode.sandboxes is not None:
-            found = texts_before(task, episode.sandboxes, reference)
-        else:
-            found = before
-        wanted = _changed(found, {**found, **reference})
+        reference = episode.task.reference
+        found, solved = reference_change(episode)
+        wanted = changed(found, solved, ".py")
         trees = [
-            {path: before.get(path, "") for path in changed},
-            {path: after.get(path, "") for path in changed},
+            {path: before.get(path, "") for path in differing},
+            {path: after.get(path, "") for path in differing},
             {path: found.get(path, "") for path in wanted},
-            {path: reference.get(path, "") for path in wanted},
+            {path: solved.get(path, "") for path in wanted},
         ]
         measures = measure(trees)
         if measures is None:
@@ -157,12 +154,6 @@ def measure(trees: list[dict[str, str]]) -> list[Measure] | None:
         )
         for number, tree in enumerate(trees)
     ]
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Paths of the Python files that differ."""
-    paths = sorted({*before, *after})
-    return [p for p in paths if p.endswith(".py") and before.get(p) != after.get(p)]
 
 
 def _ruff(folder: str) -> list[dict] | None:

@@ -50,13 +50,14 @@ marks = st.lists(st.booleans(), max_size=4).map(tuple)
 flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, unique=True)
 grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
 episodes = st.builds(finished, grades, st.integers(0, 5))
-# Weights of tests, partial, malformed, integrity, quality and tested.
+# Weights of tests, partial, malformed, integrity, quality, similarity and tested.
 weights = st.tuples(
     st.floats(1, 2),
-    st.floats(0, 0.5),
+    st.floats(0, 0.45),
     st.floats(0, 1),
     st.floats(0.01, 1),
     st.floats(0, 0.5),
+    st.floats(0, 0.45),
     st.floats(0, 0.5),
 )
 
