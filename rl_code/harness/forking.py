@@ -90,7 +90,8 @@ class ForkingHost(Host):
             f"(pip install {cls.requirement}), or say in {cls.key} which one has it"
         )
 
-    def environment(self, folder: str) -> dict[str, str]:
+    @staticmethod
+    def environment(folder: str) -> dict[str, str]:
         """Variables of the process. folder: an empty one of its own."""
         raise NotImplementedError
 

@@ -56,7 +56,8 @@ class MiniSweAgentHost(ForkingHost):
         self._agent = agent
         super().__init__(agent.python)
 
-    def environment(self, folder: str) -> dict[str, str]:
+    @staticmethod
+    def environment(folder: str) -> dict[str, str]:
         """Nothing but the loopback is asked for: no prices of models, no proxies, no keys."""
         kept = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
         return {name: os.environ[name] for name in kept if name in os.environ} | {

@@ -19,6 +19,7 @@ from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
+from rl_code.rewards.score import Score
 from rl_code.rewards.tested import Tested
 from rl_code.rewards.tests import partial, tests
 from rl_code.types import Reward
@@ -32,6 +33,7 @@ SIGNALS: dict[str, Any] = {
     "malformed": malformed,
     "integrity": integrity,
     "quality": Quality,
+    "score": Score,
     "tested": Tested,
 }
 
