@@ -33,8 +33,8 @@ SIGNALS: dict[str, Any] = {
     "malformed": malformed,
     "integrity": integrity,
     "quality": Quality,
-    "score": Score,
     "tested": Tested,
+    "score": Score,
 }
 
 # Keys of an active signal's section that are not settings of the signal itself.
