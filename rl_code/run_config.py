@@ -133,7 +133,13 @@ class RunConfig:
         sources = [("tasks", self.tasks)]
         sources += [(f"suites[{at}].tasks", suite.tasks) for at, suite in enumerate(self.suites)]
         for key, named in sources:
-            if find_source(named, f"config.{key}").has_drills():
+            source = find_source(named, f"config.{key}")
+            if source.harness and (self.harness is None or self.harness.name != source.harness):
+                raise ConfigError(
+                    f"config.{key} = {named.name!r}: its tasks can be played only with "
+                    f"config.harness = {source.harness!r}"
+                )
+            if source.has_drills():
                 raise ConfigError(
                     f"config.{key}: stages with drill=True have no tests, so they can only stand "
                     "in config.sft.tasks"

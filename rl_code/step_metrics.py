@@ -67,6 +67,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
     # to please the tests that it sees.
     passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
+    scored = [t.scores for t in trajectories if t.scores is not None]
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -80,6 +81,10 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         **{
             f"passed/{kind}": mean(x)
             for kind, x in zip(("visible", "hidden"), passed, strict=False)
+        },
+        **{
+            f"scores/{name}": mean(scores[name] for scores in scored if name in scores)
+            for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
         "reward/first_edit": mean(t.first_edit_passed for t in trajectories),

@@ -336,6 +336,9 @@ class Trajectory:
     passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # How often its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # What an environment of others says that the work is worth, by name, "reward" among them; None
+    # where tests say it, and where the episode ended before it was said.
+    scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:

@@ -94,6 +94,8 @@ class Episode:
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         self._malformed_calls = 0
         self._grade_s = 0.0
+        # As ``Trajectory.scores``.
+        self._scores: Mapping[str, float] | None = None
 
     @property
     def _frame(self) -> Frame:
@@ -261,7 +263,6 @@ class Episode:
         if not self.over:
             raise ValueError(f"{self._name} is not over")
         start = time.monotonic()
-        grade = functools.partial(grade_work, self.task, pool=self._pool, limits=self.limits)
         files: Snapshot = {}
         verdict = NOT_GRADED
         first_edit_passed = False
@@ -271,9 +272,9 @@ class Episode:
             if self._on_work is not None:
                 self._on_work(self.task, self.index, files if self.status == "submitted" else None)
             if self.status == "submitted":
-                verdict = grade(files)
+                verdict = self._grade(files)
             if self.status != "fault":
-                first_edit_passed = self._calls.first_edit_passed(files, verdict, grade)
+                first_edit_passed = self._calls.first_edit_passed(files, verdict, self._grade)
         except SandboxFault as fault:
             self._note(fault)
         finally:
@@ -298,6 +299,10 @@ class Episode:
                 self._note(fault)
         return self._trajectory(Reward(0.0, {}, ("fault",)))
 
+    def _grade(self, files: Snapshot) -> Grade:
+        """What is made of files as if they were handed in. Raises SandboxFault."""
+        return grade_work(self.task, files, self._pool, self.limits)
+
     def _trajectory(
         self,
         reward: Reward,
@@ -321,6 +326,7 @@ class Episode:
             seconds={"tools": self._calls.seconds, "grade": self._grade_s},
             passed=verdict.passed,
             rebuilt=self._calls.rebuilt or None,
+            scores=self._scores,
         )
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:

@@ -9,7 +9,8 @@ the model says reaches no shell but the sandbox's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from rl_code.types import Limits, Task
 
@@ -46,6 +47,11 @@ class Ending:
     cause: str = ""
     # Whether it ended through no fault of the model's. Such an episode is masked from training.
     fault: bool = False
+    # What the program says that its work is worth, by name, "reward" among them; None where the
+    # tests of the task say it.
+    scores: Mapping[str, float] | None = None
+    # Whether the program counts its work as a solution, where it says what that is worth.
+    solved: bool = False
 
 
 class Host:
@@ -70,6 +76,10 @@ class Agent:
     An agent of one's own is such a class anywhere on Python's path, which a config names as
     ``package.module:object``.
     """
+
+    # Whether its programs say themselves what their work is worth (``Ending.scores``). One whose
+    # episode has reached a limit is then refused further messages, and may still say it.
+    scores: ClassVar[bool] = False
 
     def host(self) -> Host:
         """What runs its programs, for one run. Raises HarnessError where that cannot be."""

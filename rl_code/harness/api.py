@@ -6,12 +6,14 @@ from rl_code import named
 from rl_code.harness.agent import Agent
 from rl_code.harness.mini_swe_agent import MiniSweAgent
 from rl_code.harness.program import Program
+from rl_code.harness.verifiers import Verifiers
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 
 HARNESSES: dict[str, type[Agent]] = {
     "mini_swe_agent": MiniSweAgent,
     "program": Program,
+    "verifiers": Verifiers,
 }
 
 

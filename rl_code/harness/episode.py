@@ -26,10 +26,12 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Rewritten
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
+from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.tools.api import PROVOKED
 from rl_code.harness.agent import Ending, HarnessError, Job
 from rl_code.harness.harness import Harness
 from rl_code.rewards.combine import ActiveSignal
+from rl_code.rewards.finished import Grade
 from rl_code.serving.answers import Answer, Pending
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.requests import ApiError
@@ -87,6 +89,12 @@ def over() -> ApiError:
     return ApiError("the episode is over", status=403, kind="permission_error", code="episode_over")
 
 
+def too_long(why: str) -> ApiError:
+    """What an agent hears that asks for more than there is room for."""
+    message = f"the context length is exceeded: {why}"
+    return ApiError(message, code="context_length_exceeded", param="messages")
+
+
 class AgentEpisode(Episode):
     """An episode in progress, as ``Episode``. It cannot be forked."""
 
@@ -132,7 +140,8 @@ class AgentEpisode(Episode):
         self._id = ""
         self._step: Step | None = None
         self._shared = 0
-        # Why the program ended without handing in, in words.
+        # How the program ended by itself, and why it handed nothing in, in words.
+        self._ending: Ending | None = None
         self._cause = ""
 
     @property
@@ -239,12 +248,12 @@ class AgentEpisode(Episode):
         start = time.monotonic()
         self._workspace.deadline = start + self.limits.episode_s - self._calls.seconds
         step = None
-        while not self.over and step is None:
+        while step is None and (not self.over or self._unscored):
             try:
                 left_s = self._workspace.deadline - time.monotonic()
                 event = self._client.events.get(timeout=max(0.0, left_s))
             except queue.Empty:
-                self.status = "time_limit"
+                self.status = self.status or "time_limit"
                 break
             if isinstance(event, SandboxFault):
                 self._note(event)
@@ -257,12 +266,13 @@ class AgentEpisode(Episode):
 
     def _take(self, pending: Pending, id: str) -> Step | None:
         """Takes a request; None where it is refused, or ends the episode."""
-        if self._messages == self.limits.turns:
+        if not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
-        elif self._workspace.out_of_time:
+        elif not self.over and self._workspace.out_of_time:
             self.status = "time_limit"
         if self.over:
-            pending.fail(over())
+            turns = f"an episode has {self.limits.turns} messages"
+            pending.fail(too_long(turns) if self._unscored else over())
             return None
         try:
             step = self.session.ask(pending.request)
@@ -272,11 +282,9 @@ class AgentEpisode(Episode):
         if self.session.num_tokens + len(step.given) >= self.limits.tokens:
             self.status = "token_limit"
             pending.fail(
-                ApiError(
+                too_long(
                     f"the conversation has {len(step.tokens)} tokens, {len(step.given)} of them "
-                    f"new; an episode has {self.limits.tokens} tokens",
-                    code="context_length_exceeded",
-                    param="messages",
+                    f"new; an episode has {self.limits.tokens} tokens"
                 )
             )
             return None
@@ -315,14 +323,32 @@ class AgentEpisode(Episode):
             )
         )
 
+    @property
+    def _unscored(self) -> bool:
+        """Whether the agent has reached a limit, and may still say what its work is worth."""
+        limits = ("turn_limit", "token_limit")
+        return self._harness.scores and self._ending is None and self.status in limits
+
+    def _grade(self, files: Snapshot) -> Grade:
+        if self._scores is None:
+            return super()._grade(files)
+        return Grade(submitted=True, hidden=(self._ending.solved,))
+
     def _end(self, ending: Ending) -> None:
         """The agent's program has ended by itself."""
+        self._ending = ending
         self._cause = ending.cause
-        self.status = "fault" if ending.fault else "agent_ended"
+        self._scores = ending.scores
+        if not self.over:
+            self.status = "fault" if ending.fault else "agent_ended"
         if not ending.handed_in:
             level = logging.WARNING if ending.fault else logging.INFO
             message = "%s: the agent ended: %s"
             logging.log_every_n_seconds(level, message, 60, self._name, ending.cause)
+            return
+        if ending.scores is not None:  # nothing in the workspace is graded
+            if self.status == "agent_ended":
+                self.status = "submitted"
             return
         try:
             with self._commands:

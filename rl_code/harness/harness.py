@@ -26,6 +26,11 @@ class Harness:
         self._lock = threading.Lock()
 
     @property
+    def scores(self) -> bool:
+        """As ``Agent.scores``."""
+        return self._agent.scores
+
+    @property
     def host(self) -> Host:
         """Runs the agent's programs. Raises HarnessError where that cannot be."""
         with self._lock:

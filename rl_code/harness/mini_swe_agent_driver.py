@@ -1,89 +1,20 @@
-"""Runs agents of the package mini-swe-agent (see ``mini_swe_agent``). It is a program of its own,
-in a Python that has the package, and uses nothing else but the standard library.
+"""What is called of the package mini-swe-agent (see ``mini_swe_agent``). It is run by
+``forking_driver`` in a Python that has the package, and uses nothing else but the standard library.
 
-It reads lines of JSON from standard input, ``{"start": n, "task": ..., "base_url": ..., "key": ...,
-"model": ..., "settings": {...}}`` or ``{"kill": n}``, and writes ``{"ended": n, "status": ...,
-"error": ...}``. Each agent is a child of this process, which has imported the package already.
+An episode is told by ``{"task": ..., "base_url": ..., "key": ..., "model": ..., "settings":
+{...}}``, and ends with ``{"status": ..., "error": ...}``.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import selectors
-import signal
-import sys
-import traceback
-import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 # Seconds within which the endpoint answers a command, beyond any limit of an episode.
 _LONGEST_S = 3600.0
-
-
-def main() -> None:
-    """Starts and ends agents until standard input is closed."""
-    package = Package()
-    say({"ready": True})
-    children: dict[int, int] = {}  # number -> process
-    pipes: dict[int, tuple[int, bytes]] = {}  # what a child writes to -> (number, so far)
-    selector = selectors.DefaultSelector()
-    selector.register(0, selectors.EVENT_READ)
-    waiting = b""
-    while True:
-        for key, _ in selector.select():
-            data = os.read(key.fd, 65536)
-            if key.fd == 0:
-                if not data:
-                    for process in children.values():
-                        os.kill(process, signal.SIGKILL)
-                    return
-                *lines, waiting = (waiting + data).split(b"\n")
-                for line in map(json.loads, lines):
-                    if "kill" in line:
-                        process = children.get(line["kill"])
-                        if process is not None:
-                            os.kill(process, signal.SIGKILL)
-                        continue
-                    children[line["start"]], pipe = fork(package, line)
-                    pipes[pipe] = (line["start"], b"")
-                    selector.register(pipe, selectors.EVENT_READ)
-            elif data:
-                number, before = pipes[key.fd]
-                pipes[key.fd] = (number, before + data)
-            else:
-                number, said = pipes.pop(key.fd)
-                selector.unregister(key.fd)
-                os.close(key.fd)
-                os.waitpid(children.pop(number), 0)
-                outcome = json.loads(said) if said else {"status": "killed", "error": ""}
-                say({"ended": number} | outcome)
-
-
-def say(line: dict[str, Any]) -> None:
-    """Writes a line for the host."""
-    os.write(1, (json.dumps(line) + "\n").encode())
-
-
-def fork(package: Package, job: dict[str, Any]) -> tuple[int, int]:
-    """A child that plays an episode: (process, pipe from which its outcome is read)."""
-    read, write = os.pipe()
-    process = os.fork()
-    if process:
-        os.close(write)
-        return process, read
-    os.close(read)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(2, 1)
-    try:
-        outcome = package.play(job)
-    except BaseException as error:
-        traceback.print_exc()
-        outcome = {"status": type(error).__name__, "error": str(error)[:2000]}
-    os.write(write, json.dumps(outcome).encode())
-    os._exit(0)
 
 
 class Package:
@@ -101,6 +32,10 @@ class Package:
         self.local = find("environments.local", "LocalEnvironment")
         config = find("config", "get_config_from_spec")
         self.configs = {"tools": config("mini.yaml"), "text": config("mini_textbased.yaml")}
+
+    def prepare(self, job: dict[str, Any]) -> Callable[[], dict[str, str]]:
+        """What plays an episode."""
+        return lambda: self.play(job)
 
     def play(self, job: dict[str, Any]) -> dict[str, str]:
         """Plays an episode; says how the agent ended it."""
@@ -154,7 +89,3 @@ def sandbox_environment(local: Any, base_url: str) -> Any:
             return self.config.model_dump() | system | kwargs
 
     return SandboxEnvironment()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

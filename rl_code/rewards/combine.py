@@ -19,6 +19,7 @@ from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
+from rl_code.rewards.score import Score
 from rl_code.rewards.similarity import similarity
 from rl_code.rewards.tested import Tested
 from rl_code.rewards.tests import partial, tests
@@ -35,6 +36,7 @@ SIGNALS: dict[str, Any] = {
     "quality": Quality,
     "similarity": similarity,
     "tested": Tested,
+    "score": Score,
 }
 
 # Signals that failures earn, too.

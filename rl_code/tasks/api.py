@@ -42,6 +42,7 @@ from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.quixbugs import QuixBugs
 from rl_code.tasks.source import Source, store_of
 from rl_code.tasks.swe import Swe
+from rl_code.tasks.verifiers import Verifiers
 from rl_code.tasks.worlds import Places
 from rl_code.types import Task
 
@@ -344,6 +345,7 @@ SOURCES: dict[str, type[Source]] = {
     "humanevalfix": HumanEvalFix,
     "leetcode": LeetCode,
     "made": Made,
+    "verifiers": Verifiers,
 }
 
 

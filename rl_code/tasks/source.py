@@ -29,6 +29,9 @@ class Source:
     endless: ClassVar[bool] = False
     # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
     demonstrated: ClassVar[bool] = False
+    # The only agent of others that can play the tasks (``harness.api.HARNESSES``); "" for any, and
+    # for episodes of our own.
+    harness: ClassVar[str] = ""
 
     def has_drills(self) -> bool:
         """Whether some of the tasks have no tests: they can be demonstrated, but not played."""

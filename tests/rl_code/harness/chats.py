@@ -34,7 +34,9 @@ def minimal(*options: str) -> Program:
     return Program(command=(sys.executable, str(MINIMAL), *options))
 
 
-def agent_episode(task, pool, harness: Harness, *, index=0, limits=LIMITS, protocol="hermes"):
+def agent_episode(
+    task, pool, harness: Harness, *, index=0, limits=LIMITS, protocol="hermes", reward=("tests",)
+):
     """An episode that nobody drives yet."""
     return AgentEpisode(
         task,
@@ -44,7 +46,7 @@ def agent_episode(task, pool, harness: Harness, *, index=0, limits=LIMITS, proto
         tokenizer=chat_tokenizer(),
         pool=pool,
         limits=limits,
-        reward=signals(),
+        reward=signals(*reward),
         harness=harness,
     )
 

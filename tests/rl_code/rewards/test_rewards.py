@@ -42,6 +42,7 @@ def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
         status="submitted",
         reward=Reward(0.0, {}, grade.flags),
         malformed_calls=malformed,
+        scores={"reward": 0.0, "format": 0.5},
     )
     return FinishedEpisode(TASK, trajectory, {}, {}, grade, Usage.of(trajectory))
 
@@ -50,7 +51,7 @@ marks = st.lists(st.booleans(), max_size=4).map(tuple)
 flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, unique=True)
 grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
 episodes = st.builds(finished, grades, st.integers(0, 5))
-# Weights of tests, partial, malformed, integrity, quality, similarity and tested.
+# Weights of tests, partial, malformed, integrity, quality, similarity, tested and score.
 weights = st.tuples(
     st.floats(1, 2),
     st.floats(0, 0.45),
@@ -58,6 +59,7 @@ weights = st.tuples(
     st.floats(0.01, 1),
     st.floats(0, 0.5),
     st.floats(0, 0.45),
+    st.floats(0, 0.5),
     st.floats(0, 0.5),
 )
 
@@ -81,6 +83,23 @@ def test_the_total_is_the_sum_of_the_named_components(episode, values):
     reward = combine(episode, weighted(values))
     assert list(reward.components) == list(SIGNALS) and reward.flags == episode.grade.flags
     assert reward.total == pytest.approx(sum(reward.components.values()))
+
+
+def test_a_score_is_what_the_environment_says():
+    episode = finished(Grade(submitted=True))
+    (score,) = signals(dict(name="score", of="format", weight=2.0))
+    assert score(episode) == 1.0
+    (unknown,) = signals(dict(name="score", of="style"))
+    with pytest.raises(ValueError, match=r"score\(of='style'\): task t has reward, format"):
+        unknown(episode)
+
+    def without(status):
+        changed = dataclasses.replace(episode.trajectory, scores=None, status=status)
+        return dataclasses.replace(episode, trajectory=changed)
+
+    assert score(without("time_limit")) == 0.0
+    with pytest.raises(ValueError, match="has none: the work is graded by tests"):
+        score(without("submitted"))
 
 
 @given(episodes, weights)

@@ -1,0 +1,137 @@
+"""verifiers: an environment of the package verifiers plays its own episodes.
+
+It is no dependency of this project. Put it into an environment of its own, with the packages of the
+environments (0.3.1 is the last version with ``load_environment(**args)``):
+
+    python -m venv vf && vf/bin/pip install verifiers==0.3.1
+
+    tasks=dict(name="verifiers", python="vf/bin/python", environment="my_env", split="train")
+    harness="verifiers"
+    reward=dict(signals=("score",))
+
+The environment is unmodified: it writes the prompts, answers the policy's messages and calls of its
+tools, ends the episode and says what it is worth (``verifiers_driver.py``). Its reward and metrics
+are ``Trajectory.scores``, which the signal ``score`` reads; a task is solved where the reward
+reaches the environment's ``pass_threshold``. What it does with the text of a message it does beside
+the sandbox, with this user's rights, so it must be one that executes none of it here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rl_code.harness.agent import Agent, Ending, HarnessError, Host, Job
+from rl_code.harness.forking import ForkingHost, find_python
+
+# The key of a task's meta that says where its environment is, as the source wrote it.
+META = "verifiers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verifiers(Agent):
+    """The environments of the tasks of the source ``verifiers``."""
+
+    scores: ClassVar[bool] = True
+
+    def host(self) -> VerifiersHost:
+        return VerifiersHost()
+
+
+class VerifiersHost(Host):
+    """A process for each Python that a task names."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, EnvironmentHost] = {}
+        self._lock = threading.Lock()
+
+    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+        if META not in job.task.meta:
+            raise HarnessError(
+                f"task {job.task.id} is of no environment of verifiers: with harness='verifiers' "
+                "all tasks are of the source 'verifiers'"
+            )
+        python = job.task.meta[META]["python"]
+        with self._lock:
+            if python not in self._hosts:
+                self._hosts[python] = EnvironmentHost(python)
+            host = self._hosts[python]
+        return host.start(job, on_end)
+
+    def close(self) -> None:
+        for host in self._hosts.values():
+            host.close()
+
+
+class EnvironmentHost(ForkingHost):
+    """The process that has imported the package, and loads environments."""
+
+    package = "verifiers"
+    requirement = "verifiers==0.3.1"
+    driver = Path(__file__).with_name("verifiers_driver.py")
+    key = "tasks.python"
+
+    @staticmethod
+    def environment(folder: str) -> dict[str, str]:
+        """This process's own, for models that judge and caches of data sets, but for what is said
+        to our Python. No proxy stands before the endpoint.
+        """
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
+        }
+        direct = [own.get("NO_PROXY") or own.get("no_proxy"), "127.0.0.1"]
+        around = ",".join(filter(None, direct))
+        return own | {
+            "NO_PROXY": around,
+            "no_proxy": around,
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        }
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        return dict(job.task.meta[META])
+
+    def ending(self, said: Mapping[str, Any]) -> Ending:
+        if "scores" not in said:
+            return Ending(False, f"{said['status']}: {said['error']}", fault=True)
+        for name, value in said["scores"].items():
+            if type(value) not in (int, float) or not math.isfinite(value):
+                return Ending(False, f"its {name} is {value!r}, no finite number", fault=True)
+        scores = {name: float(value) for name, value in said["scores"].items()}
+        return Ending(True, scores=scores, solved=said["solved"])
+
+
+def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an environment, each ``{"id": ..., "messages": [...]}``.
+
+    place: environment, args, split and folder, as in a task's meta. Raises HarnessError.
+    """
+    python = find_python(python)
+    host = EnvironmentHost
+    with tempfile.TemporaryDirectory(prefix="verifiers_") as folder:
+        try:
+            done = subprocess.run(
+                [python, "-P", str(host.driver)],
+                input=json.dumps(dict(place)),
+                env=host.environment(folder),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            raise HarnessError(f"{host.key} = {python!r} cannot be started: {error}") from error
+    if done.returncode:
+        raise HarnessError(host.missing(python, done.stderr.strip()[-2000:]))
+    said = json.loads(done.stdout)
+    if "error" in said:
+        raise HarnessError(f"tasks.environment = {place['environment']!r}: {said['error']}")
+    return said["rows"]
