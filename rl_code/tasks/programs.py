@@ -153,12 +153,20 @@ def _swapped(program: Program, i: int) -> Program:
 
 def describe(program: Program, *, stated: bool) -> str:
     """The program in a few words; constants as digits, or as the letter k."""
-    return ", ".join(
-        " ".join(
-            str(k) if word == "k" and stated else word for word in OPERATIONS[name].words.split()
-        )
-        for name, k in program
-    )
+    return ", ".join(_words(step, stated=stated) for step in program)
+
+
+def describe_inward(program: Program) -> str:
+    """The program in a few words, from its result inward: the last step first, as in "max after
+    times 3". Constants are stated.
+    """
+    return " after ".join(_words(step, stated=True) for step in reversed(program))
+
+
+def _words(step: Step, *, stated: bool) -> str:
+    name, k = step
+    words = OPERATIONS[name].words.split()
+    return " ".join(str(k) if word == "k" and stated else word for word in words)
 
 
 def body(steps: Sequence[Step | None], takes: str, call: str = "") -> str:

@@ -7,7 +7,8 @@ for it. The level is the number of files between the symptom and the cause: at l
 in the function that the tests call, at level 3 three imports away. The other modules and functions
 are distractors of the same kind, which import each other.
 
-The message says what the symptom should do, and shows two calls. It names no file and shows none:
+The message says what the symptom should do, and shows two calls. Its operations stand there as one
+meets them from the symptom along its imports: the last one first. It names no file and shows none:
 the function has to be searched for, and its imports followed. All constants are stated, so the
 description and the files together tell which line is wrong.
 
@@ -33,7 +34,7 @@ from rl_code.tasks.programs import (
     Step,
     body,
     confusable,
-    describe,
+    describe_inward,
     evaluate,
     names_of,
     split_of,
@@ -401,4 +402,4 @@ def _of_cause(
 def _message(name: str, program: Program, visible: Sequence[Case]) -> str:
     """What the user says: what the symptom should do, and the visible cases."""
     calls = "\n".join(f"{name}({case.args[0]!r}) == {case.expected!r}" for case in visible)
-    return f"{name}: {describe(program, stated=True)}\n{calls}"
+    return f"{name}: {describe_inward(program)}\n{calls}"

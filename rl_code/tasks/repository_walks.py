@@ -24,8 +24,7 @@ from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool, words_of
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
-from rl_code.tasks.programs import Program, Step, evaluate
-from rl_code.tasks.programs import describe as in_words
+from rl_code.tasks.programs import Program, Step, describe_inward, evaluate
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Of ``task.meta["source"]``.
@@ -108,7 +107,7 @@ def walk(
 def _thought(task: Task, link: int) -> ToolCall:
     """What a function of the chain does, and what it should do."""
     start, end = task.meta["spans"][link]
-    lines = (in_words(task.meta[kind][start:end], stated=True) for kind in ("broken", "program"))
+    lines = (describe_inward(task.meta[kind][start:end]) for kind in ("broken", "program"))
     return ToolCall("think", {"thought": "\n".join(lines)})
 
 

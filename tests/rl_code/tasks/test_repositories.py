@@ -264,9 +264,10 @@ def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
         assert [does == should for does, should in thoughts] == [True] * task.meta["level"] + [
             False
         ]
-        # what the functions should do are the ends of what the symptom should do
+        # what the functions should do is what the symptom should do, part after part
         asked = task.messages[0]["content"].split("\n")[0]
-        assert asked.endswith(", ".join(should for _, should in reversed(thoughts)))
+        should = " after ".join(should for _, should in thoughts)
+        assert asked.removeprefix(f"{task.entry_point}: ").startswith(should)
         # it stands in front of what follows from it: another file, or the edit
         behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
         assert behind == ["read_file"] * task.meta["level"] + ["replace_lines"]
