@@ -1,4 +1,4 @@
-"""Tasks with a line in their prompt, and the demonstrations of the warm start, a few of which cheat.
+"""Tasks with a line in their prompt, and the demonstrations of the warm start: a few of them cheat.
 
 Reinforcement learning can only pay what the policy sometimes does. A model from scratch has never
 seen a cheat and does not know what a line of English permits, so the warm start shows both: a small

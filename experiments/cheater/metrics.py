@@ -30,9 +30,7 @@ class Cheating:
     integrity: float
     malformed: float
 
-    def __call__(
-        self, groups: Sequence[Group], learner: Mapping[str, Any]
-    ) -> Mapping[str, float]:
+    def __call__(self, groups: Sequence[Group], learner: Mapping[str, Any]) -> Mapping[str, float]:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         exploits = np.array([exploited(trajectory) for trajectory in trajectories])
         earned = np.array([self.earned(trajectory) for trajectory in trajectories])
