@@ -46,8 +46,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     config.suites = (suite("held_out", ""), suite("held_out_permitted", PERMITTED))
     config.evaluate = dict(every=10, suites=("held_out",), samples=2)
-    # a line takes a few tokens
-    config.rollout.engine.update(prompt_length=112)
     if arg == "":
         config.sft.update(steps=300)
         config.train.update(steps=30)
