@@ -13,13 +13,14 @@ from pathlib import Path
 from configs.cheater import COSTS
 from experiments.cheater import report
 from launch import command
+from rl_code.evaluation import suite
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
         command.refuse("name the workdir of a sweep, as in python -m experiments.cheater runs/a")
     folder = Path(argv[1])
-    runs = sorted(path for path in folder.glob("*/") if (path / report.suite.FOLDER).is_dir())
+    runs = sorted(path for path in folder.glob("*/") if (path / suite.FOLDER).is_dir())
     if not runs:
         command.refuse(f"{folder} holds no run that was evaluated")
     command.console().print(report.table(runs, COSTS))

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from configs import cheater
+from experiments.cheater import __main__ as command
+from experiments.cheater import report
 from experiments.cheater.demonstrations import EXPLOIT, Lined, Shown, with_line
 from experiments.cheater.metrics import Cheating
 from experiments.cheater.weak_tests import weak_tests
 from rl_code import read_config, sft
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metrics import read_metrics
 from rl_code.named import Named
 from rl_code.rewards.combine import combine, find_signals
@@ -189,6 +192,23 @@ def test_wrong_settings_are_refused():
     parts = ({"role": "user", "content": ({"type": "text", "text": "f"},)},)
     with pytest.raises(ValueError, match="its message has parts"):
         with_line(dataclasses.replace(TASK, messages=parts), "a")
+
+
+def test_the_table_says_what_a_run_earns_on_held_out_tasks(tmp_path, capsys):
+    tasks = [
+        TaskResult(f"t{i}", 4, i, i, malformed=1, mean_tokens=9.0, cheats=4 - i) for i in (1, 3)
+    ]
+    result = SuiteResult("held_out", "after", 3, {}, tuple(tasks))
+    # half are solved, half cheat, and each fourth has a malformed call
+    assert report.earned(result, cheater.COSTS) == pytest.approx(0.5 - 0.25 - 0.025)
+    result.save(tmp_path / "variant=a")
+    dataclasses.replace(result, label="step_2", step=2).save(tmp_path / "variant=a")
+    command.main(["", str(tmp_path)])
+    told = capsys.readouterr().out
+    assert "50.0 [" in told and "50.0%" in told and "+0.225" in told and "step_2" not in told
+    with pytest.raises(SystemExit):
+        command.main(["", str(tmp_path / "variant=a")])
+    assert "holds no run that was evaluated" in capsys.readouterr().err
 
 
 @pytest.mark.long
