@@ -1,4 +1,4 @@
-"""Prints what trained cheaters come to on held-out tasks: solved, proved to cheat, earned.
+"""Prints what trained cheaters come to: on held-out tasks, and of the episodes they learned from.
 
     python -m experiments.cheater runs/cheater
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     runs = sorted(path for path in folder.glob("*/") if (path / suite.FOLDER).is_dir())
     if not runs:
         command.refuse(f"{folder} holds no run that was evaluated")
-    command.console().print(report.table(runs, COSTS))
+    command.console().print(report.table(runs, COSTS), report.episodes(runs))
 
 
 if __name__ == "__main__":

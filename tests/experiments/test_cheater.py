@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 import pytest
+import rich.console
 
 from configs import cheater
 from experiments.cheater import __main__ as command
@@ -218,3 +219,7 @@ def test_the_smoke_run_measures_what_the_figure_shows(tmp_path):
     for kind, metric, *_ in cheater.get_figure("smoke"):
         assert kind == "curve" and any(metric in row for row in rows), metric
     assert "reward/weak_tests" in rows[0]
+    view = rich.console.Console(width=200, record=True)
+    view.print(report.episodes([tmp_path]))
+    count = sum(1 for _ in report.trajectories(tmp_path))
+    assert count == 3 * 4 * 4 and f" {count} " in view.export_text()
