@@ -268,7 +268,7 @@ def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
         source = other.workdir / sft.FOLDER
         if target.exists() or not source.exists() or not other.finished():
             continue
-        if not read_config.diff(other.config, run.config, without=sft.MAY_DIFFER):
+        if not read_config.diff(other.config, run.config, without=sft.may_differ(run.config)):
             partial = run.workdir / f".{sft.FOLDER}.partial"
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial)

@@ -104,7 +104,8 @@ def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -
     default stays missing: ``build`` raises for both.
     """
     completed = ml_collections.ConfigDict()
-    plain = ml_collections.ConfigDict(config)
+    # sections that are not gone into are copied too: a flag changes the copy alone
+    plain = ml_collections.ConfigDict(config).copy_and_resolve_references()
     for key in plain:
         if key not in _names(cls):
             completed[key] = plain[key]

@@ -19,13 +19,18 @@ from rl_code.learner.update import TrainState, init_state, make_sft_update
 from rl_code.metric_writers import MetricLog
 from rl_code.progress import Progress
 from rl_code.run import Run
+from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
 from rl_code.workdir import MAY_CHANGE
 
 FOLDER = "sft"
-# Keys of a config on which a warm start does not depend: runs that differ in nothing else may share
-# one.
+# Keys of a config on which no warm start depends: runs that differ in nothing else may share one.
 MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox", "asynchrony")
+
+
+def may_differ(config: RunConfig) -> tuple[str, ...]:
+    """MAY_DIFFER, and the training tasks where the demonstrations have tasks of their own."""
+    return (*MAY_DIFFER, *(("tasks",) if config.demonstrated()[0] != "tasks" else ()))
 
 
 class Demonstrations:
@@ -126,7 +131,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
     state = init_state(run.init_model(), config.optimizer)
     demonstrations = Demonstrations(run)
     with Checkpoints(
-        workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_DIFFER
+        workdir, run.config, keep=run.config.checkpoint.keep, may_change=may_differ(run.config)
     ) as checkpoints:
         restored = checkpoints.restore(state)
         start, position = 0, 0

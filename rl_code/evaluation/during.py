@@ -84,7 +84,8 @@ def names_of(suite: SuiteConfig) -> list[str]:
 
 
 def metrics(results: Sequence[SuiteResult], samples: int | None = None) -> dict[str, float]:
-    """pass@1 and pass@k of each suite, with the ends of their 95 % intervals.
+    """pass@1 and pass@k of each suite, with the ends of their 95 % intervals, and the share of
+    episodes that were proved to cheat.
 
     samples: the k, where a result has so many samples of each task; all samples unless given.
     """
@@ -96,4 +97,7 @@ def metrics(results: Sequence[SuiteResult], samples: int | None = None) -> dict[
             found[name] = interval.mean
             found[f"{name}_low"] = interval.low
             found[f"{name}_high"] = interval.high
+        cheats = result.per_episode("cheats")
+        if cheats is not None:
+            found[f"{METRICS}{result.suite}/cheats"] = cheats
     return found

@@ -118,7 +118,8 @@ def demonstrate(
     documents: DocumentsConfig | None = None,
 ) -> list[Segment]:
     """One episode of a task, prompt first; no attempt is made twice. Or a drill, of which only the
-    values that are asked for are learned.
+    values that are asked for are learned. Or, where a source says so (``task.meta["hands_in"]``), a
+    file with that text is handed in at once.
 
     documents: which parts of the texts are documents; None for none.
 
@@ -140,6 +141,9 @@ def demonstrate(
     segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
     if "drill" in task.meta:
         return [*segments, *_drill(task.meta["drill"])]
+    if "hands_in" in task.meta:
+        write = ToolCall("write_file", {"path": task.path, "content": task.meta["hands_in"]})
+        return [*segments, _message(write, _SUBMIT)]
     tried = {task.meta["program"], task.meta["broken"]}
     turns = limits.turns
     # without a visible test a run tells nothing

@@ -138,7 +138,7 @@ def test_a_run_that_would_fail_again_is_said_to(tmp_path, capsys):
 def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(sweep.sft, "MAY_DIFFER", ("loss",))
+    monkeypatch.setattr(sweep.sft, "may_differ", lambda config: ("loss",))
     runs = make_runs(tmp_path)
     command = [sys.executable, "-c", TRAINER]
     for run in runs[:2]:  # as if these had been trained before, each with its own warm start

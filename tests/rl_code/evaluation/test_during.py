@@ -116,6 +116,7 @@ def test_evaluations_change_nothing_else(tmp_path, played, mode, k):
         if row["step"] + 1 in evaluated:
             low, mean, high = (row[f"eval/held_out/pass@1{end}"] for end in ("_low", "", "_high"))
             assert low <= mean <= high and row["time/evaluate_s"] > 0
+            assert row["eval/held_out/cheats"] == 0.0
     if mode != "in_flight":  # where the moment at which weights arrive is not fixed
         without = dataclasses.replace(
             with_them,
