@@ -4,10 +4,9 @@ What: a transformer of 1 M parameters learns to find a wrong line in 5 to 8 smal
   imports away from the function that fails (``rl_code/tasks/repositories.py``), and to mend it:
   supervised warm start on imperfect demonstrations, then GRPO.
 Command: python -m launch.train --config=configs/repositories.py --workdir=runs/repositories
-Hardware: 2 CPU cores. Run time: aimed at 20 minutes at most; not run to its end yet. A step of the
-  warm start takes about 0.8 CPU seconds.
+Hardware: 2 CPU cores. Run time: about 25 minutes beside other programs; aimed at 20 at most.
 Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in each of 3 seeds. Not
-  shown yet: docs/results.md says what was tried, and how far it came.
+  reached: seed 0 gained 6. docs/results.md says what was tried, and how far it came.
 """
 
 import ml_collections
