@@ -13,6 +13,26 @@ import ml_collections
 
 # A search, as many files as have to be read at level 2, three attempts with a test, and a submit.
 LIMITS = dict(turns=8, tokens=448, turn_tokens=64, test_runs=3, command_s=5.0)
+# A prompt has about 42 tokens, and a file that is read about 35. Turns are short.
+ENGINE = dict(
+    slots=24,
+    page=16,
+    prefill_rows=8,
+    prefill_tokens=48,
+    prompt_length=80,
+    decode_steps=8,
+)
+WARM_START = dict(
+    # Demonstrations have 200 tokens on average and 372 at most; the agent writes 63.
+    steps=800,
+    slots=384,
+    rows=10,
+    weight_of_read=0.25,
+    demonstrations=40_000,
+    checkpoint_every=100,
+    demonstration=dict(p_right=0.7, p_test=0.4, p_give_up=0.4),
+    optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
+)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -47,29 +67,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         rollout=dict(
             # Episodes wait for tools most of their time.
             gather_s=0.15,
-            # A prompt has about 42 tokens, and a file that is read about 35. Turns are short.
-            engine=dict(
-                slots=24,
-                page=16,
-                prefill_rows=8,
-                prefill_tokens=48,
-                prompt_length=80,
-                decode_steps=8,
-            ),
+            engine=ENGINE,
         ),
-        sft=dict(
-            # Demonstrations have 200 tokens on average and 372 at most; the agent writes 63.
-            steps=800,
-            slots=384,
-            rows=10,
-            weight_of_read=0.25,
-            demonstrations=40_000,
-            checkpoint_every=100,
-            demonstration=dict(p_right=0.7, p_test=0.4, p_give_up=0.4),
-            optimizer=dict(
-                learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20
-            ),
-        ),
+        sft=WARM_START,
         train=dict(
             steps=72,
             tasks_per_step=16,
@@ -90,15 +90,20 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":
-        config.tokenizer.update(texts=200)
-        config.rollout.engine.update(slots=4)
-        config.sft.update(steps=3, demonstrations=60, rows=4)
-        config.train.update(steps=2, tasks_per_step=2, group_size=2)
-        config.train.pack.drop_uninformative = False
-        config.suites = config.suites[:1]
-        config.suites[0].update(count=2, samples=2)
-        config.checkpoint.update(every=1)
+        shrink(config)
     return config
+
+
+def shrink(config: ml_collections.ConfigDict) -> None:
+    """Makes a run of seconds of it."""
+    config.tokenizer.update(texts=200)
+    config.rollout.engine.update(slots=4)
+    config.sft.update(steps=3, demonstrations=60, rows=4)
+    config.train.update(steps=2, tasks_per_step=2, group_size=2)
+    config.train.pack.drop_uninformative = False
+    config.suites = config.suites[:1]
+    config.suites[0].update(count=2, samples=2)
+    config.checkpoint.update(every=1)
 
 
 def repositories(**changes) -> dict:

@@ -187,15 +187,16 @@ class Task:
     # content is a text, or parts of which some are documents (``environment.parts``).
     messages: tuple[Mapping[str, Any], ...]
     # Path -> text of the repository that the agent starts from.
-    files: Mapping[str, str]
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The file whose ``entry_point`` the cases and statements of tests call; "" and "" where the
     # tests are a suite.
-    path: str
-    entry_point: str
-    visible_tests: Tests
-    hidden_tests: Tests
+    path: str = ""
+    entry_point: str = ""
+    # Empty where others say what the work is worth.
+    visible_tests: Tests = Tests()
+    hidden_tests: Tests = Tests()
     # Path -> text of a solution; never shown to the agent.
-    reference: Mapping[str, str]
+    reference: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Text that the assistant's first message starts with; "" for none.
     prefill: str = ""
     # Source, template, level, split and whatever else the source knows.

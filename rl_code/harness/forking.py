@@ -24,7 +24,8 @@ from rl_code.harness.agent import Ending, HarnessError, Host, Job
 from rl_code.harness.program import end
 
 _DRIVER = Path(__file__).with_name("forking_driver.py")
-_LAST_WORDS = 2000
+# The most characters of what a process wrote to its standard error that are told.
+LAST_WORDS = 2000
 # Seconds in which the process may end by itself.
 _END_S = 5.0
 
@@ -168,4 +169,4 @@ class ForkingHost(Host):
             text = Path(self._folder.name, "stderr").read_bytes().decode("utf-8", "replace")
         except OSError:
             return ""
-        return text[-_LAST_WORDS:].strip()
+        return text[-LAST_WORDS:].strip()

@@ -77,6 +77,8 @@ def outcome_of(work: Callable[[], Any]) -> Any:
     """What the work returns; a dict with its error if it raises."""
     try:
         return work()
+    # Whatever it is, an exit included: the code is of others, and the host has to hear of it. A
+    # killed process says nothing, which is an outcome as well.
     except BaseException as error:
         traceback.print_exc()
         return {"status": type(error).__name__, "error": str(error)[:_LONGEST_ERROR]}

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rl_code.harness.agent import Agent, Ending, HarnessError, Host, Job
-from rl_code.harness.forking import ForkingHost, find_python
+from rl_code.harness.forking import LAST_WORDS, ForkingHost, find_python
 
 # The key of a task's meta that says where its environment is, as the source wrote it.
 META = "verifiers"
@@ -130,7 +130,7 @@ def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
         except OSError as error:
             raise HarnessError(f"{host.key} = {python!r} cannot be started: {error}") from error
     if done.returncode:
-        raise HarnessError(host.missing(python, done.stderr.strip()[-2000:]))
+        raise HarnessError(host.missing(python, done.stderr.strip()[-LAST_WORDS:]))
     said = json.loads(done.stdout)
     if "error" in said:
         raise HarnessError(f"tasks.environment = {place['environment']!r}: {said['error']}")

@@ -126,7 +126,7 @@ def main() -> None:
             {"id": str(row["example_id"]), "messages": messages(row["prompt"])} for row in rows
         ]
         said: dict[str, Any] = {"rows": listed}
-    except Exception as error:
+    except Exception as error:  # of the environment's own code, for its author to read
         said = {"error": str(error) if isinstance(error, NoEnvironment) else repr(error)}
     with os.fdopen(channel, "w") as out:
         json.dump(said, out)

@@ -28,7 +28,7 @@ from rl_code.serving.chat_text import ChatText
 from rl_code.serving.requests import ApiError, ChatRequest
 from rl_code.serving.session import Session, Step
 from rl_code.serving.stops import Stopping
-from rl_code.types import Context, Reward, Task, Tests, Trajectory
+from rl_code.types import Context, Reward, Task, Trajectory
 
 # Sessions that are kept; those that were used longest ago are forgotten, and a request that would
 # have continued one is tokenised as a whole.
@@ -39,16 +39,7 @@ _LONGEST_SESSION = 1_000_000
 _WAITING = 1024
 _IDLE_S = 0.5
 
-_TASK = Task(
-    id="served",
-    messages=(),
-    files={},
-    path="",
-    entry_point="",
-    visible_tests=Tests(),
-    hidden_tests=Tests(),
-    reference={},
-)
+_TASK = Task(id="served", messages=())
 
 # What the scheduler gets for an episode whose record is kept elsewhere.
 _NOTHING = Trajectory(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_code.files import PARTIAL, replace
+
 # Cases whose expected values references gave (``differential``).
 DIFFERENTIAL = "differential.json"
 # Which tests of suites pass before the work, and what solutions change (``suites_by_run``).
@@ -47,6 +49,5 @@ class Cache:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # a name of its own, so that processes do not write into each other's file
-        temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
-        temporary.write_text(json.dumps(self._known, sort_keys=True))
-        temporary.replace(self._path)
+        aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}{PARTIAL}")
+        replace(self._path, json.dumps(self._known, sort_keys=True).encode(), aside)

@@ -17,7 +17,7 @@ from rl_code.harness.agent import HarnessError
 from rl_code.harness.verifiers import META, list_rows
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import Source
-from rl_code.types import Task, Tests
+from rl_code.types import Task
 
 SPLITS = ("train", "eval")
 
@@ -59,12 +59,6 @@ class Verifiers(Source):
             Task(
                 id=f"{self.environment}/{self.split}/{index}",
                 messages=tuple(row["messages"]),
-                files={},
-                path="",
-                entry_point="",
-                visible_tests=Tests(),
-                hidden_tests=Tests(),
-                reference={},
                 meta={
                     "source": "verifiers",
                     "split": self.split,

@@ -8,6 +8,7 @@ import pytest
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxFault, SandboxPool
+from rl_code.redteam.ground import MEMORY
 from rl_code.types import Case, Tests
 
 CONFIG = SandboxConfig(
@@ -279,7 +280,9 @@ def test_forged_frames_pass_nothing(marks):
     assert marks("def f(x):\n    return x * 2\n").passed == (True,) * 4
 
 
-SEARCH = r"""
+SEARCH = (
+    MEMORY
+    + r"""
 import gc, re, sys
 def f(x):
     pattern = "zq[q]x[0-9a-f]{32}"  # does not match itself
@@ -288,18 +291,13 @@ def f(x):
     while frame:
         texts.append(repr(frame.f_locals)); frame = frame.f_back
     count = sum(len(re.findall(pattern, text)) for text in texts)
-    memory = open("/proc/self/mem", "rb")
     read = 0
-    for line in open("/proc/self/maps"):
-        span, mode = line.split()[:2]
-        if not mode.startswith("r") or "[v" in line: continue
-        start, end = (int(part, 16) for part in span.split("-"))
-        memory.seek(start)
-        block = memory.read(end - start)
+    for block in memory():
         read += len(block)
         count += len(re.findall(pattern.encode(), block))
     return count, read > 5_000_000
 """
+)
 
 
 def test_expected_values_are_not_in_the_process_of_the_candidate(marks):

@@ -14,6 +14,7 @@ from rl_code.environment.grader import grade
 from rl_code.environment.sandbox import caller, judge_pool, pool
 from rl_code.environment.sandbox.inside import wire
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.redteam.ground import MEMORY
 from rl_code.types import Case, Tests
 
 CONFIG = SandboxConfig(
@@ -256,16 +257,11 @@ def test_an_input_is_not_in_memory_before_its_call(marks):
 import re
 def f(x):
     found = set()
-    memory = open("/proc/self/mem", "rb")
-    for line in open("/proc/self/maps"):
-        span, mode = line.split()[:2]
-        if not mode.startswith("r") or "[v" in line: continue
-        start, end = (int(part, 16) for part in span.split("-"))
-        memory.seek(start)
-        found |= set(re.findall(b"zq[q]x[0-9a-f]{32}", memory.read(end - start)))
+    for block in memory():
+        found |= set(re.findall(b"zq[q]x[0-9a-f]{32}", block))
     return len(found)
 """
-    result = marks(search, Tests(cases=tuple(Case((needle,), -1) for needle in needles)))
+    result = marks(MEMORY + search, Tests(cases=tuple(Case((needle,), -1) for needle in needles)))
     counts = [int(re.search(r"returned (\d+)", error)[1]) for error in result.errors]
     assert sorted(counts)[0] == 1
     assert all(count <= i + 1 for i, count in enumerate(sorted(counts))), counts

@@ -18,18 +18,14 @@ from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.protocol import break_up, stop_ids, stop_length
 from rl_code.environment.tools.api import check, find_tools
 from rl_code.named import Named
-from rl_code.types import Task, Tests, ToolCall, ToolResult
+from rl_code.types import Task, ToolCall, ToolResult
 
 ALL = find_tools()
 TASK = Task(
     id="t",
     messages=({"role": "user", "content": "double"},),
-    files={},
     path="s.py",
     entry_point="f",
-    visible_tests=Tests(),
-    hidden_tests=Tests(),
-    reference={},
 )
 COMPACT, HERMES, CODER, LLAMA, COMPLETION = (
     PROTOCOLS[name] for name in ("compact", "hermes", "qwen3_coder", "llama3", "completion")

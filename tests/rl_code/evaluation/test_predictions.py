@@ -19,7 +19,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation.predictions import Predictions, patch_of
 from rl_code.named import Named
 from rl_code.tasks.api import find_source
-from rl_code.types import Limits, Task, Tests
+from rl_code.types import Limits, Task
 from tests.rl_code.signals import signals
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS
@@ -165,11 +165,6 @@ def test_what_git_ignores_is_no_part_of_a_patch():
         id="plain",
         messages=(),
         files={".gitignore": "*.so\nbuild/\n", "kept.so": "1\n", "a.py": "x = 1\n", "b.py": ""},
-        path="",
-        entry_point="",
-        visible_tests=Tests(),
-        hidden_tests=Tests(),
-        reference={},
     )
     work = {
         **plain.files,

@@ -9,11 +9,18 @@ import functools
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
+from pallas_kernels.tokens import packed_rows
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -39,6 +46,16 @@ ENGINE = EngineConfig(
 )
 SCARCE = dataclasses.replace(ENGINE, pages=18)  # episodes lose their pages
 SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
+
+
+METHODS = {
+    "dense from pages": ((Dense(),), dict(decode="pages")),
+    "window": ((Window(6),), {}),
+    "moba": ((MoBA(block=4, picks=2),), {}),
+    "nsa": ((NSA(block=8, length=4, stride=4, picks=3, window=8),), dict(page=8)),
+    "squid": ((GatedDocuments(),), {}),
+    "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
+}
 
 
 class Letters:
@@ -191,3 +208,35 @@ def assert_same(these, those):
     for a, b in zip(these, those, strict=True):
         for x, y in zip(a.trajectories, b.trajectories, strict=True):
             assert (x.tokens == y.tokens).all() and (x.logprobs == y.logprobs).all()
+
+
+def assert_trained_alike(trajectories, config, model=None):
+    model = model or model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
+    for row, t in zip(trainer_logprobs(trajectories, model), trajectories, strict=True):
+        predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
+        np.testing.assert_allclose(
+            t.logprobs[1:][t.sampled[1:]], predicted[t.sampled[1:]], rtol=1e-3, atol=1e-4
+        )
+
+
+def trainer_logprobs(trajectories, model):
+    tokens = np.zeros((len(trajectories), ENGINE.length), np.int32)
+    for row, t in zip(tokens, trajectories, strict=True):
+        row[: len(t.tokens)] = t.tokens
+
+    @jax.jit
+    def trainer(model, tokens):
+        ones = jnp.ones_like(tokens)
+        positions = jnp.cumsum(ones, axis=1) - 1
+        where = packed_rows(ones, 0 * ones, positions)
+        hidden = model.hidden(tokens, positions, where, align=0)
+        return jax.nn.log_softmax(model.logits(hidden))
+
+    return np.asarray(trainer(model, tokens))
+
+
+def assert_all_free(scheduler):
+    for pool in (scheduler._pool, scheduler._prompt_pool):
+        for allocator in pool._shards:
+            allocator.check()
+            assert allocator.free == allocator.num_pages

@@ -18,6 +18,7 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.spans import ContextRuns
 from tests.rl_code.rollout.small import (
+    METHODS,
     MODEL,
     SAMPLING,
     STOP,
@@ -27,7 +28,6 @@ from tests.rl_code.rollout.small import (
     model_on,
 )
 from tests.rl_code.rollout.test_documents import FILES, TASKS, play_documents
-from tests.rl_code.rollout.test_scheduler import METHODS
 from tests.rl_code.rollout.with_documents import (
     LONGEST,
     WITH_DOCUMENTS,

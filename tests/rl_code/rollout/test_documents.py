@@ -17,8 +17,16 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.decode_input import empty_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
-from tests.rl_code.rollout.small import MODEL, SAMPLING, STOP, Letters, assert_same, model_on, play
-from tests.rl_code.rollout.test_scheduler import METHODS
+from tests.rl_code.rollout.small import (
+    METHODS,
+    MODEL,
+    SAMPLING,
+    STOP,
+    Letters,
+    assert_same,
+    model_on,
+    play,
+)
 from tests.rl_code.rollout.with_documents import (
     WITH_DOCUMENTS,
     DocumentEpisode,

@@ -17,6 +17,7 @@ from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
+    METHODS,
     MODEL,
     SAMPLING,
     STOP,
@@ -24,13 +25,13 @@ from tests.rl_code.rollout.small import (
     Letters,
     Protocol,
     assert_same,
+    assert_trained_alike,
     make_scheduler,
     play,
     task_of,
 )
 from tests.rl_code.rollout.test_experts import EXPERTS
 from tests.rl_code.rollout.test_picks import MIXED
-from tests.rl_code.rollout.test_scheduler import METHODS, assert_trained_alike
 from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode, document
 from tests.rl_code.rollout.with_documents import task_of as task_of_documents
 

@@ -16,14 +16,15 @@ from rl_code.rollout.rows import Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
+    METHODS,
     MODEL,
     VOCAB,
     Letters,
+    assert_all_free,
     assert_same,
     engine_of,
     play,
 )
-from tests.rl_code.rollout.test_scheduler import METHODS, _assert_all_free
 
 # Eight prompts of 15 tokens; the first ones are played again at the end, when others have taken
 # their pages.
@@ -38,7 +39,7 @@ def played(engine, model=MODEL, shards=1):
     )
     try:
         groups, stats = play(TASKS, group_size=2, model=model, scheduler=scheduler)
-        _assert_all_free(scheduler)
+        assert_all_free(scheduler)
         return groups, stats
     finally:
         scheduler.close()

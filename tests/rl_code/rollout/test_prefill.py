@@ -31,6 +31,7 @@ from tests import programs
 from tests.rl_code.rollout.prefill_process import HOST, TASKS
 from tests.rl_code.rollout.small import (
     ENGINE,
+    METHODS,
     MODEL,
     SAMPLING,
     SCARCE,
@@ -38,13 +39,13 @@ from tests.rl_code.rollout.small import (
     VOCAB,
     Episode,
     Letters,
+    assert_all_free,
     assert_same,
     engine_of,
     model_on,
     play,
     task_of,
 )
-from tests.rl_code.rollout.test_scheduler import METHODS, _assert_all_free
 from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS
 
 MODULE = "tests.rl_code.rollout.prefill_process"
@@ -200,7 +201,7 @@ def test_prompts_on_their_way_are_asked_for_anew_with_new_weights_and_when_pages
     while scheduler.groups:
         groups |= scheduler.step()
     stats = scheduler.take_stats()
-    _assert_all_free(scheduler)
+    assert_all_free(scheduler)
     scheduler.close()
     assert_same([groups[number] for number in range(TASKS)], alone)
     assert stats.preempted and {*remote.versions[first:]} == {2}

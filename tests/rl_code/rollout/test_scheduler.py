@@ -1,17 +1,12 @@
-"""The engine samples what the trainer computes, whatever shares the batch; tools never hold up the
-other rows.
-"""
+"""The engine samples what the trainer computes, whatever shares the batch."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
-import time
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,12 +18,12 @@ from attention.methods.window import Window
 from models.padding import pad, pad_config
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import abstract_model
-from pallas_kernels.tokens import packed_rows
 from rl_code.metrics import CompilationCounter
 from rl_code.rollout.engine import Engine
-from rl_code.rollout.scheduler import RolloutTimeout, Scheduler
+from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
+    METHODS,
     MODEL,
     SAMPLING,
     SCARCE,
@@ -38,6 +33,7 @@ from tests.rl_code.rollout.small import (
     Letters,
     Protocol,
     assert_same,
+    assert_trained_alike,
     initial,
     make_scheduler,
     model_on,
@@ -51,31 +47,6 @@ def test_sampler_log_probabilities_equal_the_trainers():
     trajectories = [t for group in groups for t in group.trajectories]
     assert_trained_alike(trajectories, MODEL)
     assert stats.sampled_tokens == sum(t.sampled.sum() for t in trajectories)
-
-
-def assert_trained_alike(trajectories, config, model=None):
-    model = model or model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
-    for row, t in zip(_trainer_logprobs(trajectories, model), trajectories, strict=True):
-        predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
-        np.testing.assert_allclose(
-            t.logprobs[1:][t.sampled[1:]], predicted[t.sampled[1:]], rtol=1e-3, atol=1e-4
-        )
-
-
-def _trainer_logprobs(trajectories, model):
-    tokens = np.zeros((len(trajectories), ENGINE.length), np.int32)
-    for row, t in zip(tokens, trajectories, strict=True):
-        row[: len(t.tokens)] = t.tokens
-
-    @jax.jit
-    def trainer(model, tokens):
-        ones = jnp.ones_like(tokens)
-        positions = jnp.cumsum(ones, axis=1) - 1
-        where = packed_rows(ones, 0 * ones, positions)
-        hidden = model.hidden(tokens, positions, where, align=0)
-        return jax.nn.log_softmax(model.logits(hidden))
-
-    return np.asarray(trainer(model, tokens))
 
 
 def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
@@ -95,16 +66,6 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
             (x.tokens == y.tokens).all()
             for x, y in zip(a.trajectories, b.trajectories, strict=True)
         )
-
-
-METHODS = {
-    "dense from pages": ((Dense(),), dict(decode="pages")),
-    "window": ((Window(6),), {}),
-    "moba": ((MoBA(block=4, picks=2),), {}),
-    "nsa": ((NSA(block=8, length=4, stride=4, picks=3, window=8),), dict(page=8)),
-    "squid": ((GatedDocuments(),), {}),
-    "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
-}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -292,30 +253,6 @@ def test_padded_heads_sample_what_the_model_itself_does(methods):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
 
 
-def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only():
-    common = list(range(1, 13))
-    tasks = [types.SimpleNamespace(id=f"task{i}", prompt=[*common, 20 + i, 3]) for i in range(3)]
-    mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    scheduler = make_scheduler()
-    once = functools.partial(Episode, turns=1)
-    model = model_on(mesh)
-
-    def prefilled(tasks, model):
-        _, stats = scheduler.rollout(
-            model, tasks, once, group_size=2, version=0, key=jax.random.key(0), first_group=0
-        )
-        return stats.prefilled_tokens
-
-    assert prefilled(tasks[:1], model) == 13
-    assert prefilled(tasks[1:2], model) == 1
-    assert prefilled(tasks[2:], jax.tree.map(lambda x: x + 0, model)) == 13
-    scheduler.close()
-    apart, _ = play(tasks[2:], make=once, group_size=2)
-    together, _ = play(tasks, make=once, group_size=2)
-    for a, b in zip(apart[0].trajectories, together[2].trajectories, strict=True):
-        assert a.sampled.sum() == b.sampled.sum()
-
-
 @pytest.mark.parametrize(("decoding", "chunks"), [(1, 4), (3, 1)])
 def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
     """Few chunks of 4 tokens between two dispatches while slots are free, one while nearly none
@@ -337,126 +274,6 @@ def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
     while scheduler.groups:
         scheduler.step()
     scheduler.close()
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it_is(recompute):
-    scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=2))
-    mesh = scheduler.engine.mesh
-    old = model_on(mesh)
-    new = jax.tree.map(lambda x: -x, model_on(mesh))
-    episodes = []
-
-    def make(task, group, index):
-        episodes.append(Episode(task, group, index, turns=1))
-        return episodes[-1]
-
-    scheduler.load(old, 3)
-    scheduler.submit(task_of(1), make, group=0, group_size=3, key=(0, 7))
-    scheduler.step()
-    scheduler.load(new, 4, recompute=recompute)
-    while scheduler.groups:
-        scheduler.step()
-    scheduler.close()
-    seen = {tuple(episode.versions) for episode in episodes}
-    assert all(list(versions) == sorted(versions) for versions in seen)
-    assert {version for versions in seen for version in versions} == {3, 4}
-    for episode in episodes:
-        (logprobs,) = _trainer_logprobs([episode.finish()], new)
-        at = next(
-            (
-                i
-                for i, (s, v) in enumerate(zip(episode.sampled, episode.all_versions, strict=True))
-                if s and v == 4
-            ),
-            None,
-        )
-        if at is None:
-            continue
-        exact = np.allclose(logprobs[at - 1, episode.tokens[at]], episode.logprobs[at], rtol=1e-4)
-        assert exact == recompute  # keys of the old weights are kept, or not
-
-
-@pytest.fixture
-def handed_over():
-    """A scheduler whose prompts are prefilled on other devices, with few pages where they are
-    decoded.
-    """
-    prefill, decode = (
-        make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2]
-    )
-    decoder, prefiller = (
-        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh)
-        for mesh in (decode, prefill)
-    )
-    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
-    yield scheduler
-    scheduler.close()
-
-
-def test_prompts_that_wait_for_pages_to_be_handed_over_leave_no_page_behind(handed_over):
-    tasks = [task_of(seed) for seed in range(5)]
-    scarce, stats = play(tasks, scheduler=handed_over)
-    assert stats.preempted
-    assert_same(scarce, play(tasks)[0])
-    _assert_all_free(handed_over)
-
-
-def _assert_all_free(scheduler):
-    for pool in (scheduler._pool, scheduler._prompt_pool):
-        for allocator in pool._shards:
-            allocator.check()
-            assert allocator.free == allocator.num_pages
-
-
-def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights(handed_over):
-    mesh = handed_over.engine.mesh
-    episodes = []
-    new = jax.tree.map(lambda x: -x, model_on(mesh))
-
-    def make(*which):
-        episodes.append(Episode(*which, turns=2))
-        return episodes[-1]
-
-    handed_over.load(model_on(mesh), 0)
-    for seed in range(5):
-        handed_over.submit(task_of(seed), make, group=seed, group_size=4, key=(0, seed))
-    while not any(group.saved for group in handed_over._open.prompts):
-        assert handed_over.groups
-        handed_over.step()
-    handed_over.load(new, 1, recompute=True)
-    while handed_over.groups:
-        handed_over.step()
-    _assert_all_free(handed_over)
-    late = [episode.finish() for episode in episodes if set(episode.versions) == {1}]
-    assert late
-    assert_trained_alike(late, MODEL, jax.device_put(new, jax.devices()[0]))
-
-
-def test_a_new_group_shares_no_prompt_that_older_weights_computed():
-    """Also not one that came back, with its keys kept, after its row had lost its pages."""
-    common = types.SimpleNamespace(id="common", prompt=[*range(1, 14)])
-    scheduler = make_scheduler(SCARCE)
-    old = model_on(scheduler.engine.mesh)
-    new = jax.tree.map(lambda x: -x, model_on(scheduler.engine.mesh))
-    key = jax.random.key_data(jax.random.key(7)).tolist()
-    scheduler.load(old, 0)
-    scheduler.submit(common, Episode, group=0, group_size=4, key=key)
-    while not any(row.saved for row in scheduler._open.rows):
-        assert scheduler.groups
-        scheduler.step()
-    scheduler.load(new, 1)
-    scheduler.submit(common, Episode, group=9, group_size=2, key=key, tag="new")
-    finished = {}
-    while scheduler.groups:
-        finished |= scheduler.step()
-    scheduler.close()
-    fresh = make_scheduler(SCARCE)
-    alone, _ = fresh.rollout(
-        new, [common], Episode, group_size=2, version=1, key=jax.random.key(7), first_group=9
-    )
-    fresh.close()
-    assert_same([finished["new"]], alone)
 
 
 def test_samples_of_a_group_differ_and_keep_their_order():
@@ -547,84 +364,6 @@ def _first_message(trajectory, start: int) -> list[int]:
     while end < len(trajectory.tokens) and trajectory.sampled[end]:
         end += 1
     return trajectory.tokens[start:end].tolist()
-
-
-def test_waiting_for_tools_changes_no_token_and_no_dispatch_is_of_few_rows(monkeypatch):
-    tasks = [task_of(seed) for seed in range(3)]
-    alone, _ = play(tasks)
-    scheduler = make_scheduler(gather_s=60.0)
-    real = scheduler._prefill
-    few = []
-
-    def prefill():
-        few.append(scheduler._few_go_on())
-        real()
-
-    monkeypatch.setattr(scheduler, "_prefill", prefill)
-
-    def make(task, group, index):
-        # some answer at once, others a little later
-        return Episode(task, group, index, wait=lambda: time.sleep(0.004 * index))
-
-    groups, stats = play(tasks, make=make, scheduler=scheduler)
-    scheduler.close()
-    assert_same(groups, alone)
-    assert len(few) > 3 and not any(few)
-    assert stats.gather_s > 0.0
-
-
-@pytest.mark.parametrize("gather_s", [0.0, 0.01])
-def test_decoding_goes_on_while_one_tool_is_slow(gather_s):
-    release = threading.Event()
-    finished = []
-
-    def make(task, group, index):
-        return Episode(
-            task,
-            group,
-            index,
-            wait=(lambda: release.wait(20)) if (group, index) == (0, 0) else None,
-        )
-
-    mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    scheduler = make_scheduler(gather_s=gather_s)
-
-    def on_finished(trajectory):
-        finished.append((trajectory.group, trajectory.index))
-        if len(finished) == 7:  # everybody but the slow one
-            release.set()
-
-    tasks = [task_of(0), task_of(1)]
-    scheduler.rollout(
-        model_on(mesh),
-        tasks,
-        make,
-        group_size=4,
-        version=0,
-        key=jax.random.key(0),
-        on_finished=on_finished,
-    )
-    scheduler.close()
-    assert finished[-1] == (0, 0)
-
-
-def test_a_tool_that_never_answers_is_named():
-    release = threading.Event()
-    episodes = []
-
-    def make(task, group, index):
-        episodes.append(Episode(task, group, index, wait=lambda: release.wait(20)))
-        return episodes[-1]
-
-    mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    scheduler = make_scheduler(timeout_s=0.3)
-    with pytest.raises(RolloutTimeout, match="task5"):
-        scheduler.rollout(
-            model_on(mesh), [task_of(5)], make, group_size=2, version=0, key=jax.random.key(0)
-        )
-    release.set()
-    scheduler.close()
-    assert all(episode.closed for episode in episodes)
 
 
 def test_a_prompt_that_is_too_long_is_named():

@@ -21,13 +21,13 @@ from tests.rl_code.rollout.small import (
     STOP,
     Protocol,
     assert_same,
+    assert_trained_alike,
     make_scheduler,
     model_on,
     play,
     task_of,
 )
 from tests.rl_code.rollout.test_again import DRAFTING, KEY, VERSIONS, models
-from tests.rl_code.rollout.test_scheduler import assert_trained_alike
 
 FAST = dataclasses.replace(ENGINE, decode_steps=2)
 

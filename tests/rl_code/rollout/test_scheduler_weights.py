@@ -1,0 +1,169 @@
+"""Properties of sampling while weights change: which keys stay, and which prompts are shared."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from models.sharding import MeshConfig, make_mesh
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    SAMPLING,
+    SCARCE,
+    STOP,
+    Episode,
+    Letters,
+    assert_all_free,
+    assert_same,
+    assert_trained_alike,
+    make_scheduler,
+    model_on,
+    play,
+    task_of,
+    trainer_logprobs,
+)
+
+
+def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only():
+    common = list(range(1, 13))
+    tasks = [types.SimpleNamespace(id=f"task{i}", prompt=[*common, 20 + i, 3]) for i in range(3)]
+    mesh = make_mesh(MeshConfig(data=1, tensor=1))
+    scheduler = make_scheduler()
+    once = functools.partial(Episode, turns=1)
+    model = model_on(mesh)
+
+    def prefilled(tasks, model):
+        _, stats = scheduler.rollout(
+            model, tasks, once, group_size=2, version=0, key=jax.random.key(0), first_group=0
+        )
+        return stats.prefilled_tokens
+
+    assert prefilled(tasks[:1], model) == 13
+    assert prefilled(tasks[1:2], model) == 1
+    assert prefilled(tasks[2:], jax.tree.map(lambda x: x + 0, model)) == 13
+    scheduler.close()
+    apart, _ = play(tasks[2:], make=once, group_size=2)
+    together, _ = play(tasks, make=once, group_size=2)
+    for a, b in zip(apart[0].trajectories, together[2].trajectories, strict=True):
+        assert a.sampled.sum() == b.sampled.sum()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it_is(recompute):
+    scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=2))
+    mesh = scheduler.engine.mesh
+    old = model_on(mesh)
+    new = jax.tree.map(lambda x: -x, model_on(mesh))
+    episodes = []
+
+    def make(task, group, index):
+        episodes.append(Episode(task, group, index, turns=1))
+        return episodes[-1]
+
+    scheduler.load(old, 3)
+    scheduler.submit(task_of(1), make, group=0, group_size=3, key=(0, 7))
+    scheduler.step()
+    scheduler.load(new, 4, recompute=recompute)
+    while scheduler.groups:
+        scheduler.step()
+    scheduler.close()
+    seen = {tuple(episode.versions) for episode in episodes}
+    assert all(list(versions) == sorted(versions) for versions in seen)
+    assert {version for versions in seen for version in versions} == {3, 4}
+    for episode in episodes:
+        (logprobs,) = trainer_logprobs([episode.finish()], new)
+        at = next(
+            (
+                i
+                for i, (s, v) in enumerate(zip(episode.sampled, episode.all_versions, strict=True))
+                if s and v == 4
+            ),
+            None,
+        )
+        if at is None:
+            continue
+        exact = np.allclose(logprobs[at - 1, episode.tokens[at]], episode.logprobs[at], rtol=1e-4)
+        assert exact == recompute  # keys of the old weights are kept, or not
+
+
+@pytest.fixture
+def handed_over():
+    """A scheduler whose prompts are prefilled on other devices, with few pages where they are
+    decoded.
+    """
+    prefill, decode = (
+        make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2]
+    )
+    decoder, prefiller = (
+        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh)
+        for mesh in (decode, prefill)
+    )
+    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
+    yield scheduler
+    scheduler.close()
+
+
+def test_prompts_that_wait_for_pages_to_be_handed_over_leave_no_page_behind(handed_over):
+    tasks = [task_of(seed) for seed in range(5)]
+    scarce, stats = play(tasks, scheduler=handed_over)
+    assert stats.preempted
+    assert_same(scarce, play(tasks)[0])
+    assert_all_free(handed_over)
+
+
+def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights(handed_over):
+    mesh = handed_over.engine.mesh
+    episodes = []
+    new = jax.tree.map(lambda x: -x, model_on(mesh))
+
+    def make(*which):
+        episodes.append(Episode(*which, turns=2))
+        return episodes[-1]
+
+    handed_over.load(model_on(mesh), 0)
+    for seed in range(5):
+        handed_over.submit(task_of(seed), make, group=seed, group_size=4, key=(0, seed))
+    while not any(group.saved for group in handed_over._open.prompts):
+        assert handed_over.groups
+        handed_over.step()
+    handed_over.load(new, 1, recompute=True)
+    while handed_over.groups:
+        handed_over.step()
+    assert_all_free(handed_over)
+    late = [episode.finish() for episode in episodes if set(episode.versions) == {1}]
+    assert late
+    assert_trained_alike(late, MODEL, jax.device_put(new, jax.devices()[0]))
+
+
+def test_a_new_group_shares_no_prompt_that_older_weights_computed():
+    """Also not one that came back, with its keys kept, after its row had lost its pages."""
+    common = types.SimpleNamespace(id="common", prompt=[*range(1, 14)])
+    scheduler = make_scheduler(SCARCE)
+    old = model_on(scheduler.engine.mesh)
+    new = jax.tree.map(lambda x: -x, model_on(scheduler.engine.mesh))
+    key = jax.random.key_data(jax.random.key(7)).tolist()
+    scheduler.load(old, 0)
+    scheduler.submit(common, Episode, group=0, group_size=4, key=key)
+    while not any(row.saved for row in scheduler._open.rows):
+        assert scheduler.groups
+        scheduler.step()
+    scheduler.load(new, 1)
+    scheduler.submit(common, Episode, group=9, group_size=2, key=key, tag="new")
+    finished = {}
+    while scheduler.groups:
+        finished |= scheduler.step()
+    scheduler.close()
+    fresh = make_scheduler(SCARCE)
+    alone, _ = fresh.rollout(
+        new, [common], Episode, group_size=2, version=1, key=jax.random.key(7), first_group=9
+    )
+    fresh.close()
+    assert_same([finished["new"]], alone)
