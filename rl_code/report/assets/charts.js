@@ -69,6 +69,14 @@ function path(values, x, y) {
 
 const shorten = (names) => names.map((name) => name.replace(/^[^/]*\//, "").replaceAll("_", " "));
 
+// Charts are drawn again when their width is another one: of the window, or once they can be seen.
+const sizes = new ResizeObserver((entries) => {
+  for (const chart of charts) {
+    const width = chart.svg.clientWidth;
+    if (width && width !== chart.width && entries.some((entry) => entry.target === chart.svg)) chart.draw();
+  }
+});
+
 class Chart {
   /** curves: the set that the chart belongs to; its charts share a cross-hair. */
   constructor(parent, curves, { title, names, fraction, labels, series, stacked }) {
@@ -92,6 +100,7 @@ class Chart {
     if (curves === DATA.curves) this.svg.addEventListener("click", (event) => openStep(curves.steps[this.index(event)]));
     charts.push(this);
     this.draw();
+    sizes.observe(this.svg);
   }
 
   index(event) {
@@ -282,9 +291,3 @@ function drawTime() {
     });
   }
 }
-
-let redraw = 0;
-addEventListener("resize", () => {
-  clearTimeout(redraw);
-  redraw = setTimeout(() => charts.forEach((chart) => chart.draw()), 120);
-});
