@@ -90,6 +90,8 @@ def episodes(runs: Sequence[Path]) -> rich.table.Table:
 
 def trajectories(run: Path) -> Iterator[Trajectory]:
     """All trajectories that a run was trained on so far."""
+    if not (run / STORE).is_dir():  # it was evaluated, and has not begun
+        return
     store = GroupStore(run / STORE)
     for step in store.consumed():
         for item in store.items(step):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from models.families import PRESETS
 from models.transformer import parameter_count
 from tests import programs
@@ -13,7 +11,6 @@ from tests import programs
 TINY = PRESETS["tiny"]
 
 
-@pytest.mark.long
 def test_a_short_run(tmp_path):
     flags = [
         "--model=tiny",

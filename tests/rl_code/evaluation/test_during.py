@@ -71,7 +71,7 @@ def played(monkeypatch):
         tasks = []
         for i in range(TASKS):
             correct = int(digest[i % len(digest)], 16) % (suite.samples + 1)
-            tasks.append(TaskResult(f"{i}", suite.samples, correct, 0, 0, 3.0))
+            tasks.append(TaskResult(f"{i}", suite.samples, correct, 0, 0, 3.0, cheats=0))
             on_finished(types.SimpleNamespace(solved=correct > 0))
         return SuiteResult(suite.name, label, step, {}, tuple(tasks))
 
