@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
+import rich.markup
 import rich.table
 from absl import flags
 from jax.experimental import topologies
@@ -207,9 +208,7 @@ def table(rows: list[Row]) -> rich.table.Table:
         found.add_row(
             row.kernel,
             row.target,
-            "; ".join(row.callers),
-            row.shapes,
-            _shorten(row.answer),
+            *map(rich.markup.escape, ("; ".join(row.callers), row.shapes, _shorten(row.answer))),
             "" if row.memory is None else f"{row.memory / 1024:,.0f} KiB",
             "" if row.registers is None else str(row.registers),
             "" if row.spilled is None else f"{row.spilled} B",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+import rich.console
 
 from launch import aot
 from launch.kernel_programs import WORKLOADS, _kernel, calls, kernels
@@ -87,6 +89,12 @@ def test_a_wrong_command_line_is_refused(arguments, message):
         [sys.executable, "-m", "launch.aot", *arguments], capture_output=True, text=True
     )
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_the_table_shows_brackets_as_they_are():
+    console = rich.console.Console(file=io.StringIO(), width=300)
+    console.print(aot.table([aot.Row("all kernels", "h100", "", (), f"not installed: {INSTALL}")]))
+    assert INSTALL in console.file.getvalue()
 
 
 def test_time_at_peak_is_the_slower_of_arithmetic_and_memory():
