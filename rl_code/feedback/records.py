@@ -1,8 +1,8 @@
 """The vocabulary of what people did: answers, and the events that happened to them afterwards.
 
-An *answer* is one response of the server: a suggestion in an editor, or one message of an agent. A
-*session* is the answers of one person on one task. An *event* is what happened to an answer after it
-was given. An *arm* is a version of the weights with a share of the users.
+An *answer* is one response of the server: a suggestion in an editor, or one message of an agent.
+A *session* is the answers of one person on one task. An *event* is what happened to an answer after
+it was given. An *arm* is a version of the weights with a share of the users.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class AnswerRecord:
     context: int
     parent: int
     kept: int
-    # New tokens that nobody sampled, then the sampled ones with a log-probability and a version each.
+    # New tokens that nobody sampled; then the sampled ones, each with its log-probability and the
+    # version of the weights.
     given: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
