@@ -6,7 +6,8 @@ What: the quickstart's model of 1 M parameters against one whose layers have 8 e
 Command: python -m launch.sweep --config=configs/quickstart_moe.py --workdir=runs/moe
 Hardware: 2 CPU cores. Run time: not measured on quiet cores; a step of the experts is longer than a
   dense one.
-Expected metric: held-out pass@1 rises as much as with the dense model.
+Expected metric: held-out pass@1 rises by 24 to 27 points with experts in three seeds; the dense
+  model gains 24 to 26 (docs/results.md).
 """
 
 from collections.abc import Iterator
