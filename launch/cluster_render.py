@@ -174,6 +174,11 @@ def _check_kubernetes(job: Job) -> None:
             f"--first_actor={job.first_actor}: actors of a JobSet are named after it; give another "
             "--name"
         )
+    if job.role == "ray" and not job.cpus:
+        raise ConfigError(
+            "--cpus=<processors of a host> is missing; Ray's autoscaler does not start for nodes "
+            "whose number of processors it is not told"
+        )
 
 
 # --- Networks -------------------------------------------------------------------------------------

@@ -304,6 +304,42 @@ def check_ray_cluster(manifest: dict[str, Any]) -> list[str]:
     return problems
 
 
+def ray_nodes(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Kind of node -> how many there may be and what they offer, as Ray's autoscaler reads it.
+
+    The autoscaler's own function reads the manifest, and checks the result against Ray's schema. It
+    raises where a count is missing or text is not in the form that Ray wants.
+    """
+    name = "ray.autoscaler._private.kuberay.autoscaling_config"
+    reader = pytest.importorskip(name, reason="needs requirements/ray.txt")
+    return reader._derive_autoscaling_config_from_ray_cr(manifest)["available_node_types"]
+
+
+def needs(command: list[str], role: str) -> dict[str, int]:
+    """The resources that launch.on_ray asks of the node of a process."""
+    (text,) = (word for word in command if word.startswith(f"--{role}_needs="))
+    pairs = (part.split("=") for part in text.partition("=")[2].split(","))
+    return {resource: int(amount) for resource, amount in pairs}
+
+
+@pytest.mark.parametrize("job", [job for job in jobs("kubernetes") if job.role == "ray"], ids=label)
+def test_rays_autoscaler_reads_nodes_on_which_every_process_fits(job):
+    files = render(job)
+    nodes = ray_nodes(manifests(files["ray_cluster.yaml"])["RayCluster"])
+    (command,) = commands(files["ray_job.sh"])
+    # none of the roles runs on the head
+    head = nodes.pop("headgroup")
+    assert (head["max_workers"], head["resources"]["CPU"]) == (0, 0)
+    counts = {name: (node["min_workers"], node["max_workers"]) for name, node in nodes.items()}
+    wanted = {"learner": (job.hosts, job.hosts), "actor": (0, job.actors * job.actor_hosts)}
+    assert counts == wanted | ({"prefill": (0, 1)} if job.prefill else {})
+    for role, node in nodes.items():
+        offered = {"CPU": job.cpus, "GPU": job.devices, "memory": job.memory_gb * 2**30, role: 1}
+        assert node["resources"] == offered
+        # on_ray asks for all devices of a host, so a node has room for one process
+        assert needs(command, role) == {role: 1, "GPU": job.devices}
+
+
 @pytest.mark.parametrize("job", jobs("kubernetes"), ids=label)
 def test_a_manifest_has_only_what_its_schema_has(job, tmp_path):
     files = render(job)
@@ -359,7 +395,8 @@ def test_the_checks_of_manifests_find_what_is_wrong():
     assert check_jobset(manifests(text.replace("      action: FailJobSet\n", ""))["JobSet"])
     with pytest.raises(ValueError, match="validation error"):
         check_jobset(manifests(text.replace("completions: 1", "completions: many"))["JobSet"])
-    text = render(dataclasses.replace(job, role="ray", arguments=ARGUMENTS[:1]))["ray_cluster.yaml"]
+    job = dataclasses.replace(job, role="ray", arguments=ARGUMENTS[:1], cpus=16)
+    text = render(job)["ray_cluster.yaml"]
     for old, new, word in (
         ("minReplicas", "leastReplicas", "leastReplicas"),
         ("volumeMounts", "mounts", "mounts"),
@@ -367,6 +404,25 @@ def test_the_checks_of_manifests_find_what_is_wrong():
     ):
         wrong = manifests(text.replace(old, new))["RayCluster"]
         assert any(word in problem for problem in check_ray_cluster(wrong))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('num-cpus: "0"', "num-cpus: none", ValueError),
+        ("minReplicas", "leastReplicas", KeyError),
+        # The text of resources is JSON within a second pair of quotes.
+        (r'"\"{\\\"learner\\\": 1}\""', r'"{\"learner\": 1}"', ValueError),
+        # Without a number of processors the autoscaler would not start.
+        ('"cpu": "16"', '"other": "16"', ValueError),
+    ],
+)
+def test_rays_autoscaler_refuses_what_it_cannot_read(old, new, error):
+    job = dataclasses.replace(KUBERNETES, role="ray", arguments=ARGUMENTS[:1], cpus=16)
+    text = render(job)["ray_cluster.yaml"]
+    assert old in text
+    with pytest.raises(error):
+        ray_nodes(manifests(text.replace(old, new))["RayCluster"])
 
 
 def test_pods_find_their_first_one_by_its_name():
@@ -454,7 +510,8 @@ def test_a_member_of_a_sweep_passes_a_stop_on_and_leaves_a_table(tmp_path):
         (KUBERNETES, {"name": "My_Run"}, "--name=My_Run must be small letters"),
         (KUBERNETES, {"workdir": "/other/x"}, "--workdir=/other/x is not below --mount=/shared"),
         (KUBERNETES, {"first_actor": 2}, "--first_actor=2: actors of a JobSet are named after it"),
-        (KUBERNETES, {"role": "ray"}, "a job of Ray passes its words through a shell"),
+        (KUBERNETES, {"role": "ray"}, "--cpus=<processors of a host> is missing; Ray's autoscaler"),
+        (KUBERNETES, {"role": "ray", "cpus": 16}, "a job of Ray passes its words through a shell"),
         (
             KUBERNETES,
             {"network": "infiniband", "network_values": VALUES["infiniband"]},
