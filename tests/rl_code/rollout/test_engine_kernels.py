@@ -124,7 +124,7 @@ def test_prefill_and_decode_have_the_kernels_on_every_mesh(name, data, tensor, t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name, target", zip(METHODS, itertools.cycle(DEVICES)))
+@pytest.mark.parametrize("name, target", list(zip(METHODS, itertools.cycle(DEVICES))))
 def test_with_documents_too(name, target):
     device = DEVICES[target]
     wanted = expected(name, 2, TARGETS[target].kind)
