@@ -36,13 +36,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that run for a minute or more, in processes of their own: first, so that no worker is left
-# alone with one.
+# Files that run for a minute or more: first, so that no worker is left alone with one. A file's tests
+# all run in one worker, and test_configs.py would be the last file.
 LONG = (
     "test_kill.py",
     "test_faults.py",
     "test_roles.py",
     "test_cluster_run.py",
+    "test_configs.py",
+    "test_run_with_documents.py",
     "test_shared_prompt.py",
     "test_scheduler.py",
     "test_nsa.py",

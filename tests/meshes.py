@@ -1,7 +1,8 @@
-"""Every mesh of eight devices, and the models that are tried on them."""
+"""Every mesh of eight devices, the models that are tried on them, and which of them on which."""
 
 from __future__ import annotations
 
+import collections
 import itertools
 
 from attention.methods.dense import Dense
@@ -59,3 +60,34 @@ def model_options(mesh: str, methods: str, feed_forward: str) -> dict:
         head_dim=4,
         moe=FEED_FORWARD[feed_forward],
     )
+
+
+def _shown(mesh: str, methods: str, feed_forward: str) -> set:
+    """What a case shows: the mesh, the model, and each two axes with each half of the model."""
+    sizes = zip(MESH_AXES, MESHES[mesh].sizes, strict=True)
+    axes = [axis for axis, size in sizes if size > 1]
+    pairs = itertools.product(itertools.combinations(axes, 2), (methods, feed_forward))
+    return {mesh, (methods, feed_forward), *pairs}
+
+
+def _covering() -> list[tuple[str, str, str]]:
+    """Cases (mesh, methods, feed_forward) which together show all that every case would.
+
+    Greedy: the case that shows most of what is left, and of equal ones that with the rarest model.
+    """
+    every = itertools.product(MESHES, METHODS, FEED_FORWARD)
+    shown = {case: _shown(*case) for case in every if differs(case[0], case[2])}
+    left = set().union(*shown.values())
+    used: collections.Counter = collections.Counter()
+    cases = []
+    while left:
+        best = max(shown, key=lambda case: (len(shown[case] & left), -used[case[1:]]))
+        used[best[1:]] += 1
+        left -= shown[best]
+        cases.append(best)
+    return cases
+
+
+# About 40 of the 425 that there are: every mesh occurs, every attention method with every
+# feed-forward part, and every two axes with every attention method and every feed-forward part.
+CASES = _covering()

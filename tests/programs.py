@@ -24,6 +24,16 @@ CACHE = {
 }
 
 
+def xla_flags(devices: int | None, quickly: bool = True) -> str:
+    """XLA_FLAGS of a program on so many virtual devices; None leaves their number to the program.
+
+    quickly: compile as the tests do, instead of as users do.
+    """
+    count = {} if devices is None else {"--xla_force_host_platform_device_count": devices}
+    flags = count | (QUICKLY if quickly else {})
+    return " ".join(f"{name}={value}" for name, value in flags.items())
+
+
 def start(
     module: str,
     *arguments: object,
@@ -32,15 +42,13 @@ def start(
     cache: Path | None = None,
     **popen,
 ) -> subprocess.Popen:
-    """``python -m module`` on so many virtual devices; None leaves their number to the program.
+    """``python -m module``; devices and quickly are as in ``xla_flags``.
 
-    quickly: compile as the tests do, instead of as users do. cache: a folder that keeps what was
-    compiled. Output comes through one pipe unless ``popen`` says otherwise.
+    cache: a folder that keeps what was compiled. Output comes through one pipe unless ``popen`` says
+    otherwise.
     """
-    count = {} if devices is None else {"--xla_force_host_platform_device_count": devices}
-    flags = count | (QUICKLY if quickly else {})
     environment = os.environ | {
-        "XLA_FLAGS": " ".join(f"{name}={value}" for name, value in flags.items()),
+        "XLA_FLAGS": xla_flags(devices, quickly),
         "PYTHONPATH": str(ROOT),
     }
     if cache is not None:

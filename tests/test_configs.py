@@ -36,6 +36,8 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 # What a config fills, where that is not a run's.
 KINDS = {"recall.py": RecallExperiment}
 
+# Methods of which a whole run of another test consists, or a part of the layers of each.
+ELSEWHERE = ("dense", "window")
 # What --config.model.attention may be: each method, and different ones for different layers.
 ATTENTION = (*METHODS, ("window", "dense"), ("window", dict(name="nsa", block=32)))
 
@@ -146,7 +148,7 @@ def test_attention_that_no_run_can_have_is_one_line():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("attention", METHODS)
+@pytest.mark.parametrize("attention", [name for name in METHODS if name not in ELSEWHERE])
 def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
@@ -162,9 +164,18 @@ def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["dense", "nsa", "moba", "squid"])
-@pytest.mark.parametrize("documents", [None, long_context.DOCUMENTS], ids=["text", "documents"])
+@pytest.mark.parametrize(
+    "method, documents",
+    [
+        ("dense", None),
+        ("moba", None),
+        ("nsa", long_context.DOCUMENTS),
+        ("squid", long_context.DOCUMENTS),
+    ],
+    ids=["dense", "moba", "nsa, documents", "squid, documents"],
+)
 def test_the_long_context_agent_takes_a_step(method, documents, tmp_path):
+    """Every method with documents is in ``test_run_with_documents``, most without in the test above."""
     given = long_context.get_config("smoke")
     # "squid" in METHODS is dense attention to documents; here it is the method with gates
     found = "squid" if method == "squid" else long_context.METHODS[method]

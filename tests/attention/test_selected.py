@@ -41,10 +41,18 @@ def expected(q, k, v, picks, q_order, k_order):
 
 
 @pytest.mark.parametrize(
-    "heads, kv_heads, own_lists", [(4, 2, False), (4, 2, True), (16, 1, False), (3, 3, True)]
-)
-@pytest.mark.parametrize(
-    "direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 2**19, 128, 2**18), (0, 96, 4, 64)]
+    "heads, kv_heads, own_lists, direct, chunk, rows, scores",
+    [
+        # all at once, in one chunk and in several
+        (4, 2, False, LENGTH, 1, 1, 1),
+        (4, 2, False, 0, 2**19, 128, 2**18),
+        (4, 2, False, 0, 96, 4, 64),
+        # groups of other sizes, and lists of their own
+        (4, 2, True, 0, 2**19, 128, 2**18),
+        (16, 1, False, LENGTH, 1, 1, 1),
+        (16, 1, False, 0, 96, 4, 64),
+        (3, 3, True, 0, 96, 4, 64),
+    ],
 )
 @pytest.mark.quick(first=1)
 def test_values_and_gradients_equal_the_definition(

@@ -21,7 +21,7 @@ from rl_code.workdir import STORE
 from tests import programs
 from tests import slurm as slurm_lib
 from tests.rl_code.repeatable import repeatable
-from tests.slurm import Slurm
+from tests.slurm import TRAINING_S, Slurm
 
 STEPS = 4
 FLAGS = (
@@ -53,7 +53,8 @@ def submit(slurm: Slurm, workdir: Path, *flags: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "launch.cluster", "--engine=slurm", f"--workdir={workdir}", *flags],
         cwd=programs.ROOT,
-        env=slurm.environment | {"PYTHONPATH": str(programs.ROOT)},
+        env=slurm.environment
+        | {"PYTHONPATH": str(programs.ROOT), "XLA_FLAGS": programs.xla_flags(devices=1)},
         capture_output=True,
         text=True,
     )
@@ -76,13 +77,17 @@ def signal_run(workdir: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.slow(reason="trains for two minutes of processor time")
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(4 * TRAINING_S)
 def test_a_preempted_run_comes_back_and_a_sweep_shows_what_failed(slurm, tmp_path):
     stopped, swept = tmp_path / "stopped", tmp_path / "swept"
     tmp_path.joinpath("swept.py").write_text(SWEPT)
     line = (f"--config={tmp_path / 'swept.py'}", *FLAGS)
     (job,) = submit(slurm, stopped, *line, "--role=all", "--sbatch=--exclusive")
-    slurm.wait("a step", lambda: read_metrics(stopped) or slurm.job(job)["JobState"] == "FAILED")
+    slurm.wait(
+        "a step",
+        lambda: read_metrics(stopped) or slurm.job(job)["JobState"] == "FAILED",
+        TRAINING_S,
+    )
     signal_run(stopped, signal.SIGSTOP)  # it does not finish before SLURM gets to it
     urgent = slurm.run(
         *("sbatch", "--parsable", "--partition=high", "--nodes=2", "--exclusive"),
@@ -90,15 +95,15 @@ def test_a_preempted_run_comes_back_and_a_sweep_shows_what_failed(slurm, tmp_pat
     )
     slurm.wait("pre-emption", lambda: slurm.job(job)["JobState"] != "RUNNING")
     signal_run(stopped, signal.SIGCONT)
-    slurm.wait_for_end(urgent)
+    slurm.wait_for_end(urgent, TRAINING_S)
     assert 0 < len(read_metrics(stopped)) < STEPS, log(stopped)
     assert "stopped after step" in log(stopped) and "asked to stop" in log(stopped)
 
     # until it may come back there is time for a sweep, one of whose runs it has to equal
     array, table = submit(slurm, swept, *line, "--role=sweep", "--retries=0")
-    ended = slurm.wait_for_end(job)
+    ended = slurm.wait_for_end(job, TRAINING_S)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(stopped)
-    states = [slurm.wait_for_end(f"{array}_{task}") for task in range(2)]
+    states = [slurm.wait_for_end(f"{array}_{task}", TRAINING_S) for task in range(2)]
     codes = [(state["JobState"], state["ExitCode"]) for state in states]
     assert codes == [("COMPLETED", "0:0"), ("FAILED", "2:0")], log(swept)
     runs = stopped, swept / "variant=good,seed=0"

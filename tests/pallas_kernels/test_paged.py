@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -576,8 +577,16 @@ def test_tpu_rotates_keys_and_skips_empty_places(x64, case):
     check_placed(case, jnp.float32, **TPU)
 
 
-@pytest.mark.parametrize("unit", ["wgmma", "tcgen05"])
-@pytest.mark.parametrize("case", PLACED, ids=str)
+# each case on one of the units, by turns; the last of each kind of layer on the other one too
+@pytest.mark.parametrize(
+    "case, unit",
+    [
+        *zip(PLACED, itertools.cycle(["wgmma", "tcgen05"])),
+        (Placed(), "tcgen05"),
+        (Placed(lists=2), "wgmma"),
+    ],
+    ids=str,
+)
 @pytest.mark.quick(first=1)
 def test_gpu_rotates_keys_and_skips_empty_places(x64, case, unit):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)

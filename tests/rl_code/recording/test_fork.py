@@ -96,7 +96,19 @@ def weights(workdir: Path) -> list[str]:
     return [store.consumption(step)["weights"] for step in store.consumed()]
 
 
-@pytest.mark.parametrize("step", [2, 3, 1, 0])  # with a checkpoint, without one, before the first
+# with a checkpoint, without one, before the first
+@pytest.mark.parametrize(
+    "mode, step",
+    [
+        ("one_step", 2),
+        ("one_step", 3),
+        ("one_step", 1),
+        ("one_step", 0),
+        ("sync", 3),
+        ("in_flight", 2),
+        ("in_flight", 3),
+    ],
+)
 @pytest.mark.quick(first=1)
 def test_a_fork_without_a_change_ends_as_the_run_itself(parents, tmp_path, mode, step):
     parent = parents(mode)

@@ -17,6 +17,7 @@ from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
+    EVERY_METHOD,
     METHODS,
     MODEL,
     SAMPLING,
@@ -139,7 +140,7 @@ def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_g
     assert_alike(some, without)
 
 
-@pytest.mark.parametrize("name", ["dense", "experts", *METHODS])
+@pytest.mark.parametrize("name", ["dense", "experts", *EVERY_METHOD])
 @pytest.mark.quick(first=3)
 def test_every_method_samples_the_same_with_and_without_guesses(name):
     attention, changes = METHODS.get(name, ((Dense(),), {}))

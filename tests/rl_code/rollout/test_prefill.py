@@ -31,6 +31,7 @@ from tests import programs
 from tests.rl_code.rollout.prefill_process import HOST, TASKS
 from tests.rl_code.rollout.small import (
     ENGINE,
+    EVERY_METHOD,
     METHODS,
     MODEL,
     SAMPLING,
@@ -106,7 +107,7 @@ CASES = ["dense and nsa", "documents", "two shards", "two parts of heads"]
 
 
 @pytest.mark.quick(first=2)
-@pytest.mark.parametrize("name", dict.fromkeys([*CASES, *METHODS]))
+@pytest.mark.parametrize("name", dict.fromkeys([*CASES, *EVERY_METHOD]))
 def test_pages_that_are_handed_over_have_the_bits_of_those_that_were_computed(name):
     attention, changes = METHODS.get(name, (MODEL.attention, {}))
     model = dataclasses.replace(MODEL, attention=attention)
