@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from absl import flags
 
+from benchmarks import rl_step
 from benchmarks.rl_step import compared
 from models.families import PRESETS
 from models.transformer import parameter_count
+from rl_code.rollout.stats import RolloutStats
 from tests import programs
 
 TINY = PRESETS["tiny"]
@@ -50,6 +53,45 @@ def test_ratios_are_of_the_same_turn():
     theirs = [{"step": 2.0}, {"step": 4.0}, {"step": 8.0}]
     # 0.5, 0.75 and 0.25
     assert compared(ours, theirs) == {"step_s": 4.0, "ratio_step": [0.5, 0.25, 0.75]}
+
+
+class Noted:
+    """In place of a step: notes whose turn it is."""
+
+    turns: list[str]
+    stats = RolloutStats(slot_steps=1, row_steps=1)
+
+    def __init__(self, prompt, completion, mesh, seed, share=None):
+        self._name = {None: "ours", True: "hand", False: "hand_repeated"}[share]
+
+    def sample(self, number):
+        self.turns.append(f"{self._name} {number}")
+        return number
+
+    def learn(self, sampled):
+        self.turns.append(f"{self._name} learns {sampled}")
+
+    def gflop(self):
+        return 2.0, 1.0
+
+    def close(self):
+        self.turns.append("closed")
+
+
+def test_steps_take_turns(monkeypatch):
+    monkeypatch.setattr(Noted, "turns", [], raising=False)
+    for name in ("Ours", "ByHand"):
+        monkeypatch.setattr(rl_step, name, Noted)
+    monkeypatch.setattr(rl_step.bench_model, "matmul_rate", lambda *_: 1e9)
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    report = rl_step.measure("smoke", 1, 1, 0, "", ["hand", "hand_repeated"])
+    begun = [turn for turn in Noted.turns if "learns" not in turn]
+    first, second = ["ours 0", "hand 0", "hand_repeated 0"], ["hand_repeated 1", "hand 1", "ours 1"]
+    assert begun == [*first, *second, "closed"]
+    assert Noted.turns[:2] == ["ours 0", "ours learns 0"]
+    assert report["gflop"] == 3.0 and report["beside"]["hand"]["gflop_update"] == 2.0
+    assert "beside" not in rl_step.measure("smoke", 1, 1, 0, "")
 
 
 @pytest.mark.long
