@@ -12,6 +12,11 @@ Guesses are made always, or with --least only in rows whose text repeats itself
 (``EngineConfig.draft_least``). CPU seconds are those of the process: on a machine that is shared
 with other work they swing less than the time that passes.
 
+From the same numbers follows what a step with guesses costs, in steps without, and from which
+probability of a guess on they pay: the value for ``draft_least``. It is set by hand and not while
+decoding, because a row must meet the same programs when it is sampled again, whatever the machine
+is busy with.
+
 With --played=<workdir> also the tasks of the run's first suite, played by its newest model: that of
 ``launch.sft`` or ``launch.train``. Every round has other tasks.
 """
@@ -79,7 +84,7 @@ def main() -> None:
     if options.played:
         rows += run_tasks(Path(options.played), drafts)
     report = dict(hardware=hardware(), model=options.model, dtype=config.dtype, rows=rows)
-    rich.console.Console(width=150).print(table(report))
+    rich.console.Console(width=170).print(table(report))
     save(report)
 
 
@@ -216,7 +221,7 @@ def compare(play: Play, drafts: Sequence[Guessing]) -> list[dict]:
             seconds[way].append((stats[way].decode_s, took, worked))
         for way in drafts:
             different[way] += differing(groups[WITHOUT], groups[way])
-    return [
+    found = [
         dict(
             drafts=way[0],
             least=way[1],
@@ -231,6 +236,29 @@ def compare(play: Play, drafts: Sequence[Guessing]) -> list[dict]:
         )
         for way in drafts
     ]
+    for row in found:
+        cost = row["tokens_per_step"] / row["decode_gain"][0]
+        row |= dict(step_cost=round(cost, 2), pays_from=round(break_even(cost, row["drafts"]), 2))
+    return found
+
+
+def break_even(cost: float, drafts: int) -> float:
+    """The probability of each guess from which on guesses pay; infinite where they never do.
+
+    cost: of a step with guesses, in steps without. drafts: guesses of a step.
+    """
+
+    def tokens(right: float) -> float:
+        """Tokens that a step is expected to bring: a guess counts if those before it were right."""
+        return sum(right**count for count in range(drafts + 1))
+
+    if tokens(1.0) < cost:
+        return float("inf")
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if tokens(middle) >= cost else (middle, high)
+    return high
 
 
 def differing(these: Sequence[Group], those: Sequence[Group]) -> int:
@@ -267,7 +295,8 @@ def table(report: dict) -> rich.table.Table:
         "\\[range] of rounds with and without in turns"
     )
     names = ("text", "rows", "guessed", "from", "tokens/s", "with", "right", "tokens a step")
-    for name in (*names, "decoding", "all", "CPU seconds", "trajectories that differ"):
+    gained = ("decoding", "all", "CPU seconds")
+    for name in (*names, *gained, "a step costs", "pays from", "trajectories that differ"):
         view.add_column(name, justify="left" if name == "text" else "right")
     for row in report["rows"]:
         gains = (
@@ -284,6 +313,8 @@ def table(report: dict) -> rich.table.Table:
             f"{100 * row['accepted']:.0f} %",
             f"{row['tokens_per_step']:.2f}",
             *gains,
+            f"{row['step_cost']:.2f}",
+            "never" if row["pays_from"] > 1 else f"{100 * row['pays_from']:.0f} %",
             str(row["different_trajectories"]),
         )
     return view
