@@ -23,8 +23,8 @@ ENGINE = dict(
     decode_steps=8,
 )
 WARM_START = dict(
-    # Demonstrations have 200 tokens on average, and one in a hundred more than 340; the agent writes
-    # 64.
+    # Demonstrations have 200 tokens on average, and one in a hundred more than 340; the agent
+    # writes 64.
     steps=800,
     slots=384,
     rows=10,
