@@ -92,23 +92,26 @@ def walk(
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
     yield (grep,), (found,)
-    thoughts = [_thought(task, link, task.meta["program"]) for link in range(cause)]
+    thoughts = [_thought(task, link) for link in range(cause + 1)]
     for link, path in enumerate(chain[: cause + 1]):
         read = ToolCall("read_file", {"path": path})
         text = ToolResult("read_file", shown(path, task.files[path], verbose=False, first=1))
         # what was read last is thought about first
         yield (*thoughts[:link][-1:], read), (*(_THOUGHT,) * min(link, 1), text)
-    yield from _attempts(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+    edits = _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+    calls, results = next(edits)
+    yield (thoughts[-1], *calls), (_THOUGHT, *results) if results else ()
+    yield from edits
 
 
-def _thought(task: Task, link: int, program: Program) -> ToolCall:
-    """What a function of the chain does, and what it should do if the task asks for a program."""
+def _thought(task: Task, link: int) -> ToolCall:
+    """What a function of the chain does, and what it should do."""
     start, end = task.meta["spans"][link]
-    lines = (describe_inward(each[start:end]) for each in (task.meta["broken"], program))
+    lines = (describe_inward(task.meta[kind][start:end]) for kind in ("broken", "program"))
     return ToolCall("think", {"thought": "\n".join(lines)})
 
 
-def _attempts(
+def _edits(
     task: Task,
     rng: random.Random,
     turns: int,
@@ -117,13 +120,8 @@ def _attempts(
     p_test: float,
     p_give_up: float,
 ) -> Iterator[Message]:
-    """The messages from the first attempt on; no attempt is made twice.
-
-    Each attempt begins with a thought, and the edit does what the thought says. So an attempt is
-    wrong because the thought is, and the next one begins with another thought.
-    """
+    """The messages from the first attempt on; no attempt is made twice."""
     lines = dict(task.meta["lines"])
-    link = task.meta["chain"].index(task.meta["cause"])
     at = task.meta["fault"]
     right = task.meta["program"][at]
     stands = task.meta["broken"][at]
@@ -137,20 +135,18 @@ def _attempts(
         step: Step = right
         if untried and rng.random() >= p_right:
             step = untried.pop()
-        attempt = _attempt(task, step)
-        thought = _thought(task, link, attempt)
         edit = ToolCall(
             "replace_lines",
             {"path": cause, "first_line": number, "text": f"    {lines[step]}"},
         )
         if turns < 2 or runs < 1 or rng.random() >= p_test:
-            yield (thought, edit, _SUBMIT), ()
+            yield (edit, _SUBMIT), ()
             return
         turns -= 1
         runs -= 1
-        failures = _failures(task, attempt)
+        failures = _failures(task, step)
         told = describe(failures, len(task.visible_tests), runs, verbose=False)
-        yield (thought, edit, _TEST), (_THOUGHT, _EDITED, ToolResult("run_tests", told))
+        yield (edit, _TEST), (_EDITED, ToolResult("run_tests", told))
         if not failures or rng.random() < p_give_up:
             yield (_SUBMIT,), ()
             return
@@ -167,14 +163,10 @@ def _search(task: Task, pattern: str) -> Found:
     return Found(matches[: _GREP.most], len(matches))
 
 
-def _attempt(task: Task, step: Step) -> Program:
-    """The program with a step in the fault's place."""
+def _failures(task: Task, step: Step) -> Sequence[str]:
+    """Texts of the visible tests that fail with a step in the fault's place, in order."""
     at = task.meta["fault"]
-    return (*task.meta["program"][:at], step, *task.meta["program"][at + 1 :])
-
-
-def _failures(task: Task, attempt: Program) -> Sequence[str]:
-    """Texts of the visible tests that fail with an attempt, in order."""
+    attempt: Program = (*task.meta["program"][:at], step, *task.meta["program"][at + 1 :])
     failures = []
     for case in task.visible_tests.cases:
         value = evaluate(attempt, case.args[0])
