@@ -14,90 +14,33 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rl_code.feedback import database
 from rl_code.feedback.checks import check_answer, check_event
 from rl_code.feedback.identity import AnswerIds
+from rl_code.feedback.outcomes import Deleted, Overtaken, Result, Selection, TrainingSet
 from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.feedback.rows import (
+    CHUNK,
+    Joined,
+    digest_of,
+    event_of,
+    join,
+    remove_answers,
+    rows_of,
+    training_set_of,
+)
 from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS, SUSPECTS, TRAINING_SETS, USES
 
-# How many values a statement names at once; databases limit that.
-_CHUNK = 1_000
 _DAY_S = 86_400.0
-
-type Joined = list[tuple[AnswerRecord, list[Event]]]
-
-
-class Overtaken(ValueError):
-    """What was selected is not so any more: answers were deleted, or another cycle has them. A new
-    selection leaves them out.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What became of one event of a client."""
-
-    key: str
-    # recorded: now. repeated: before. waiting: recorded, and its answer is not there yet. refused:
-    # not recorded, since its answer is another user's or was never given.
-    status: Literal["recorded", "repeated", "waiting", "refused"]
-    # More about it in words; may be "".
-    why: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The answers that a cycle trains on."""
-
-    # In the order in which they were recorded.
-    ids: tuple[str, ...]
-    # SHA-256 of the ids and of their events.
-    digest: str
-    # Unix seconds: events that were received later do not count.
-    watermark: float
-    # How many sessions the answers are of.
-    sessions: int
-    # Answers left out although no cycle has used them: of versions outside of the window, and those
-    # that were cut off.
-    outside: int = 0
-    aborted: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingSet:
-    """What a cycle was trained on, and what was deleted since."""
-
-    cycle: int
-    watermark: float
-    digest: str
-    answers: int
-    sessions: int
-    outside: int
-    # Answers that went since: their person asked for it, or they were too old. A version that was
-    # trained on deleted ones still holds what it learned from them.
-    deleted: int
-    expired: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Deleted:
-    """What a deletion removed."""
-
-    answers: int
-    events: int
-    # The cycles whose training set held such answers.
-    cycles: tuple[int, ...]
 
 
 class FeedbackStore:
@@ -208,7 +151,7 @@ class FeedbackStore:
             query = query.order_by(ANSWERS.c.recorded_at.desc(), ANSWERS.c.id.desc())
             rows = connection.execute(query.limit(most) if most else query).all()[::-1]
             ids = tuple(row.id for row in rows)
-            digest = _digest(_joined(connection, ids, watermark))
+            digest = digest_of(join(connection, ids, watermark))
         sessions = len({row.session for row in rows})
         return Selection(ids, digest, watermark, sessions, outside, aborted)
 
@@ -218,11 +161,11 @@ class FeedbackStore:
         Answers that are deleted are left out. watermark: later events are left out; None for all.
         """
         with database.reading(self.engine) as connection:
-            return _joined(connection, ids, watermark)
+            return join(connection, ids, watermark)
 
     def digest(self, ids: Sequence[str], watermark: float) -> str:
         """The digest that a selection of these answers has."""
-        return _digest(self.joined(ids, watermark))
+        return digest_of(self.joined(ids, watermark))
 
     def answered(self, versions: Collection[int], since: float) -> tuple[str, ...]:
         """Ids of the whole answers of these versions that were asked for since a time, in that
@@ -246,13 +189,13 @@ class FeedbackStore:
         cycle's, ValueError if the cycle has another training set.
         """
         with self._writing(alone=True) as connection:
-            there = _training_set(connection, cycle)
+            there = training_set_of(connection, cycle)
             if there is not None:
                 if (there.digest, there.watermark) != (selection.digest, selection.watermark):
                     raise ValueError(f"cycle {cycle} has another training set: {there}")
                 return
             owners = self._owners(connection, selection.ids)
-            taken = _of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
+            taken = rows_of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
             if gone := sorted(set(selection.ids) - set(owners)):
                 raise Overtaken(f"{len(gone)} selected answers were deleted, such as {gone[0]!r}")
             if taken:
@@ -280,7 +223,7 @@ class FeedbackStore:
         marked. The digest is that of the whole one.
         """
         with database.reading(self.engine) as connection:
-            row = _training_set(connection, cycle)
+            row = training_set_of(connection, cycle)
             if row is None:
                 return None
             query = select(USES.c.answer).where(USES.c.cycle == cycle).order_by(USES.c.place)
@@ -341,7 +284,7 @@ class FeedbackStore:
         """
         with self._writing(alone=True) as connection:
             answers = connection.scalars(select(ANSWERS.c.id).where(ANSWERS.c.user == user)).all()
-            cycles = _remove_answers(connection, answers, "deleted")
+            cycles = remove_answers(connection, answers, "deleted")
             events = connection.execute(delete(EVENTS).where(EVENTS.c.user == user)).rowcount
             for table in (REFUSALS, SUSPECTS):
                 connection.execute(delete(table).where(table.c.user == user))
@@ -361,7 +304,7 @@ class FeedbackStore:
             gone = delete(EVENTS).where((EVENTS.c.received_at < before) | theirs)
             events = connection.execute(gone).rowcount
             answers = connection.scalars(select(ANSWERS.c.id).where(old)).all()
-            cycles = _remove_answers(connection, answers, "expired")
+            cycles = remove_answers(connection, answers, "expired")
             connection.execute(delete(REFUSALS).where(REFUSALS.c.last_at < before))
         self._overwrite()
         return Deleted(len(answers), events, cycles)
@@ -406,7 +349,7 @@ class FeedbackStore:
 
     def _owners(self, connection: Connection, ids: Collection[str]) -> dict[str, str]:
         """Answer -> user, of those that are recorded."""
-        rows = _of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
+        rows = rows_of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
         return {row.id: row.user for row in rows}
 
     def _insert_events(
@@ -424,7 +367,7 @@ class FeedbackStore:
             for event in sorted(events, key=lambda event: event.key)
         ]
         new: set[str] = set()
-        for chunk in itertools.batched(rows, _CHUNK):
+        for chunk in itertools.batched(rows, CHUNK):
             statement = self._insert(EVENTS).values(list(chunk)).on_conflict_do_nothing()
             new |= set(connection.scalars(statement.returning(EVENTS.c.key)))
         return new
@@ -433,8 +376,8 @@ class FeedbackStore:
         self, connection: Connection, keys: Collection[str], user: str
     ) -> dict[str, Event]:
         """Key -> the event of a user that has it."""
-        rows = _of(connection, select(EVENTS).where(EVENTS.c.user == user), EVENTS.c.key, keys)
-        return {row.key: _event(row) for row in rows}
+        rows = rows_of(connection, select(EVENTS).where(EVENTS.c.user == user), EVENTS.c.key, keys)
+        return {row.key: event_of(row) for row in rows}
 
     def _count_refusals(self, connection: Connection, user: str, number: int, at: float) -> None:
         statement = self._insert(REFUSALS).values(user=user, events=number, last_at=at)
@@ -444,68 +387,3 @@ class FeedbackStore:
                 index_elements=["user"], set_={"events": total, "last_at": at}
             )
         )
-
-
-def _of(connection: Connection, query: Any, column: Any, values: Collection[str]) -> list[Row]:
-    """The rows of a query in which a column has one of some values, however many these are."""
-    rows: list[Row] = []
-    for chunk in itertools.batched(sorted(values), _CHUNK):
-        rows += connection.execute(query.where(column.in_(chunk))).all()
-    return rows
-
-
-def _event(row: Row) -> Event:
-    return Event(**{field.name: getattr(row, field.name) for field in dataclasses.fields(Event)})
-
-
-def _answer(row: Row) -> AnswerRecord:
-    fields = dataclasses.fields(AnswerRecord)
-    return AnswerRecord(**{field.name: getattr(row, field.name) for field in fields})
-
-
-def _joined(connection: Connection, ids: Sequence[str], watermark: float | None) -> Joined:
-    answers = {row.id: _answer(row) for row in _of(connection, select(ANSWERS), ANSWERS.c.id, ids)}
-    query = (
-        select(EVENTS)
-        if watermark is None
-        else select(EVENTS).where(EVENTS.c.received_at <= watermark)
-    )
-    events: dict[str, list[Event]] = {id: [] for id in answers}
-    for row in _of(connection, query, EVENTS.c.answer, answers):
-        if row.user == answers[row.answer].user:  # it came before the answer, from somebody else
-            events[row.answer].append(_event(row))
-    for one in events.values():
-        one.sort(key=lambda event: (event.at, event.key))
-    return [(answers[id], events[id]) for id in ids if id in answers]
-
-
-def _digest(joined: Joined) -> str:
-    """SHA-256, in hex digits, of answers' ids and of their events."""
-    found = hashlib.sha256()
-    for answer, events in joined:
-        said = [dataclasses.astuple(event) for event in events]
-        found.update(json.dumps([answer.id, said], sort_keys=True).encode() + b"\n")
-    return found.hexdigest()
-
-
-def _training_set(connection: Connection, cycle: int) -> Row | None:
-    return connection.execute(
-        select(TRAINING_SETS).where(TRAINING_SETS.c.cycle == cycle)
-    ).one_or_none()
-
-
-def _remove_answers(connection: Connection, ids: Sequence[str], mark: str) -> tuple[int, ...]:
-    """Removes answers and their uses. Adds their number to the column ``mark`` of the training sets
-    that held them; the cycles of these.
-    """
-    numbers: dict[int, int] = {}
-    for row in _of(connection, select(USES.c.cycle, USES.c.answer), USES.c.answer, ids):
-        numbers[row.cycle] = numbers.get(row.cycle, 0) + 1
-    for cycle, number in sorted(numbers.items()):
-        column = TRAINING_SETS.c[mark]
-        statement = update(TRAINING_SETS).where(TRAINING_SETS.c.cycle == cycle)
-        connection.execute(statement.values({mark: column + number}))
-    for chunk in itertools.batched(ids, _CHUNK):
-        connection.execute(delete(USES).where(USES.c.answer.in_(chunk)))
-        connection.execute(delete(ANSWERS).where(ANSWERS.c.id.in_(chunk)))
-    return tuple(sorted(numbers))
