@@ -31,7 +31,7 @@ NOT_IMPORTED = {
     "scipy": "goes with jax",
     "ty": "a program",
 }
-OPTIONAL = ("aot", "cuda", "data", "peers", "ray", "tpu", "trackio", "wandb")
+OPTIONAL = ("aot", "cuda", "data", "peers", "postgres", "ray", "tpu", "trackio", "wandb")
 
 
 def pins(path: Path) -> dict[str, str]:

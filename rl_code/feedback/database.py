@@ -1,0 +1,113 @@
+"""A database by its URL: SQLite in a file, or a PostgreSQL server; durable, and migrated.
+
+    sqlite:///runs/a/people.db
+    postgresql+psycopg://user:password@host:5432/name
+
+PostgreSQL needs the extra ``postgres`` (requirements/postgres.txt).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import ArgumentError
+
+# Milliseconds that a process waits for another one that writes to the same file.
+_BUSY_MS = 60_000
+# Number of the lock that PostgreSQL's sessions share: writers together, a selection alone.
+_LOCK = 0x7265636F
+
+
+def connect(url: str) -> Engine:
+    """An engine whose commits are on the disk when they return, with all tables made.
+
+    Raises ValueError for a URL of another kind of database, sqlalchemy.exc.OperationalError for
+    one that cannot be reached.
+    """
+    try:
+        parsed = sqlalchemy.make_url(url)
+        kind = parsed.get_backend_name()
+    except ArgumentError as error:
+        raise ValueError(f"database {url!r}: {error}") from error
+    if kind == "sqlite":
+        engine = _sqlite(parsed)
+    elif kind == "postgresql":
+        # a server that was restarted leaves dead connections behind
+        engine = sqlalchemy.create_engine(parsed, pool_pre_ping=True, pool_size=8)
+    else:
+        raise ValueError(f"database {url!r}: expected sqlite:///FILE or postgresql+psycopg://...")
+    migrate(engine)
+    return engine
+
+
+def _sqlite(url: sqlalchemy.URL) -> Engine:
+    if url.database in (None, "", ":memory:"):
+        raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sqlalchemy.create_engine(url)
+
+    @event.listens_for(engine, "connect")
+    def _(connection, record) -> None:
+        connection.isolation_level = None  # transactions begin below, not by sqlite3's rules
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        # what is committed is in the log and synced; what is deleted is overwritten
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA secure_delete=ON")
+
+    @event.listens_for(engine, "begin")
+    def _(connection: Connection) -> None:
+        # A transaction that reads and then writes would fail at once if another one wrote between
+        # the two, so each takes the lock of writers first, unless it says that it only reads.
+        reads = connection.get_execution_options().get("reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that sees one state of the database and writes nothing."""
+    options = {"reads": True}
+    if engine.dialect.name == "postgresql":
+        options["isolation_level"] = "REPEATABLE READ"
+    with engine.connect().execution_options(**options) as connection:
+        yield connection
+
+
+@contextmanager
+def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
+    """A transaction that writes. With ``alone`` no other one that was begun by this function is
+    open meanwhile; in SQLite none ever is.
+    """
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
+            connection.execute(text(f"SELECT {lock}({_LOCK})"))
+        yield connection
+
+
+def now(connection: Connection) -> float:
+    """Unix seconds on the one clock that all processes of a database share."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")))
+    return time.time()
+
+
+def migrate(engine: Engine) -> None:
+    """Brings the tables to the newest form: all migrations that are missing, or none of them.
+
+    Several processes may do so at once.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with writing(engine, alone=True) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")

@@ -1,0 +1,68 @@
+"""What the store of answers and events says: what became of events, selections, deletions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+class Overtaken(ValueError):
+    """What was selected is not so any more: answers were deleted, or another cycle has them. A new
+    selection leaves them out.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of one event of a client."""
+
+    key: str
+    # recorded: now. repeated: before. waiting: recorded, and its answer is not there yet. refused:
+    # not recorded, since its answer is another user's or was never given.
+    status: Literal["recorded", "repeated", "waiting", "refused"]
+    # More about it in words; may be "".
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The answers that a cycle trains on."""
+
+    # In the order in which they were recorded.
+    ids: tuple[str, ...]
+    # SHA-256 of the ids and of their events.
+    digest: str
+    # Unix seconds: events that were received later do not count.
+    watermark: float
+    # How many sessions the answers are of.
+    sessions: int
+    # Answers left out although no cycle has used them: of versions outside of the window, and those
+    # that were cut off.
+    outside: int = 0
+    aborted: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSet:
+    """What a cycle was trained on, and what was deleted since."""
+
+    cycle: int
+    watermark: float
+    digest: str
+    answers: int
+    sessions: int
+    outside: int
+    # Answers that went since: their person asked for it, or they were too old. A version that was
+    # trained on deleted ones still holds what it learned from them.
+    deleted: int
+    expired: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Deleted:
+    """What a deletion removed."""
+
+    answers: int
+    events: int
+    # The cycles whose training set held such answers.
+    cycles: tuple[int, ...]

@@ -1,0 +1,94 @@
+"""Queries that several methods of the store share, on a connection that is in a transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, select, update
+
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.feedback.tables import ANSWERS, EVENTS, TRAINING_SETS, USES
+
+# How many values a statement names at once; databases limit that.
+CHUNK = 1_000
+
+type Joined = list[tuple[AnswerRecord, list[Event]]]
+
+
+def rows_of(connection: Connection, query: Any, column: Any, values: Collection[str]) -> list[Row]:
+    """The rows of a query in which a column has one of some values, however many these are."""
+    rows: list[Row] = []
+    for chunk in itertools.batched(sorted(values), CHUNK):
+        rows += connection.execute(query.where(column.in_(chunk))).all()
+    return rows
+
+
+def event_of(row: Row) -> Event:
+    """A row of ``EVENTS`` as it was sent."""
+    return Event(**{field.name: getattr(row, field.name) for field in dataclasses.fields(Event)})
+
+
+def answer_of(row: Row) -> AnswerRecord:
+    """A row of ``ANSWERS`` as it was recorded."""
+    fields = dataclasses.fields(AnswerRecord)
+    return AnswerRecord(**{field.name: getattr(row, field.name) for field in fields})
+
+
+def join(connection: Connection, ids: Sequence[str], watermark: float | None) -> Joined:
+    """Answers, in the order of their ids, each with its events in the order of their times.
+
+    Answers that are not there are left out, and so are events received after the watermark.
+    """
+    answers = {
+        row.id: answer_of(row) for row in rows_of(connection, select(ANSWERS), ANSWERS.c.id, ids)
+    }
+    query = (
+        select(EVENTS)
+        if watermark is None
+        else select(EVENTS).where(EVENTS.c.received_at <= watermark)
+    )
+    events: dict[str, list[Event]] = {id: [] for id in answers}
+    for row in rows_of(connection, query, EVENTS.c.answer, answers):
+        if row.user == answers[row.answer].user:  # it came before the answer, from somebody else
+            events[row.answer].append(event_of(row))
+    for one in events.values():
+        one.sort(key=lambda event: (event.at, event.key))
+    return [(answers[id], events[id]) for id in ids if id in answers]
+
+
+def digest_of(joined: Joined) -> str:
+    """SHA-256, in hex digits, of answers' ids and of their events."""
+    found = hashlib.sha256()
+    for answer, events in joined:
+        said = [dataclasses.astuple(event) for event in events]
+        found.update(json.dumps([answer.id, said], sort_keys=True).encode() + b"\n")
+    return found.hexdigest()
+
+
+def training_set_of(connection: Connection, cycle: int) -> Row | None:
+    """The row of a cycle; None before it was marked."""
+    return connection.execute(
+        select(TRAINING_SETS).where(TRAINING_SETS.c.cycle == cycle)
+    ).one_or_none()
+
+
+def remove_answers(connection: Connection, ids: Sequence[str], mark: str) -> tuple[int, ...]:
+    """Removes answers and their uses. Adds their number to the column ``mark`` of the training sets
+    that held them; the cycles of these.
+    """
+    numbers: dict[int, int] = {}
+    for row in rows_of(connection, select(USES.c.cycle, USES.c.answer), USES.c.answer, ids):
+        numbers[row.cycle] = numbers.get(row.cycle, 0) + 1
+    for cycle, number in sorted(numbers.items()):
+        column = TRAINING_SETS.c[mark]
+        statement = update(TRAINING_SETS).where(TRAINING_SETS.c.cycle == cycle)
+        connection.execute(statement.values({mark: column + number}))
+    for chunk in itertools.batched(ids, CHUNK):
+        connection.execute(delete(USES).where(USES.c.answer.in_(chunk)))
+        connection.execute(delete(ANSWERS).where(ANSWERS.c.id.in_(chunk)))
+    return tuple(sorted(numbers))

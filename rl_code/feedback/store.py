@@ -1,0 +1,389 @@
+"""The store of answers and events: durable, each counted once, and reproducible for training.
+
+- What a call has written is on the disk when it returns, and after a kill there is all of a call or
+  nothing.
+- The same answer or event a second time changes nothing. An event may come before its answer: it is
+  kept, and joins it whenever the two are there. It never joins an answer that was given to somebody
+  else.
+- A cycle trains on answers and on the events that were received up to a *watermark*. No event with
+  an earlier time of receipt can appear later: the times are taken from one clock while a lock is
+  held that a selection waits for.
+- An answer is in the training set of at most one cycle; the database refuses a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rl_code.feedback import database
+from rl_code.feedback.checks import check_answer, check_event
+from rl_code.feedback.identity import AnswerIds
+from rl_code.feedback.outcomes import Deleted, Overtaken, Result, Selection, TrainingSet
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.feedback.rows import (
+    CHUNK,
+    Joined,
+    digest_of,
+    event_of,
+    join,
+    remove_answers,
+    rows_of,
+    training_set_of,
+)
+from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS, SUSPECTS, TRAINING_SETS, USES
+
+_DAY_S = 86_400.0
+
+
+class FeedbackStore:
+    """All processes of a system may have one on the same database; its methods may be called from
+    any thread.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ids: AnswerIds | None = None,
+        clock: Callable[[], float] | None = None,
+    ):
+        """url: of the database (``database.connect``). ids: tells at once whether an answer that is
+        not recorded yet was given to the user who sends an event. clock: Unix seconds, for tests
+        and simulations; None for the database's own clock.
+        """
+        self.engine = database.connect(url)
+        self._ids = ids
+        self._clock = clock
+        # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking
+        # the file again and again.
+        self._turn = threading.Lock() if self.engine.dialect.name == "sqlite" else None
+
+    def __enter__(self) -> FeedbackStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections that are idle."""
+        self.engine.dispose()
+
+    # Writing down
+
+    def record_answer(self, answer: AnswerRecord) -> bool:
+        """Writes an answer down; whether it is new. Raises ValueError for one that is malformed."""
+        check_answer(answer)
+        values = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
+        values["extra"] = dict(answer.extra)
+        with self._writing() as connection:
+            values["recorded_at"] = self._now(connection)
+            statement = self._insert(ANSWERS).values(values).on_conflict_do_nothing()
+            return connection.scalar(statement.returning(ANSWERS.c.id)) is not None
+
+    def record_events(self, events: Sequence[Event], user: str) -> list[Result]:
+        """Writes down events that a user sent, and says what became of each, in their order.
+
+        Raises ValueError for one that is malformed; then none is written.
+        """
+        for event in events:
+            check_event(event)
+        with self._writing() as connection:
+            at = self._now(connection)
+            owners = self._owners(connection, {event.answer for event in events})
+            refused = {event.key for event in events if not self._may(event, user, owners)}
+            fresh = {event.key: event for event in reversed(events) if event.key not in refused}
+            new = self._insert_events(connection, list(fresh.values()), user, at)
+            others = self._recorded(connection, set(fresh) - new, user)
+            if refused:
+                self._count_refusals(connection, user, len(refused), at)
+        results = []
+        for event in events:
+            if event.key in refused:
+                why = f"the answer {event.answer!r} was not given to this key"
+                results.append(Result(event.key, "refused", why))
+            elif event.key in new:
+                new.remove(event.key)  # the same key again in this list is a repetition
+                status = "recorded" if event.answer in owners else "waiting"
+                results.append(Result(event.key, status))
+            else:
+                same = event == others.get(event.key, fresh.get(event.key))
+                why = "" if same else "the key was used for another event, which stays as it is"
+                results.append(Result(event.key, "repeated", why))
+        return results
+
+    # Reading for training
+
+    def select(
+        self,
+        watermark: float,
+        versions: Collection[int],
+        most: int = 0,
+        *,
+        silence_s: float = 0.0,
+    ) -> Selection:
+        """The answers that a cycle may train on: whole, of these versions, and in no cycle yet.
+
+        watermark: Unix seconds, not in the future. most: the newest so many of them; 0 for all.
+        silence_s: answers recorded later than so long before the watermark are left out; an older
+        one without events has the reward of silence. Writes nothing: ``mark_used`` does.
+
+        Raises ValueError for a watermark in the future, after which events would still be received.
+        """
+        with self._writing(alone=True) as connection:
+            if watermark > (now := self._now(connection)):
+                raise ValueError(f"{watermark=} lies after the database's time, {now}")
+            free = ~select(USES.c.answer).where(USES.c.answer == ANSWERS.c.id).exists()
+            old = free & (ANSWERS.c.recorded_at <= watermark - silence_s)
+            whole = ANSWERS.c.finish_reason != "aborted"
+            inside = ANSWERS.c.version.in_(list(versions))
+            count = select(func.count()).select_from(ANSWERS)
+            outside = connection.scalar(count.where(old, whole, ~inside))
+            aborted = connection.scalar(count.where(old, ~whole))
+            query = select(ANSWERS.c.id, ANSWERS.c.session).where(old, whole, inside)
+            query = query.order_by(ANSWERS.c.recorded_at.desc(), ANSWERS.c.id.desc())
+            rows = connection.execute(query.limit(most) if most else query).all()[::-1]
+            ids = tuple(row.id for row in rows)
+            digest = digest_of(join(connection, ids, watermark))
+        sessions = len({row.session for row in rows})
+        return Selection(ids, digest, watermark, sessions, outside, aborted)
+
+    def joined(self, ids: Sequence[str], watermark: float | None = None) -> Joined:
+        """Answers, in the order of their ids, each with its events in the order of their times.
+
+        Answers that are deleted are left out. watermark: later events are left out; None for all.
+        """
+        with database.reading(self.engine) as connection:
+            return join(connection, ids, watermark)
+
+    def digest(self, ids: Sequence[str], watermark: float) -> str:
+        """The digest that a selection of these answers has."""
+        return digest_of(self.joined(ids, watermark))
+
+    def answered(self, versions: Collection[int], since: float) -> tuple[str, ...]:
+        """Ids of the whole answers of these versions that were asked for since a time, in that
+        order, used or not.
+        """
+        query = select(ANSWERS.c.id).where(
+            ANSWERS.c.version.in_(list(versions)),
+            ANSWERS.c.asked_at >= since,
+            ANSWERS.c.finish_reason != "aborted",
+        )
+        with database.reading(self.engine) as connection:
+            ordered = query.order_by(ANSWERS.c.asked_at, ANSWERS.c.id)
+            return tuple(connection.scalars(ordered))
+
+    # Cycles
+
+    def mark_used(self, cycle: int, selection: Selection) -> None:
+        """Makes a selection the training set of a cycle, all of it or nothing.
+
+        The same again changes nothing. Raises Overtaken if an answer was deleted or is another
+        cycle's, ValueError if the cycle has another training set.
+        """
+        with self._writing(alone=True) as connection:
+            there = training_set_of(connection, cycle)
+            if there is not None:
+                if (there.digest, there.watermark) != (selection.digest, selection.watermark):
+                    raise ValueError(f"cycle {cycle} has another training set: {there}")
+                return
+            owners = self._owners(connection, selection.ids)
+            taken = rows_of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
+            if gone := sorted(set(selection.ids) - set(owners)):
+                raise Overtaken(f"{len(gone)} selected answers were deleted, such as {gone[0]!r}")
+            if taken:
+                raise Overtaken(f"{len(taken)} selected answers are used, such as {taken[0][0]!r}")
+            row = {
+                "cycle": cycle,
+                "watermark": selection.watermark,
+                "digest": selection.digest,
+                "answers": len(selection.ids),
+                "sessions": selection.sessions,
+                "outside": selection.outside,
+                "deleted": 0,
+                "expired": 0,
+            }
+            connection.execute(insert(TRAINING_SETS).values(row))
+            uses = [
+                {"answer": id, "cycle": cycle, "place": place}
+                for place, id in enumerate(selection.ids)
+            ]
+            if uses:
+                connection.execute(insert(USES), uses)
+
+    def used(self, cycle: int) -> Selection | None:
+        """The training set of a cycle, without answers that were deleted since; None before it was
+        marked. The digest is that of the whole one.
+        """
+        with database.reading(self.engine) as connection:
+            row = training_set_of(connection, cycle)
+            if row is None:
+                return None
+            query = select(USES.c.answer).where(USES.c.cycle == cycle).order_by(USES.c.place)
+            ids = tuple(connection.scalars(query))
+        return Selection(ids, row.digest, row.watermark, row.sessions, row.outside)
+
+    def training_sets(self) -> list[TrainingSet]:
+        """Of every cycle, in order."""
+        with database.reading(self.engine) as connection:
+            rows = connection.execute(select(TRAINING_SETS).order_by(TRAINING_SETS.c.cycle))
+            return [TrainingSet(**row._mapping) for row in rows]
+
+    # Suspects and refusals
+
+    def list_suspects(self, cycle: int, suspects: Sequence[Any]) -> None:
+        """Replaces a cycle's list of suspects (``poisoning.Suspect``)."""
+        rows = [{"cycle": cycle, **dataclasses.asdict(suspect)} for suspect in suspects]
+        with self._writing() as connection:
+            connection.execute(delete(SUSPECTS).where(SUSPECTS.c.cycle == cycle))
+            if rows:
+                connection.execute(insert(SUSPECTS), rows)
+
+    def suspects(self, cycle: int) -> list[dict[str, Any]]:
+        """A cycle's suspects: user, reason, weight and text, by weight."""
+        columns = SUSPECTS.c.user, SUSPECTS.c.reason, SUSPECTS.c.weight, SUSPECTS.c.text
+        query = select(*columns).where(SUSPECTS.c.cycle == cycle)
+        query = query.order_by(SUSPECTS.c.weight, SUSPECTS.c.user, SUSPECTS.c.reason)
+        with database.reading(self.engine) as connection:
+            return [dict(row._mapping) for row in connection.execute(query)]
+
+    def refusals(self) -> dict[str, int]:
+        """User -> how many of the events that it sent were refused."""
+        with database.reading(self.engine) as connection:
+            return {row.user: row.events for row in connection.execute(select(REFUSALS))}
+
+    def counts(self) -> dict[str, int]:
+        """How many answers there are, of these aborted ones and those without events; how many
+        events, and of these those that wait for an answer.
+        """
+        own = (EVENTS.c.answer == ANSWERS.c.id) & (EVENTS.c.user == ANSWERS.c.user)
+        answers = select(func.count()).select_from(ANSWERS)
+        events = select(func.count()).select_from(EVENTS)
+        queries = {
+            "answers": answers,
+            "aborted": answers.where(ANSWERS.c.finish_reason == "aborted"),
+            "silent": answers.where(~select(EVENTS.c.key).where(own).exists()),
+            "events": events,
+            "waiting": events.where(~select(ANSWERS.c.id).where(own).exists()),
+        }
+        with database.reading(self.engine) as connection:
+            return {name: connection.scalar(query) for name, query in queries.items()}
+
+    # Forgetting
+
+    def delete_user(self, user: str) -> Deleted:
+        """Removes a user's answers and events and what was derived of them, and marks the cycles
+        whose training set held such answers.
+        """
+        with self._writing(alone=True) as connection:
+            answers = connection.scalars(select(ANSWERS.c.id).where(ANSWERS.c.user == user)).all()
+            cycles = remove_answers(connection, answers, "deleted")
+            events = connection.execute(delete(EVENTS).where(EVENTS.c.user == user)).rowcount
+            for table in (REFUSALS, SUSPECTS):
+                connection.execute(delete(table).where(table.c.user == user))
+        self._overwrite()
+        return Deleted(len(answers), events, cycles)
+
+    def expire(self, now: float, keep_days: float) -> Deleted:
+        """Removes answers recorded, and events received, more than so many days before a time.
+
+        An event goes with its answer, too. Training sets count answers that went, apart from those
+        that a person had deleted.
+        """
+        before = now - keep_days * _DAY_S
+        with self._writing(alone=True) as connection:
+            old = ANSWERS.c.recorded_at < before
+            theirs = EVENTS.c.answer.in_(select(ANSWERS.c.id).where(old))
+            gone = delete(EVENTS).where((EVENTS.c.received_at < before) | theirs)
+            events = connection.execute(gone).rowcount
+            answers = connection.scalars(select(ANSWERS.c.id).where(old)).all()
+            cycles = remove_answers(connection, answers, "expired")
+            connection.execute(delete(REFUSALS).where(REFUSALS.c.last_at < before))
+        self._overwrite()
+        return Deleted(len(answers), events, cycles)
+
+    def _overwrite(self) -> None:
+        """SQLite's log still holds the pages from before; it is copied into the file and emptied,
+        unless another process reads just now. Then a later checkpoint does it.
+        """
+        if self._turn is None:
+            return
+        with self._turn:
+            connection = self.engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.close()
+
+    # Inside
+
+    @contextmanager
+    def _writing(self, *, alone: bool = False) -> Iterator[Connection]:
+        if self._turn is None:
+            with database.writing(self.engine, alone=alone) as connection:
+                yield connection
+        else:
+            with self._turn, database.writing(self.engine) as connection:
+                yield connection
+
+    def _now(self, connection: Connection) -> float:
+        return database.now(connection) if self._clock is None else self._clock()
+
+    def _insert(self, table: Any) -> Any:
+        """An INSERT that can say what happens to rows that are there already."""
+        kinds = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+        return kinds[self.engine.dialect.name](table)
+
+    def _may(self, event: Event, user: str, owners: Mapping[str, str]) -> bool:
+        """Whether a user may say something about an answer."""
+        if event.answer in owners:
+            return owners[event.answer] == user
+        return self._ids is None or self._ids.issued_to(event.answer, user)
+
+    def _owners(self, connection: Connection, ids: Collection[str]) -> dict[str, str]:
+        """Answer -> user, of those that are recorded."""
+        rows = rows_of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
+        return {row.id: row.user for row in rows}
+
+    def _insert_events(
+        self, connection: Connection, events: Sequence[Event], user: str, at: float
+    ) -> set[str]:
+        """Writes events down unless their key was used; the keys of those that are new."""
+        rows = [
+            {
+                **{field.name: getattr(event, field.name) for field in dataclasses.fields(event)},
+                "extra": dict(event.extra),
+                "user": user,
+                "received_at": at,
+            }
+            # always in the same order, so that two transactions never wait for each other
+            for event in sorted(events, key=lambda event: event.key)
+        ]
+        new: set[str] = set()
+        for chunk in itertools.batched(rows, CHUNK):
+            statement = self._insert(EVENTS).values(list(chunk)).on_conflict_do_nothing()
+            new |= set(connection.scalars(statement.returning(EVENTS.c.key)))
+        return new
+
+    def _recorded(
+        self, connection: Connection, keys: Collection[str], user: str
+    ) -> dict[str, Event]:
+        """Key -> the event of a user that has it."""
+        rows = rows_of(connection, select(EVENTS).where(EVENTS.c.user == user), EVENTS.c.key, keys)
+        return {row.key: event_of(row) for row in rows}
+
+    def _count_refusals(self, connection: Connection, user: str, number: int, at: float) -> None:
+        statement = self._insert(REFUSALS).values(user=user, events=number, last_at=at)
+        total = REFUSALS.c.events + number
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["user"], set_={"events": total, "last_at": at}
+            )
+        )

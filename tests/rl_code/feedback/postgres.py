@@ -1,0 +1,95 @@
+"""A PostgreSQL server of its own for tests: on loopback, in a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+def why_not() -> str:
+    """Why no server can be started here; "" if one can."""
+    if not BINARIES and not shutil.which("initdb"):
+        return "PostgreSQL's server is not installed (Debian: apt install postgresql)"
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        return "psycopg is not installed (requirements/postgres.txt)"
+    if os.geteuid() == 0 and not _other_user():
+        return "PostgreSQL does not run as root, and there is no user postgres or nobody"
+    return ""
+
+
+def _other_user() -> str | None:
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in names), None)
+
+
+class Server:
+    """A server in a folder, which can be crashed and started again."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._data = folder / "data"
+        self._binaries = BINARIES[-1].parent if BINARIES else Path(shutil.which("initdb")).parent
+        self._user = _other_user() if os.geteuid() == 0 else None
+        if self._user:
+            shutil.chown(folder, self._user)
+        self._run(
+            *("initdb", "-D", str(self._data), "-U", "test", "-A", "trust"),
+            *("-E", "UTF8", "--locale=C", "--no-sync"),
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.url = f"postgresql+psycopg://test@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        """Returns when connections are taken."""
+        options = f"-p {self._port} -h 127.0.0.1 -k {self._folder} -c shared_buffers=16MB"
+        self._control("-l", str(self._folder / "log"), "-o", options, "start")
+
+    def crash(self) -> None:
+        """Ends all its processes at once; the next start recovers from its log."""
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *arguments: str) -> None:
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "200", *arguments)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        as_user = {}
+        if self._user:
+            group = pwd.getpwnam(self._user).pw_gid
+            as_user = {"user": self._user, "group": group, "extra_groups": []}
+        done = subprocess.run(
+            [str(self._binaries / program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=self._folder,
+            **as_user,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A server without anything in it, which is ended afterwards."""
+    # a socket's path may have 107 characters, so not in pytest's folder
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    try:
+        server = Server(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.crash()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
