@@ -32,17 +32,17 @@ def main(argv: list[str]) -> None:
     for metric, share in ((RETAINED, 0.5), (LATENCY, 0.5), (ACCEPTED, 0.2), (LATENCY, 0.2)):
         same += study.same_arms(rng, metric, always, share=share, **size)
     powers = [
-        study.power(rng, RETAINED, effect=0.02, tests=tests // 2, users=12_000),
-        study.power(rng, ACCEPTED, effect=0.02, tests=tests // 5, users=80_000),
+        study.power(rng, RETAINED, effect=0.02, tests=tests // 4, users=12_000),
+        study.power(rng, ACCEPTED, effect=0.02, tests=tests // 10, users=60_000),
     ]
     delays = [
         study.rollback(
             rng,
             ACCEPTED,
             effect=effect,
-            tests=tests // 2,
+            tests=tests // 5,
             users=2_000,
-            sessions=20_000,
+            sessions=10_000,
             share=0.2,
             guardrails=GUARDRAILS,
         )
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     alarms = [
         row
         for metric in METRICS
-        for row in study.charts(rng, metric, tests=tests // 2, sessions=1_000)
+        for row in study.charts(rng, metric, tests=tests // 5, sessions=1_000)
     ]
     print(report.markdown(same, powers, delays, alarms))
     if FLAGS.figure:

@@ -27,7 +27,9 @@ class Metric:
     # Whether both are log-normal, with a long tail to the right.
     skewed: bool = False
 
-    def users(self, rng: np.random.Generator, count: int, factor: float) -> Float64[np.ndarray, "u"]:
+    def users(
+        self, rng: np.random.Generator, count: int, factor: float
+    ) -> Float64[np.ndarray, "u"]:
         """Users' own means, around ``factor`` times the metric's."""
         mean = self.mean * factor
         if self.skewed:
@@ -55,8 +57,8 @@ class Metric:
         return float(np.sqrt(self.between**2 + within**2 / sessions))
 
 
-# Shares of what the measured pages say of such metrics: PEOPLE is not to be had, so these are
-# assumptions, and the table says so.
+# Assumptions about people, not measurements: a chance of accepting with habits, a share that is kept,
+# seconds with a long tail.
 ACCEPTED = Metric("accepted", mean=0.3, between=0.1, within=None)
 RETAINED = Metric("retained", mean=0.6, between=0.1, within=0.25)
 LATENCY = Metric("latency", mean=0.8, between=0.4, within=1.0, skewed=True)
@@ -100,9 +102,7 @@ def streams(
         activity = rng.gamma(0.7, size=users)
         user = rng.choice(users, sessions, p=activity / activity.sum())
         treated = rng.random(users) < share
-        means = np.where(
-            treated, metric.users(rng, users, factor), metric.users(rng, users, 1.0)
-        )
+        means = np.where(treated, metric.users(rng, users, factor), metric.users(rng, users, 1.0))
         yield Stream(user, treated[user], metric.sessions(rng, means[user]))
 
 

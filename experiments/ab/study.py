@@ -227,14 +227,14 @@ def charts(rng: np.random.Generator, metric: Metric, *, tests: int, sessions: in
     monitor sees sessions of people with habits, as it does in a cycle.
     """
     rows = []
-    deviation = metric.deviation(1)
     for name, chart in monitors.CHARTS.items():
         wrong, delays = 0, []
         for stream in simulate.streams(rng, metric, tests=tests, users=400, sessions=2 * sessions):
             before = stream.value[~stream.treated]
-            z = (stream.value[stream.treated] - before.mean()) / before.std(ddof=1)
+            values = stream.value[stream.treated]
+            z = monitors.standard(before, values)
             wrong += max(chart().path(z).max(), chart().path(-z).max()) > 1
-            path = chart().path(z + 0.5 * deviation / before.std(ddof=1))
+            path = chart().path(_shifted(rng, metric, before, values))
             if path.max() > 1:
                 delays.append(int(np.argmax(path > 1)) + 1)
         delay = float(np.median(delays)) if delays else float("inf")
@@ -258,6 +258,25 @@ def _beyond(
     apart[enough] = (treated.mean - control.mean)[enough]
     variance[enough] = (control.variance + treated.variance)[enough]
     return enough & ((apart if one_sided else np.abs(apart)) > radius(variance))
+
+
+def _shifted(
+    rng: np.random.Generator,
+    metric: Metric,
+    before: Float64[np.ndarray, " n"],
+    values: Float64[np.ndarray, " m"],
+) -> Float64[np.ndarray, " m"]:
+    """Standard values after a shift up by half a standard deviation: of the values themselves, or
+    of the chance of a 1.
+    """
+    shift = 0.5 * before.std(ddof=1)
+    if metric.within is None:
+        # as many zeros become ones as it takes
+        chance = shift / (1 - before.mean())
+        moved = np.maximum(values, rng.random(values.size) < chance)
+    else:
+        moved = values + shift
+    return monitors.standard(before, moved)
 
 
 def _mean_of_sessions(

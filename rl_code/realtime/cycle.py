@@ -11,8 +11,8 @@ beginning of the next cycle. A process that is killed does the work of its state
 comes to the same. What the fleet serves follows from the state alone, and is applied before every
 step, so a fleet that was down, or a kill between a decision and its effect, is mended by going on.
 
-A step is taken from the count of edges that was read. Of two processes that run one cycle, one is
-told that it was overtaken.
+A step is taken from the count of edges that was read. Of two processes that run one cycle, or a
+process and a person who rolls back by hand, one is told that it was overtaken, and reads again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rl_code.realtime import gate, monitors, watching
 from rl_code.realtime.gate import GateConfig
 from rl_code.realtime.ledger import Ledger, distance
 from rl_code.realtime.monitors import MonitorsConfig
-from rl_code.realtime.parts import Parts, Routing, Selection, TrainingFailed
+from rl_code.realtime.parts import Overtaken, Parts, Routing, Selection, TrainingFailed
 from rl_code.realtime.watching import WatchConfig, finite
 
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
@@ -96,7 +96,11 @@ class Cycle:
             if cycles is not None and self._ledger.current().number > cycles:
                 self._follow(self._ledger.current())
                 return
-            if not self.step():
+            try:
+                taken = self.step()
+            except Overtaken:
+                continue  # what is so now is read again
+            if not taken:
                 self._parts.wait(self._config.poll_s)
 
     def step(self) -> bool:

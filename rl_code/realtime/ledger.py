@@ -8,14 +8,11 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import Connection, Row, insert, select, update
 
+from rl_code.realtime.parts import Overtaken
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
 
 # How a cycle can end.
 ENDS = ("promoted", "rolled_back", "refused")
-
-
-class Overtaken(RuntimeError):
-    """Another process took the edge first."""
 
 
 class Ledger:
@@ -72,8 +69,7 @@ class Ledger:
             same = (CYCLES.c.number == row.number) & (CYCLES.c.edges == row.edges)
             if connection.execute(update(CYCLES).where(same).values(values)).rowcount != 1:
                 raise Overtaken(
-                    f"cycle {row.number} has left {row.state!r} while this process was at it; does "
-                    "another one run the same cycle?"
+                    f"cycle {row.number} has left {row.state!r} while this process was at it"
                 )
             edge = {"cycle": row.number, "number": row.edges + 1, "at": at, "reason": reason}
             connection.execute(insert(EDGES).values(**edge, before=row.state, after=after))

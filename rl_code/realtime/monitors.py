@@ -1,8 +1,7 @@
 """Monitors: alarms on the rates of a candidate, and on a reward that is gamed.
 
 A rate is read session by session against the sessions that the deployed version has at the same
-time: z is the value minus the mean there over the standard deviation there. A chart then looks for
-a shift: CUSUM (Page 1954) sums what exceeds a slack and is quick on lasting shifts, EWMA (Roberts
+time (``standard``). A chart then looks for a shift: CUSUM (Page 1954) sums what exceeds a slack and is quick on lasting shifts, EWMA (Roberts
 1959) is a running mean. Both sides are watched unless the config names one.
 
 A reward is gamed when it rises and retention does not. Two signs are looked for: the reward is
@@ -22,7 +21,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import numpy as np
-import scipy  # reads scipy.signal when it is first used
+import scipy  # reads scipy.signal and scipy.special when they are first used
 from jaxtyping import Float64
 
 from rl_code import named
@@ -35,6 +34,8 @@ from rl_code.realtime.parts import Sessions
 NAMED_SESSIONS = 5
 # An interval of a correlation at fewer sessions says nothing.
 _LEAST_CORRELATED = 30
+# In standard deviations: the most that one session may say.
+_CUT = 3.0
 
 
 class Chart(Protocol):
@@ -152,9 +153,7 @@ def _rate(
     known = ~np.isnan(values)
     if before.size < least or not known.any():
         return None
-    # A rate that was always the same has no deviation; any other value is then far off.
-    deviation = max(float(before.std(ddof=1)), 1e-3 * max(1.0, abs(float(before.mean()))))
-    z = (values[known] - before.mean()) / deviation
+    z = standard(before, values[known])
     names = candidate.session[known]
     sides = {"up": 1, "down": -1}
     for side, sign in sides.items():
@@ -172,6 +171,28 @@ def _rate(
         )
         return Alarm(monitor.metric, text, tuple(map(str, names[order[:NAMED_SESSIONS]])))
     return None
+
+
+def standard(
+    before: Float64[np.ndarray, " n"], values: Float64[np.ndarray, " sessions"]
+) -> Float64[np.ndarray, " sessions"]:
+    """How unusual values are among those before: 0 on average and a deviation of 1 if nothing has
+    changed.
+
+    They are normal scores of the ranks, so that one long latency or answer is no alarm, divided by
+    their own deviation and cut at ``_CUT``, so that a few of what is rare are none either.
+    """
+    order = np.sort(before)
+
+    def scores(x: np.ndarray) -> np.ndarray:
+        # the middle of the rank among equal values
+        rank = (np.searchsorted(order, x, "left") + np.searchsorted(order, x, "right")) / 2
+        return scipy.special.ndtri((rank + 0.5) / (order.size + 1))
+
+    usual = scores(before)
+    # A rate that never changed has no deviation; any other value is then as far off as can be.
+    deviation = max(float(usual.std()), 1e-6)
+    return np.clip((scores(values) - usual.mean()) / deviation, -_CUT, _CUT)
 
 
 def _gamed(

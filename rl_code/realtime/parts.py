@@ -14,6 +14,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 
+class Overtaken(RuntimeError):
+    """The cycle has gone on without this process: another one, or a person, took the edge first."""
+
+
 class TrainingFailed(Exception):
     """Training came to no version, and would not the next time; the cycle refuses the candidate."""
 
@@ -137,7 +141,7 @@ class Fleet(Protocol):
 
     def apply(self, routing: Routing) -> None:
         """Loads what the routing names, routes users by it, then retires other versions once their
-        streams have ended. Does nothing if it is so already. Raises ValueError for a routing older
+        streams have ended. Does nothing if it is so already. Raises Overtaken for a routing older
         than the one in force.
         """
         ...

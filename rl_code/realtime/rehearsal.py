@@ -21,7 +21,7 @@ from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Ta
 
 from rl_code.files import write_atomically
 from rl_code.read_config import at_least
-from rl_code.realtime.parts import Parts, Played, Routing, Selection, Sessions
+from rl_code.realtime.parts import Overtaken, Parts, Played, Routing, Selection, Sessions
 
 METADATA = MetaData()
 
@@ -120,7 +120,7 @@ class FileFleet:
     def apply(self, routing: Routing) -> None:
         now = self.routing()
         if now is not None and routing.turn < now.turn:
-            raise ValueError(f"{routing} is older than what is in force, {now}")
+            raise Overtaken(f"{routing} is older than what is in force, {now}")
         if routing != now:
             write_atomically(self._path, json.dumps(dataclasses.asdict(routing)).encode())
 
@@ -252,7 +252,9 @@ METRICS = (
 class People:
     """Come, get the version of their arm, and do what its quality makes likely."""
 
-    def __init__(self, config: Rehearsal, store: RehearsalStore, fleet: FileFleet, weights: Weights):
+    def __init__(
+        self, config: Rehearsal, store: RehearsalStore, fleet: FileFleet, weights: Weights
+    ):
         self._config = config
         self._store = store
         self._fleet = fleet

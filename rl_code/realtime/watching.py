@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from rl_code.evaluation.passk import Interval
 from rl_code.read_config import at_least
 from rl_code.realtime import sequential
@@ -80,8 +82,9 @@ class Look:
     # Sessions and users of the deployed version and of the candidate.
     sessions: tuple[int, int]
     users: tuple[int, int]
-    # The metric in the two arms, and candidate minus deployed; without ends before there is enough.
-    means: tuple[float, float]
+    # The metric in the two arms, and candidate minus deployed, with confidence sequences; without
+    # ends before there are enough users.
+    arms: tuple[Interval, Interval]
     difference: Interval
     # Guardrail -> lower bound of its harm, and harm that is allowed.
     harms: Mapping[str, tuple[float, float]]
@@ -118,10 +121,18 @@ def look(config: WatchConfig, deployed: Sessions, candidate: Sessions, watched_s
         reason,
         (len(deployed.session), len(candidate.session)),
         (before.users, after.users),
-        (before.mean, after.mean),
+        (_around(config, before), _around(config, after)),
         found,
         harms,
     )
+
+
+def _around(config: WatchConfig, arm: sequential.Arm) -> Interval:
+    """The mean of one arm."""
+    if arm.users < config.least_users:
+        return Interval(arm.mean, -math.inf, math.inf)
+    width = float(sequential.radius(np.float64(arm.variance), config.scale, config.alpha))
+    return Interval(arm.mean, arm.mean - width, arm.mean + width)
 
 
 def _decide(
