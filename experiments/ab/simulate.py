@@ -29,7 +29,7 @@ class Metric:
 
     def users(
         self, rng: np.random.Generator, count: int, factor: float
-    ) -> Float64[np.ndarray, "u"]:
+    ) -> Float64[np.ndarray, " users"]:
         """Users' own means, around ``factor`` times the metric's."""
         mean = self.mean * factor
         if self.skewed:
@@ -40,8 +40,8 @@ class Metric:
         return rng.normal(mean, self.between, count)
 
     def sessions(
-        self, rng: np.random.Generator, means: Float64[np.ndarray, "s"]
-    ) -> Float64[np.ndarray, "s"]:
+        self, rng: np.random.Generator, means: Float64[np.ndarray, " sessions"]
+    ) -> Float64[np.ndarray, " sessions"]:
         """A value for each session, around its user's mean."""
         if self.within is None:
             return (rng.random(means.size) < means).astype(np.float64)
@@ -57,8 +57,8 @@ class Metric:
         return float(np.sqrt(self.between**2 + within**2 / sessions))
 
 
-# Assumptions about people, not measurements: a chance of accepting with habits, a share that is kept,
-# seconds with a long tail.
+# Assumptions about people, not measurements: a chance of accepting with habits, a share that is
+# kept, seconds with a long tail.
 ACCEPTED = Metric("accepted", mean=0.3, between=0.1, within=None)
 RETAINED = Metric("retained", mean=0.6, between=0.1, within=0.25)
 LATENCY = Metric("latency", mean=0.8, between=0.4, within=1.0, skewed=True)
@@ -157,8 +157,8 @@ def _arms(
 
 
 def _log_normal(
-    rng: np.random.Generator, mean: Float64[np.ndarray, "n"], deviation: float
-) -> Float64[np.ndarray, "n"]:
+    rng: np.random.Generator, mean: Float64[np.ndarray, " n"], deviation: float
+) -> Float64[np.ndarray, " n"]:
     """Log-normal values with these means and this deviation relative to the mean of all."""
     sigma2 = np.log1p((deviation / mean.mean()) ** 2)
     return mean * rng.lognormal(-sigma2 / 2, np.sqrt(sigma2), mean.size)

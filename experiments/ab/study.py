@@ -280,8 +280,8 @@ def _shifted(
 
 
 def _mean_of_sessions(
-    rng: np.random.Generator, metric: Metric, means: Float64[np.ndarray, "u"], sessions: int
-) -> Float64[np.ndarray, "u"]:
+    rng: np.random.Generator, metric: Metric, means: Float64[np.ndarray, " users"], sessions: int
+) -> Float64[np.ndarray, " users"]:
     """The mean of each user's sessions."""
     if metric.within is None:
         return rng.binomial(sessions, np.clip(means, 0, 1)) / sessions
