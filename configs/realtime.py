@@ -1,4 +1,4 @@
-"""The cycle of real-time RL: three cycles, of which the second makes a version that is bad with people.
+"""The cycle of real-time RL: of three versions the second is bad with people.
 
 What: collect, train, gate, deploy to 30 % of users, watch, promote or roll back. The parts are a
   rehearsal: numbers for weights, random people, and the real database, gate, test and monitors.
@@ -25,10 +25,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             gate=dict(
                 margin=0.02,
                 anchor_margin=0.02,
-                rates=dict(
-                    invalid_calls=dict(most=0.1, rise=0.02),
-                    edited=dict(fall=0.05),
-                    questions=dict(rise=0.05),
+                rates=(
+                    dict(rate="invalid_calls", most=0.1, rise=0.02),
+                    dict(rate="edited", fall=0.05),
+                    dict(rate="questions", rise=0.05),
                 ),
             ),
             watch=dict(
@@ -36,10 +36,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 metric="retained",
                 scale=0.05,
                 margin=0.02,
-                guardrails=dict(
-                    invalid_calls=dict(harm="up", scale=0.05),
-                    edited=dict(harm="down", scale=0.05),
-                    latency=dict(harm="up", scale=0.1),
+                guardrails=(
+                    dict(metric="invalid_calls", harm="up", scale=0.05),
+                    dict(metric="edited", harm="down", scale=0.05),
+                    dict(metric="latency", harm="up", scale=0.1),
                 ),
                 most_s=86_400.0,
             ),

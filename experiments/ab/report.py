@@ -18,10 +18,8 @@ def markdown(
     alarms: Sequence[Alarms],
 ) -> str:
     """The tables as docs/realtime.md has them."""
-    lines = [
-        "| A/A tests that reject, % | metric | users with candidate | share |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| A/A tests that reject, % | metric | users with candidate | share |"]
+    lines.append("|---|---|---|---|")
     for one in same:
         rate = one.rate
         lines.append(

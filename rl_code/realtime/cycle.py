@@ -168,12 +168,12 @@ class Cycle:
 
     def _train(self, row: Row) -> bool:
         selection = self._parts.store.used(row.number)
-        if selection is None:
+        if selection is None or not selection.ids:
             reason = "nothing of its selection is left: its people took their data back"
             refused = [(row.candidate, "refused")]
             self._ledger.edge(row, "refused", self._clock(), reason, versions=refused)
             return True
-        if selection.digest != row.digest:
+        if (selection.digest, len(selection.ids)) != (row.digest, row.answers):
             # Somebody took data back. A trainer makes anew what it made of another selection.
             changes = {"digest": selection.digest, "answers": len(selection.ids)}
             reason = f"data was taken back: {row.answers} answers, now {len(selection.ids)}"

@@ -2,8 +2,8 @@
 
 On each suite it is compared with the deployed version and with a pinned anchor, task by task: the
 lower end of the 95 % interval of the mean paired difference must be above -margin. The anchor is
-there because many steps that are each within the margin may go a long way down. Rates of what it did
-while playing must be within their bounds.
+there because many steps that are each within the margin may go a long way down. Rates of what it
+did while playing must be within their bounds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rl_code.realtime.parts import Played
 class RateBound:
     """What a rate may be. None for no such bound."""
 
+    rate: str
     least: float | None = None
     most: float | None = None
     # How far it may be above, and below, that of the deployed version.
@@ -29,7 +30,7 @@ class RateBound:
 
     def __post_init__(self) -> None:
         if self.least is None and self.most is None and self.rise is None and self.fall is None:
-            raise ValueError("a bound needs one of least, most, rise and fall")
+            raise ValueError(f"the bound of {self.rate} needs one of least, most, rise and fall")
         if min(self.rise or 0.0, self.fall or 0.0) < 0:
             raise ValueError(f"{self.rise=} and {self.fall=} must be at least 0")
 
@@ -44,8 +45,8 @@ class GateConfig:
     anchor_margin: float = 0.02
     # Fewer tasks than this say too little; the gate refuses.
     least_tasks: int = 20
-    # Rate -> its bounds, on each suite.
-    rates: Mapping[str, RateBound] = dataclasses.field(default_factory=dict)
+    # Bounds of rates, on each suite.
+    rates: tuple[RateBound, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(self, margin=0, anchor_margin=0, least_tasks=2)
@@ -102,8 +103,8 @@ def judge(
             ("anchor", anchor[suite], config.anchor_margin),
         ):
             checks.append(_difference(suite, what, played, other, margin, config.least_tasks))
-        for rate, bound in config.rates.items():
-            checks.append(_rate(suite, rate, bound, played, deployed[suite]))
+        for bound in config.rates:
+            checks.append(_rate(suite, bound, played, deployed[suite]))
     return Verdict(all(one.passed for one in checks), tuple(checks))
 
 
@@ -129,7 +130,8 @@ def _difference(
     return Check(suite, what, found, found.low > -margin, text)
 
 
-def _rate(suite: str, name: str, bound: RateBound, played: Played, deployed: Played) -> Check:
+def _rate(suite: str, bound: RateBound, played: Played, deployed: Played) -> Check:
+    name = bound.rate
     for one in (played, deployed):
         if name not in one.rates:
             raise ValueError(f"suite {suite}: no rate {name!r}; there are {sorted(one.rates)}")

@@ -1,16 +1,17 @@
 """Monitors: alarms on the rates of a candidate, and on a reward that is gamed.
 
 A rate is read session by session against the sessions that the deployed version has at the same
-time (``standard``). A chart then looks for a shift: CUSUM (Page 1954) sums what exceeds a slack and is quick on lasting shifts, EWMA (Roberts
-1959) is a running mean. Both sides are watched unless the config names one.
+time (``standard``). A chart then looks for a shift: CUSUM (Page 1954) sums what exceeds a slack and
+is quick on lasting shifts, EWMA (Roberts 1959) is a running mean. Both sides are watched unless the
+config names one.
 
-A reward is gamed when it rises and retention does not. Two signs are looked for: the reward is
+A reward is gamed when it rises and retention does not. Two signs are looked for. The reward is
 better than the deployed version's beyond doubt (the confidence sequence of ``sequential``) while
-retention is not better at all; or the correlation of the two over sessions has fallen, so that their
-Fisher intervals (1921) lie apart.
+retention is not better at all. Or the correlation of the two over sessions has fallen, so that the
+Fisher intervals (1921) of the two versions lie apart.
 
-Monitors are functions of the recorded sessions and keep no state, so they say the same after a kill.
-An alarm stops promotion, and names the sessions to read first.
+Monitors are functions of the recorded sessions and keep no state, so they say the same after a
+kill. An alarm stops promotion, and names the sessions to read first.
 """
 
 from __future__ import annotations

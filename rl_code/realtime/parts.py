@@ -88,8 +88,8 @@ class Routing:
     share: float = 0.0
     # Name of the experiment; the assignment of users is a keyed hash of it and the user.
     experiment: str = ""
-    # Cycle, and number of its edges so far. A fleet refuses a routing that is older than its own, so
-    # that a process that slept through an edge cannot undo it.
+    # Cycle, and number of its edges so far. A fleet refuses a routing that is older than its own,
+    # so that a process that slept through an edge cannot undo it.
     turn: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -112,12 +112,14 @@ class Store(Protocol):
         ...
 
     def used(self, cycle: int) -> Selection | None:
-        """The selection that was marked for a cycle; None if none was."""
+        """The selection that was marked for a cycle, less what was deleted since; None if none
+        was.
+        """
         ...
 
     def mark_used(self, cycle: int, selection: Selection) -> None:
         """Marks answers for a cycle, all or none; a second time changes nothing. Raises ValueError
-        if one of them is another cycle's.
+        if the cycle has another selection, or another cycle one of the answers.
         """
         ...
 
@@ -130,8 +132,8 @@ class Trainer(Protocol):
     def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
         """Makes ``version`` of ``base`` and the selected answers, where fleet and suites find it.
 
-        After a kill it is called again: it goes on or starts again from ``base``. It does nothing if
-        the version is whole and of the same digest. Raises TrainingFailed.
+        After a kill it is called again: it goes on or starts again from ``base``. It does nothing
+        if the version is whole and of the same answers. Raises TrainingFailed.
         """
         ...
 

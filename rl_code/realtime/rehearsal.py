@@ -1,9 +1,10 @@
 """The four parts without a model, a server or a person: numbers for weights, random people.
 
-A rehearsal runs the real cycle, with its database, gate, test and monitors, in seconds. It shows what
-a config of the cycle does before people meet it: how long a test takes, what a bad version costs. A
-version is a file with its quality. People are random numbers around the quality of the version that
-the fleet's routing gives them. Everything it writes is durable, so it can be killed like the rest.
+A rehearsal runs the real cycle, with its database, gate, test and monitors, in seconds. It shows
+what a config of the cycle does before people meet it: how long a test takes, what a bad version
+costs. A version is a file with its quality. People are random numbers around the quality of the
+version that the fleet's routing gives them. Everything it writes is durable, so it can be killed
+like the rest.
 """
 
 from __future__ import annotations

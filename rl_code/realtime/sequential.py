@@ -55,8 +55,8 @@ def arm(
 ) -> Arm:
     """One number for each user, then their mean.
 
-    users: whose session it was; any values that can be compared. values: the metric of each session;
-    nan for a session that does not have it, which is left out.
+    users: whose session it was; any values that can be compared. values: the metric of each
+    session; nan for a session that does not have it, which is left out.
 
     Raises ValueError for arrays of different lengths or infinite values.
     """
@@ -85,8 +85,9 @@ def difference(
       around there; any positive value keeps the level. alpha: the probability that the true
       difference is outside at any look at all.
 
-    Returns an interval without ends, (-inf, inf), while an arm has fewer than ``least_users`` users;
-    its mean is nan while an arm has none. Raises ValueError for a scale or level that is none.
+    Returns an interval without ends, (-inf, inf), while an arm has fewer than ``least_users``
+    users; its mean is nan while an arm has none. Raises ValueError for a scale or level that is
+    none.
     """
     _check(scale, alpha)
     mean = treated.mean - control.mean
@@ -112,8 +113,8 @@ def bound(
 
 
 def radius(
-    variance: Float64[np.ndarray, "..."] | np.float64, scale: float, alpha: float
-) -> Float64[np.ndarray, "..."]:
+    variance: Float64[np.ndarray, " *looks"] | np.float64, scale: float, alpha: float
+) -> Float64[np.ndarray, " *looks"]:
     """Half the width of the two-sided sequence.
 
     variance: squared standard error of the estimate, at least 0; where it is 0 so is the width.
@@ -127,8 +128,8 @@ def radius(
 
 
 def radius_below(
-    variance: Float64[np.ndarray, "..."] | np.float64, scale: float, alpha: float
-) -> Float64[np.ndarray, "..."]:
+    variance: Float64[np.ndarray, " *looks"] | np.float64, scale: float, alpha: float
+) -> Float64[np.ndarray, " *looks"]:
     """How far the one-sided lower bound lies below the estimate.
 
     The likelihood ratio with a half-normal over positive effects is twice the normal one times

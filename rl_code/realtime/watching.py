@@ -25,6 +25,7 @@ from rl_code.realtime.parts import Sessions
 class Guardrail:
     """A metric that may not get worse."""
 
+    metric: str
     # Which way is harm.
     harm: Literal["up", "down"]
     # The size of harm that matters, in units of the metric (``sequential.difference``).
@@ -53,7 +54,7 @@ class WatchConfig:
     # The level of the interval, and of all guardrails together.
     alpha: float = 0.05
     guardrail_alpha: float = 0.05
-    guardrails: Mapping[str, Guardrail] = dataclasses.field(default_factory=dict)
+    guardrails: tuple[Guardrail, ...] = ()
     # Users of each arm before anything is said.
     least_users: int = sequential.LEAST_USERS
     # Seconds that it is watched at least before it is promoted, and at most.
@@ -68,6 +69,9 @@ class WatchConfig:
             raise ValueError(f"{self.share=} must be above 0 and below 1")
         if not self.scale > 0:
             raise ValueError(f"{self.scale=} must be positive, in units of {self.metric}")
+        names = [one.metric for one in self.guardrails]
+        if len(set(names)) < len(names):
+            raise ValueError(f"a metric has two guardrails: {', '.join(names)}")
         for name in ("alpha", "guardrail_alpha"):
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 0.5")
@@ -105,7 +109,8 @@ def look(config: WatchConfig, deployed: Sessions, candidate: Sessions, watched_s
     users = {"least_users": config.least_users}
     found = sequential.difference(before, after, scale=config.scale, alpha=config.alpha, **users)
     harms = {}
-    for name, guardrail in config.guardrails.items():
+    for guardrail in config.guardrails:
+        name = guardrail.metric
         sign = 1 if guardrail.harm == "up" else -1
         bound = sequential.bound(
             sequential.arm(deployed.user, sign * deployed.metric(name)),

@@ -32,7 +32,7 @@ REHEARSAL = rehearsal.Rehearsal(users=200, sessions=150, bad=(2, 5), broken=(3,)
 CONFIG = CycleConfig(
     gate=GateConfig(),
     watch=WatchConfig(
-        share=0.4, margin=0.1, guardrails={"invalid_calls": Guardrail("up", scale=0.05)}
+        share=0.4, margin=0.1, guardrails=(Guardrail("invalid_calls", "up", scale=0.05),)
     ),
     monitors=MonitorsConfig(reward=None),
     cadence_s=0.0,

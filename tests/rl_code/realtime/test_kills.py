@@ -4,6 +4,7 @@ deployed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_every_edge_is_taken_once_and_in_order(ledger):
         edges = taken[cycle]
         assert [edge.number for edge in edges] == list(range(1, len(edges) + 1))
         assert edges[0].before == "collect"
-        assert all(one.after == next.before for one, next in zip(edges, edges[1:], strict=False))
+        assert all(one.after == next.before for one, next in itertools.pairwise(edges))
         ends[cycle] = edges[-1].after
     # made bad and broken on purpose
     assert {ends[2], ends[5]} == {"rolled_back"} and ends[3] == "refused"
