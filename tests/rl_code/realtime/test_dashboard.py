@@ -151,7 +151,9 @@ def test_the_page_may_run_its_own_script_alone_and_needs_nothing_from_elsewhere(
 
 def test_the_page_says_its_language_and_labels_what_can_be_operated():
     class Tags(HTMLParser):
-        seen: list = []
+        def __init__(self):
+            super().__init__()
+            self.seen = []
 
         def handle_starttag(self, tag, attrs):
             self.seen.append((tag, dict(attrs)))
