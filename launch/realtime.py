@@ -124,7 +124,9 @@ def served(board: Dashboard, port: int | None, console: rich.console.Console) ->
 def table(ledger: Ledger) -> rich.table.Table:
     """A row for each cycle that has begun."""
     view = rich.table.Table("cycle", "of", "candidate", "answers", "left out", "state", "why")
-    reasons = {edge.cycle: edge.reason for edge in ledger.rows(EDGES) if edge.after != "promoted"}
+    edges = ledger.rows(EDGES)
+    # of the last decision; the two edges after it only carry it out
+    reasons = {one.cycle: one.reason for one in edges if one.before not in ("promote", "roll_back")}
     for row in ledger.rows(CYCLES):
         cells = (row.number, row.base, row.candidate, row.answers, row.outside, row.state)
         view.add_row(*("" if one is None else str(one) for one in cells), reasons.get(row.number))

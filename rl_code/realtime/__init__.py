@@ -11,6 +11,7 @@ roll back.
     watching.py    what an A/B test says so far: go on, promote, or roll back
     rehearsal.py   the four parts without a model: numbers for weights, random people
     api.py         parts by name, as a config names them
+    recorded.py    recorded sessions as the test and the monitors read them
     cases.py       recorded sessions as rows of a suite, and as cases of the red team
     dashboard.py   the page
 """

@@ -17,7 +17,7 @@ from rl_code.realtime.parts import Selection, Sessions
 
 # Answers, each with its events in the order of their times.
 type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
-# The parts of the reward of an answer, by name, with the sum as "reward"; nan for what is not known.
+# The parts of the reward of an answer, by name, with the sum as "reward"; nan for an unknown one.
 type Rewarded = Callable[[AnswerRecord, Sequence[Event]], dict[str, float]]
 
 # Keys of ``AnswerRecord.extra`` that hold what a server counted in an answer.
