@@ -3,9 +3,9 @@
     python -m launch.make_suite --sessions=sessions.jsonl --out=suites/people.jsonl
 
 A config then has dict(name="people", tasks=dict(name="records", path="suites/people.jsonl",
-columns=...)) among its suites; what is printed has the columns. Sessions whose task has no tests are
-left out and counted (``realtime.cases``). A suite is drawn once and kept: candidates are compared on
-the same tasks.
+columns=...)) among its suites; what is printed has the columns. Sessions whose task has no tests
+are left out and counted (``realtime.cases``). A suite is drawn once and kept: candidates are
+compared on the same tasks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cases from recorded sessions: work that must not be paid, on the task that it was done on.
 
 Somebody has read a session that an alarm named, and found that its work earns what it does not
-deserve. ``launch.make_case`` puts it into a file, a line of JSON for each case. From then on the red
-team hands the work in again: it may earn at most what the files that the agent was given earn.
+deserve. ``launch.make_case`` puts it into a file, a line of JSON for each case. From then on the
+red team hands the work in again: it may earn at most what the files that the agent was given earn.
 """
 
 from __future__ import annotations
