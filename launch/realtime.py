@@ -76,13 +76,18 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 def open_cycle(config: RealtimeConfig, folder: Path):
     """The cycle of a workdir, begun if it is new; its ledger, and its store."""
-    engine = tables.connect(config.database or f"sqlite:///{folder / 'people.db'}")
+    engine = tables.connect(database_of(config, folder))
     ledger = Ledger(engine)
     parts = named.make(PARTS, config.parts, "config.parts").make(
         engine, folder, config.cycle, time.time
     )
     ledger.start(config.cycle.anchor, time.time())
     return Cycle(ledger, parts, config.cycle), ledger, parts.store
+
+
+def database_of(config: RealtimeConfig, folder: Path) -> str:
+    """The URL of the database."""
+    return config.database or f"sqlite:///{folder / 'people.db'}"
 
 
 def dry_run(config: RealtimeConfig, folder: Path) -> str:
@@ -93,6 +98,8 @@ def dry_run(config: RealtimeConfig, folder: Path) -> str:
             f"{folder} holds no cycle yet: the first deploys version {config.cycle.anchor} and "
             f"waits for {config.cycle.least_sessions} sessions"
         )
+    if not Ledger(tables.connect(database_of(config, folder))).exists():
+        return f"{config.database} holds no cycle yet"
     cycle, _, _ = open_cycle(config, folder)
     plan = cycle.plan()
     return f"cycle {plan.cycle}, {plan.state}: {plan.text}{'' if plan.due else ' (not due)'}"

@@ -17,6 +17,7 @@ process and a person who rolls back by hand, one is told that it was overtaken, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -96,10 +97,10 @@ class Cycle:
             if cycles is not None and self._ledger.current().number > cycles:
                 self._follow(self._ledger.current())
                 return
-            try:
+            taken = False
+            # who was overtaken waits too, and then reads what is so now
+            with contextlib.suppress(Overtaken):
                 taken = self.step()
-            except Overtaken:
-                continue  # what is so now is read again
             if not taken:
                 self._parts.wait(self._config.poll_s)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rl_code.feedback.records import AnswerRecord, Event
-from rl_code.realtime.parts import Selection, Sessions
+from rl_code.realtime.parts import Overtaken, Selection, Sessions
 
 # Answers, each with its events in the order of their times.
 type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
@@ -49,7 +49,11 @@ class RecordedStore:
         return self._record.used(cycle)
 
     def mark_used(self, cycle: int, selection: Selection) -> None:
-        self._record.mark_used(cycle, selection)
+        try:
+            self._record.mark_used(cycle, selection)
+        except ValueError as error:
+            # Somebody took data back since it was selected; the cycle selects again.
+            raise Overtaken(str(error)) from error
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
         ids = self._record.answered(versions, since)
