@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy
 from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from rl_code.realtime.parts import Overtaken
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
@@ -30,7 +31,7 @@ class Ledger:
                     first = {"version": version, "parent": None, "state": "deployed"}
                     connection.execute(insert(VERSIONS).values(first))
                     _begin(connection, 1, version, at)
-        except sqlalchemy.exc.IntegrityError:
+        except IntegrityError:
             pass  # another process has just done it
 
     def exists(self) -> bool:
@@ -97,7 +98,7 @@ class Ledger:
         try:
             with self.engine.begin() as connection:
                 connection.execute(insert(ALARMS).values(**row, sessions=list(sessions)))
-        except sqlalchemy.exc.IntegrityError:
+        except IntegrityError:
             return False
         return True
 
