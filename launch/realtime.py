@@ -41,7 +41,6 @@ from rl_code.realtime.tables import CYCLES, EDGES
 from rl_code.stop import StopRequest
 
 ADMIN_KEY = "RL_CODE_ADMIN_KEY"
-DRY_RUN = absl_flags.DEFINE_bool("dry_run", False, "Print what the next edge would do; do nothing.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class RealtimeConfig:
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     realtime = read_config.build(RealtimeConfig, config)
     folder = Path(workdir)
-    if DRY_RUN.value:
+    if absl_flags.FLAGS.dry_run:
         print(dry_run(realtime, folder))
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,6 +141,7 @@ def table(ledger: Ledger) -> rich.table.Table:
 
 def define_flags() -> None:
     """Other commands have flags of these names, so they are defined where this one is run."""
+    absl_flags.DEFINE_bool("dry_run", False, "Print what the next edge would do; do nothing.")
     absl_flags.DEFINE_integer("cycles", 0, "Cycles after which it ends; 0 for none.", 0)
     absl_flags.DEFINE_integer("port", None, "Port of the page; 0 for any that is free.", 0)
 

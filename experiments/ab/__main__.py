@@ -48,6 +48,7 @@ def main(argv: list[str]) -> None:
         )
         for effect in (0.1, 0.2, 0.3, 0.5)
     ]
+    rng = np.random.default_rng([FLAGS.seed, 1])  # of its own, whatever is simulated before
     alarms = [
         row
         for metric in METRICS

@@ -50,9 +50,9 @@ class Cusum:
     """S_t = max(0, S_(t-1) + z_t - slack), with an alarm above the threshold."""
 
     # Half the shift that is to be found soonest, in standard deviations.
-    slack: float = 0.25
+    slack: float = 0.35
     # In standard deviations; larger is later and with fewer false alarms.
-    threshold: float = 15.0
+    threshold: float = 20.0
 
     def __post_init__(self) -> None:
         if not (self.slack >= 0 and self.threshold > 0):

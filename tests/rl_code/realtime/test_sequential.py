@@ -120,7 +120,7 @@ def test_a_large_effect_is_seen():
         tests=20,
         users=400,
         sessions=4_000,
-        factor=1.6,
+        factor=2.0,
     )
     assert found.rate.mean == 1.0
 
