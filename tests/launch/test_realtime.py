@@ -31,7 +31,7 @@ def test_a_dry_run_of_a_new_workdir_writes_nothing(tmp_path):
 
 
 def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
-    cycle, ledger, store = realtime.open_cycle(config(), tmp_path)
+    cycle, ledger, _ = realtime.open_cycle(config(), tmp_path)
     cycle.run(3)
     columns = realtime.table(ledger).columns
     states = list(columns[5].cells)
