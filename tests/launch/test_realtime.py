@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
-from launch import command, make_case, make_suite, realtime
+from launch import make_case, make_suite, realtime
 from rl_code import read_config
 from rl_code.read_config import ConfigError
 from rl_code.realtime.dashboard import Dashboard
@@ -65,21 +65,10 @@ def test_the_page_is_served_meanwhile_and_a_taken_port_is_said(tmp_path):
             pass
 
 
-def run(monkeypatch, module, *flags: str) -> None:
-    """A command as from the shell."""
-    values = type(command.flags.FLAGS)()
-    monkeypatch.setattr(module, "FLAGS", values)
-    monkeypatch.setattr(module.flags, "FLAGS", values)
-    for name in ("string", "integer"):
-        define = getattr(module.flags, f"DEFINE_{name}")
-        monkeypatch.setattr(
-            module.flags,
-            f"DEFINE_{name}",
-            lambda *a, define=define, **k: define(*a, flag_values=values, **k),
-        )
-    module.define_flags()
-    values([sys.argv[0], *flags])
-    module.main([sys.argv[0]])
+def run(monkeypatch, module, **flags) -> None:
+    """A command, with its flags as they were given."""
+    monkeypatch.setattr(module, "FLAGS", SimpleNamespace(**flags))
+    module.main([module.__name__])
 
 
 def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
@@ -87,16 +76,17 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     extra = {"record": ROW, "files": {"solution.py": "def f(x):\n    return 6\n"}}
     written(sessions, [(answer("a", extra=extra), []), (answer("b", session="t"), [])])
     out = tmp_path / "suites" / "people.jsonl"
-    run(monkeypatch, make_suite, f"--sessions={sessions}", f"--out={out}")
+    flags = dict(sessions=str(sessions), out=str(out), per_user=5, count=0, seed=0)
+    run(monkeypatch, make_suite, **flags)
     assert "1 tasks in" in (said := capsys.readouterr().out) and "1 sessions without tests" in said
     assert json.loads(out.read_text())["entry_point"] == "f"
     with pytest.raises(SystemExit):
-        run(monkeypatch, make_suite, f"--sessions={sessions}", f"--out={out}")
+        run(monkeypatch, make_suite, **flags)
     assert "exists; a suite stays as it is" in capsys.readouterr().err
     cases = tmp_path / "cases.jsonl"
-    flags = [f"--sessions={sessions}", "--name=six", f"--out={cases}"]
-    run(monkeypatch, make_case, *flags, "--session=s")
+    flags = dict(sessions=str(sessions), name="six", user="", out=str(cases))
+    run(monkeypatch, make_case, **flags, session="s")
     assert json.loads(cases.read_text())["name"] == "six"
     with pytest.raises(SystemExit):
-        run(monkeypatch, make_case, *flags, "--session=t")
+        run(monkeypatch, make_case, **flags, session="t")
     assert "nothing to grade" in capsys.readouterr().err
