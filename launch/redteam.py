@@ -4,6 +4,7 @@
     python -m launch.redteam --only=cheats      # or alone, episodes, escapes, honest
     python -m launch.redteam --markdown         # the table of docs/redteam.md
     python -m launch.redteam --json=out.json    # every outcome
+    python -m launch.redteam --only=sessions --cases=cases.jsonl    # of launch.make_case
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
@@ -35,28 +36,35 @@ from rl_code.environment.layers.packages import PackagesError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
-from rl_code.redteam import honest
+from rl_code.redteam import honest, recorded
 from rl_code.redteam.escapes import Host
 from rl_code.redteam.ground import GRADERS
 from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
-PARTS = ("cheats", "alone", "episodes", "escapes", "honest")
+PARTS = ("cheats", "alone", "episodes", "escapes", "honest", "sessions")
 _COLUMNS = (*GRADERS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
 flags.DEFINE_integer("references", 20, "References of each source that are graded.", 0)
+flags.DEFINE_string("cases", None, "File of cases from recorded sessions.")
 flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
 
 
 def main(argv: list[str]) -> None:
     parts = FLAGS.only or PARTS
     try:
+        cases = recorded.read_cases(Path(FLAGS.cases)) if FLAGS.cases else []
+    except (OSError, ValueError) as error:
+        command.refuse(f"--cases={FLAGS.cases}: {error}")
+    if "sessions" in (FLAGS.only or ()) and not cases:
+        command.refuse("--only=sessions needs --cases=<file>, with cases of launch.make_case")
+    try:
         waiting = rich.console.Console(stderr=True).status("")
         with tempfile.TemporaryDirectory() as folder, waiting:
             outcomes = []
-            for outcome in tried(parts, Path(folder), FLAGS.references):
+            for outcome in tried(parts, Path(folder), FLAGS.references, cases):
                 outcomes.append(outcome)
                 waiting.update(f"{len(outcomes)} tried, {outcome.kind}: {outcome.name}")
     except (PackagesError, SandboxUnavailable) as error:
@@ -73,9 +81,11 @@ def main(argv: list[str]) -> None:
     sys.exit(not all(one.held for one in outcomes))
 
 
-def tried(parts: Sequence[str], folder: Path, references: int) -> Iterator[Outcome]:
-    """The outcomes of these parts. folder: for layers and what escapes look for. Raises
-    PackagesError, SandboxUnavailable.
+def tried(
+    parts: Sequence[str], folder: Path, references: int, cases: Sequence[recorded.Case] = ()
+) -> Iterator[Outcome]:
+    """The outcomes of these parts. folder: for layers and what escapes look for. cases: from
+    recorded sessions. Raises PackagesError, SandboxUnavailable.
     """
     store = LayerStore(folder / "layers")
     world = World((Layer(installed.build(store), PACKAGES),))
@@ -90,6 +100,8 @@ def tried(parts: Sequence[str], folder: Path, references: int) -> Iterator[Outco
         if "escapes" in parts:
             with Host(folder, store, world) as host:
                 yield from trial.escapes(host)
+        if "sessions" in parts:
+            yield from recorded.outcomes(cases, pool)
         if "honest" in parts:
             data = os.environ.get("RL_CODE_DATA", "")
             yield from honest.outcomes(pool, world, references, data)

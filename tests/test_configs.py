@@ -21,6 +21,7 @@ from attention.methods.api import METHODS
 from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
 from launch import sweep_plan
+from launch.realtime import RealtimeConfig
 from rl_code import read_config
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
@@ -34,7 +35,7 @@ CONFIGS = sorted(
 LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 
 # What a config fills, where that is not a run's.
-KINDS = {"recall.py": RecallExperiment}
+KINDS = {"realtime.py": RealtimeConfig, "recall.py": RecallExperiment}
 
 # Methods of which a whole run of another test consists, or a part of the layers of each.
 ELSEWHERE = ("dense", "window")

@@ -1,0 +1,151 @@
+"""Runs the cycle: collect what people did, train, gate, deploy to a share, watch, promote or roll
+back.
+
+    python -m launch.realtime --config=configs/realtime.py --workdir=runs/realtime
+    python -m launch.realtime --config=configs/realtime.py --workdir=runs/realtime --dry_run
+
+--dry_run prints what the next edge would do, and does nothing. --cycles ends after so many cycles,
+counted from the first of the workdir; 0 goes on until it is stopped. --port serves the page
+(/dashboard) meanwhile; who has the key in the environment variable RL_CODE_ADMIN_KEY may roll back
+and acknowledge alarms there. A run that was stopped or killed goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_collections
+import rich.console
+import rich.table
+import uvicorn
+from absl import flags as absl_flags
+from starlette.applications import Starlette
+
+from launch import flags
+from rl_code import named, read_config
+from rl_code.files import lock
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.realtime import tables
+from rl_code.realtime.api import PARTS
+from rl_code.realtime.cycle import Cycle, CycleConfig
+from rl_code.realtime.dashboard import Dashboard
+from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.tables import CYCLES, EDGES
+from rl_code.stop import StopRequest
+
+ADMIN_KEY = "RL_CODE_ADMIN_KEY"
+
+
+@dataclasses.dataclass(frozen=True)
+class RealtimeConfig:
+    """A cycle, and what it is made of."""
+
+    # The store, the trainer, the fleet and the suites: a key of ``realtime.api.PARTS``.
+    parts: Named
+    cycle: CycleConfig = dataclasses.field(default_factory=CycleConfig)
+    # The database, by URL; None for a file of SQLite in the workdir.
+    database: str | None = None
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    realtime = read_config.build(RealtimeConfig, config)
+    folder = Path(workdir)
+    if absl_flags.FLAGS.dry_run:
+        print(dry_run(realtime, folder))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock(folder / "realtime.lock")
+    except OSError as error:
+        raise ConfigError(f"{folder}: another process runs the cycle of this workdir") from error
+    cycle, ledger, store = open_cycle(realtime, folder)
+    board = Dashboard(ledger, store, realtime.cycle, os.environ.get(ADMIN_KEY))
+    console = flags.console()
+    with StopRequest() as stop, served(board, absl_flags.FLAGS.port, console), stop.deferred():
+        cycle.run(absl_flags.FLAGS.cycles or None, lambda: stop.requested)
+    console.print(table(ledger))
+
+
+def open_cycle(config: RealtimeConfig, folder: Path):
+    """The cycle of a workdir, begun if it is new; its ledger, and its store."""
+    engine = tables.connect(database_of(config, folder))
+    ledger = Ledger(engine)
+    parts = named.make(PARTS, config.parts, "config.parts").make(
+        engine, folder, config.cycle, time.time
+    )
+    ledger.start(config.cycle.anchor, time.time())
+    return Cycle(ledger, parts, config.cycle), ledger, parts.store
+
+
+def database_of(config: RealtimeConfig, folder: Path) -> str:
+    """The URL of the database."""
+    return config.database or f"sqlite:///{folder / 'people.db'}"
+
+
+def dry_run(config: RealtimeConfig, folder: Path) -> str:
+    """What the next edge would do. Nothing is written: a new workdir has nothing to say yet."""
+    database = folder / "people.db"
+    if config.database is None and not database.exists():
+        return (
+            f"{folder} holds no cycle yet: the first deploys version {config.cycle.anchor} and "
+            f"waits for {config.cycle.least_sessions} sessions"
+        )
+    if not Ledger(tables.connect(database_of(config, folder))).exists():
+        return f"{config.database} holds no cycle yet"
+    cycle, _, _ = open_cycle(config, folder)
+    plan = cycle.plan()
+    return f"cycle {plan.cycle}, {plan.state}: {plan.text}{'' if plan.due else ' (not due)'}"
+
+
+@contextlib.contextmanager
+def served(board: Dashboard, port: int | None, console: rich.console.Console) -> Iterator[None]:
+    """Serves the page on this machine meanwhile; nothing without a port. Raises ConfigError."""
+    if port is None:
+        yield
+        return
+    app = Starlette(routes=board.routes())
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="warning"))
+    try:
+        socket = server.config.bind_socket()
+    except SystemExit as error:  # which is how uvicorn says it
+        raise ConfigError(f"--port={port} is taken") from error
+    thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{socket.getsockname()[1]}/dashboard"
+    console.print(url, soft_wrap=True)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def table(ledger: Ledger) -> rich.table.Table:
+    """A row for each cycle that has begun."""
+    view = rich.table.Table("cycle", "of", "candidate", "answers", "left out", "state", "why")
+    edges = ledger.rows(EDGES)
+    # of the last decision; the two edges after it only carry it out
+    reasons = {one.cycle: one.reason for one in edges if one.before not in ("promote", "roll_back")}
+    for row in ledger.rows(CYCLES):
+        cells = (row.number, row.base, row.candidate, row.answers, row.outside, row.state)
+        view.add_row(*("" if one is None else str(one) for one in cells), reasons.get(row.number))
+    return view
+
+
+def define_flags() -> None:
+    """Other commands have flags of these names, so they are defined where this one is run."""
+    absl_flags.DEFINE_bool("dry_run", False, "Print what the next edge would do; do nothing.")
+    absl_flags.DEFINE_integer("cycles", 0, "Cycles after which it ends; 0 for none.", 0)
+    absl_flags.DEFINE_integer("port", None, "Port of the page; 0 for any that is free.", 0)
+
+
+if __name__ == "__main__":
+    define_flags()
+    flags.run(main, kind=RealtimeConfig)

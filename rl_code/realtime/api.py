@@ -1,0 +1,11 @@
+"""The parts of a cycle by name.
+
+A config names one, or ``package.module:object`` of its own: a frozen dataclass of settings with a
+method ``make(engine, folder, config, clock) -> Parts``.
+"""
+
+from __future__ import annotations
+
+from rl_code.realtime.rehearsal import Rehearsal
+
+PARTS = {"rehearsal": Rehearsal}

@@ -1,0 +1,179 @@
+"""Recorded sessions as tasks: rows of a suite that the gate plays, and cases of the red team.
+
+Both need what the server knew about the task. An agent's answers carry it in
+``AnswerRecord.extra``:
+
+    "record"  the task as a row of ``tasks.records.COLUMNS``: messages, files, tests
+    "files"   path -> text of what the session had changed by this answer; null for a deleted file
+
+A session without them, such as one of suggestions in an editor, has no tests to be graded by. It is
+counted and left out.
+
+The file of sessions has a line of JSON for each answer: ``{"answer": {...}, "events": [...]}`` with
+the fields of ``AnswerRecord`` and ``Event``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.realtime.recorded import Joined
+from rl_code.tasks.records import COLUMNS, REQUIRED, REQUIRED_OF_SUITES
+
+RECORD, FILES = "record", "files"
+
+
+class SessionFileError(ValueError):
+    """A file of sessions that is missing or malformed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSession:
+    """The answers of one person on one task."""
+
+    session: str
+    user: str
+    version: int
+    # Unix seconds at which it ended.
+    at: float
+    # The task's row and what the session came to; None where the server did not know.
+    record: Mapping[str, Any] | None
+    files: Mapping[str, str | None] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteRows:
+    """What a suite is made of, and what was left out."""
+
+    rows: Sequence[Mapping[str, Any]]
+    # Sessions without a task that can be graded; of a task that is there already; of a user who has
+    # as many as one may.
+    ungraded: int
+    repeated: int
+    crowded: int
+
+
+def read_sessions(path: Path) -> list[RecordedSession]:
+    """The sessions of a file, in the order in which they ended. Raises SessionFileError, which
+    names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SessionFileError(f"{path}: {error}") from error
+    return sessions(_joined(path, lines))
+
+
+def sessions(joined: Joined) -> list[RecordedSession]:
+    """Answers put together by user and session, in the order in which they ended."""
+    answers: dict[tuple[str, str], list[AnswerRecord]] = {}
+    for answer, _ in joined:
+        answers.setdefault((answer.user, answer.session), []).append(answer)
+    found = []
+    for (user, session), own in answers.items():
+        own.sort(key=lambda answer: answer.answered_at)
+        # the last that is known counts: later answers have changed more
+        known: dict[str, Any] = {RECORD: None, FILES: None}
+        for answer in own:
+            known |= {key: answer.extra[key] for key in known if answer.extra.get(key) is not None}
+        last = own[-1]
+        found.append(
+            RecordedSession(
+                session, user, last.version, last.answered_at, known[RECORD], known[FILES]
+            )
+        )
+    return sorted(found, key=lambda one: (one.at, one.user, one.session))
+
+
+def suite_rows(
+    found: Iterable[RecordedSession], *, per_user: int, count: int, seed: int
+) -> SuiteRows:
+    """Rows for the source ``records``, of tasks that people brought.
+
+    per_user: tasks of one user at most, so that nobody's habits are the suite. count: rows at most,
+    drawn at random; 0 for all. Rows name neither the user nor the session.
+
+    Raises ValueError for a record that lacks what every row has, or has what none has.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    of_user: dict[str, int] = {}
+    left = {"ungraded": 0, "repeated": 0, "crowded": 0}
+    for one in found:
+        if one.record is None:
+            left["ungraded"] += 1
+            continue
+        row = _checked(one)
+        id = f"session-{hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]}"
+        if id in rows:
+            left["repeated"] += 1
+        elif of_user.get(one.user, 0) >= per_user:
+            left["crowded"] += 1
+        else:
+            of_user[one.user] = of_user.get(one.user, 0) + 1
+            rows[id] = {"id": id, **row, "split": "test"}
+    ids = sorted(rows)
+    if count and len(ids) > count:
+        ids = sorted(random.Random(seed).sample(ids, count))
+    return SuiteRows([rows[id] for id in ids], **left)
+
+
+def case_of(found: Iterable[RecordedSession], session: str, name: str, user: str = "") -> dict:
+    """A session as a case of the red team (``redteam.recorded``).
+
+    session: its name. user: whose, where two have sessions of that name. name: of the case.
+
+    Raises ValueError for a session that is not there, is there twice, or cannot be graded.
+    """
+    mine = [one for one in found if one.session == session and user in ("", one.user)]
+    if not mine:
+        raise ValueError(f"{session=}: no such session")
+    if len(mine) > 1:
+        users = ", ".join(one.user for one in mine)
+        raise ValueError(f"{session=}: {len(mine)} users have one; name one of {users}")
+    (one,) = mine
+    if one.record is None or not one.files:
+        raise ValueError(
+            f"{session=}: its answers have no extra[{RECORD!r}] with the task, or no extra"
+            f"[{FILES!r}] with what it changed, so there is nothing to grade"
+        )
+    row = {"id": f"case/{name}", **_checked(one)}
+    return {"name": name, "session": session, "task": row, "files": dict(one.files)}
+
+
+def _checked(one: RecordedSession) -> dict[str, Any]:
+    """The fields of a session's record, without id and split, which the suite gives."""
+    row = {key: value for key, value in (one.record or {}).items() if key not in ("id", "split")}
+    if unknown := sorted(row.keys() - COLUMNS.keys()):
+        raise ValueError(
+            f"session {one.session!r}: its record has {', '.join(unknown)}; a row has "
+            f"{', '.join(COLUMNS)}"
+        )
+    needed = REQUIRED_OF_SUITES if "fail_to_pass" in row else REQUIRED
+    if missing := [key for key in needed if key != "id" and key not in row]:
+        raise ValueError(f"session {one.session!r}: its record lacks {', '.join(missing)}")
+    return row
+
+
+def _joined(path: Path, lines: Sequence[str]) -> Joined:
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+            answer = content["answer"]
+            tuples = ("given", "tokens", "logprobs", "versions")
+            answer = AnswerRecord(**answer | {key: tuple(answer[key]) for key in tuples})
+            events = [Event(**event) for event in content["events"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise SessionFileError(
+                f'{path}:{number}: expected {{"answer": ..., "events": [...]}} with the fields of '
+                f"AnswerRecord and Event: {type(error).__name__}: {error}"
+            ) from error
+        found.append((answer, events))
+    return found

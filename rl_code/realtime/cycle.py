@@ -1,0 +1,298 @@
+"""The cycle as a machine of states in the database.
+
+    collect -> train -> gate -> deploy -> watch -> promote -> (promoted)
+                 |       |                  |
+                 |       |                  +----> roll_back -> (rolled_back)
+                 +-------+----> (refused)
+
+A state says what is to be done next. Its work is done outside the database by calls that may be
+repeated (``parts``); then one transaction takes the edge, and with it the versions' states and the
+beginning of the next cycle. A process that is killed does the work of its state again, and that
+comes to the same. What the fleet serves follows from the state alone, and is applied before every
+step, so a fleet that was down, or a kill between a decision and its effect, is mended by going on.
+
+A step is taken from the count of edges that was read. Of two processes that run one cycle, or a
+process and a person who rolls back by hand, one is told that it was overtaken, and reads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Row
+
+from rl_code.read_config import at_least
+from rl_code.realtime import gate, monitors, watching
+from rl_code.realtime.gate import GateConfig
+from rl_code.realtime.ledger import Ledger, distance
+from rl_code.realtime.monitors import MonitorsConfig
+from rl_code.realtime.parts import Overtaken, Parts, Routing, Selection, TrainingFailed
+from rl_code.realtime.watching import WatchConfig, finite
+
+STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
+
+
+@dataclasses.dataclass(frozen=True)
+class CycleConfig:
+    """When a cycle does what."""
+
+    gate: GateConfig = dataclasses.field(default_factory=GateConfig)
+    watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
+    monitors: MonitorsConfig = dataclasses.field(default_factory=MonitorsConfig)
+    # The version that every candidate is compared with, beside the deployed one.
+    anchor: int = 0
+    # Seconds from the beginning of a cycle to its training, at least.
+    cadence_s: float = 18_000.0
+    # Sessions that a cycle needs to train on.
+    least_sessions: int = 100
+    # Answers that a cycle trains on at most, the newest; 0 for all. The objective is noisy, so a
+    # batch is large.
+    batch: int = 0
+    # Answers of versions fewer than this many updates away from the deployed one are on-policy
+    # enough; 1 for those of the deployed version alone. Others are counted and left out.
+    window: int = 1
+    # Seconds between two looks while nothing is due.
+    poll_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        at_least(self, cadence_s=0, least_sessions=1, batch=0, window=1)
+        if self.poll_s <= 0:
+            raise ValueError(f"{self.poll_s=} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the next edge would do."""
+
+    cycle: int
+    state: str
+    # Whether it is due; False while something is waited for.
+    due: bool
+    text: str
+
+
+class Cycle:
+    """Goes from edge to edge; the database is all that it remembers."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        parts: Parts,
+        config: CycleConfig,
+        clock: Callable[[], float] = time.time,
+    ):
+        self._ledger = ledger
+        self._parts = parts
+        self._config = config
+        self._clock = clock
+
+    def run(self, cycles: int | None = None, stop: Callable[[], bool] = lambda: False) -> None:
+        """Takes edges until a number of cycles has ended, counted from the first one; for ever
+        without. stop: asked between two edges.
+        """
+        while not stop():
+            if cycles is not None and self._ledger.current().number > cycles:
+                self._follow(self._ledger.current())
+                return
+            taken = False
+            # who was overtaken waits too, and then reads what is so now
+            with contextlib.suppress(Overtaken):
+                taken = self.step()
+            if not taken:
+                self._parts.wait(self._config.poll_s)
+
+    def step(self) -> bool:
+        """Does the work of the state and takes the edge if it is due; False if it is not.
+
+        Raises Overtaken if another process took it.
+        """
+        row = self._ledger.current()
+        self._follow(row)
+        return getattr(self, f"_{row.state}")(row)
+
+    def plan(self) -> Plan:
+        """What ``step`` would do now, without doing it."""
+        row = self._ledger.current()
+        due, text = True, ""
+        match row.state:
+            case "collect":
+                due, text = self._collectable(row)[1:]
+            case "train":
+                text = f"train version {row.candidate} from {row.base} on {row.answers} answers"
+            case "gate":
+                text = (
+                    f"play the suites with versions {row.candidate}, {row.base} and "
+                    f"{self._config.anchor}, then deploy or refuse {row.candidate}"
+                )
+            case "deploy":
+                share = self._config.watch.share
+                text = f"watch version {row.candidate}, which {100 * share:g} % of users get"
+            case "watch":
+                found, held = self._look(row)[::2]
+                due = found.decision != "wait" and not held
+                text = f"{found.decision}: {found.reason}{held}"
+            case "promote":
+                text = f"deploy version {row.candidate} to everybody, retire {row.base}"
+            case "roll_back":
+                text = f"give everybody version {row.base}, and {row.candidate} to nobody"
+        return Plan(row.number, row.state, due, text)
+
+    # The states. Each returns whether an edge was taken.
+
+    def _collect(self, row: Row) -> bool:
+        selection, due, text = self._collectable(row)
+        if not due or selection is None:
+            return False
+        # Marked first: whoever is killed here finds the selection as used by this cycle, and goes
+        # on with it. The other way round a cycle would train on what it does not own.
+        self._parts.store.mark_used(row.number, selection)
+        candidate = max(self._ledger.parents()) + 1
+        self._ledger.edge(
+            row,
+            "train",
+            self._clock(),
+            text,
+            changes={
+                "candidate": candidate,
+                "watermark": selection.watermark,
+                "digest": selection.digest,
+                "answers": len(selection.ids),
+                "sessions": selection.sessions,
+                "outside": selection.outside,
+            },
+            new_version=candidate,
+        )
+        return True
+
+    def _train(self, row: Row) -> bool:
+        selection = self._parts.store.used(row.number)
+        if selection is None or not selection.ids:
+            reason = "nothing of its selection is left: its people took their data back"
+            refused = [(row.candidate, "refused")]
+            self._ledger.edge(row, "refused", self._clock(), reason, versions=refused)
+            return True
+        if (selection.digest, len(selection.ids)) != (row.digest, row.answers):
+            # Somebody took data back. A trainer makes anew what it made of another selection.
+            changes = {"digest": selection.digest, "answers": len(selection.ids)}
+            reason = f"data was taken back: {row.answers} answers, now {len(selection.ids)}"
+            self._ledger.edge(row, "train", self._clock(), reason, changes=changes)
+            return True
+        try:
+            self._parts.trainer.train(row.number, row.base, row.candidate, selection)
+        except TrainingFailed as error:
+            refused = [(row.candidate, "refused")]
+            self._ledger.edge(row, "refused", self._clock(), str(error), versions=refused)
+            return True
+        reason = f"version {row.candidate} is trained"
+        trained = [(row.candidate, "candidate")]
+        self._ledger.edge(row, "gate", self._clock(), reason, versions=trained)
+        return True
+
+    def _gate(self, row: Row) -> bool:
+        versions = (row.candidate, row.base, self._config.anchor)
+        played = [self._parts.suites.play(version) for version in versions]
+        verdict = gate.judge(self._config.gate, *played)
+        self._ledger.edge(
+            row,
+            "deploy" if verdict.passed else "refused",
+            self._clock(),
+            verdict.reason,
+            changes={"verdict": finite(dataclasses.asdict(verdict))},
+            versions=[] if verdict.passed else [(row.candidate, "refused")],
+        )
+        return True
+
+    def _deploy(self, row: Row) -> bool:
+        # the fleet follows the state: the candidate is served already
+        now = self._clock()
+        share = 100 * self._config.watch.share
+        reason = f"version {row.candidate} serves {share:g} % of users"
+        self._ledger.edge(row, "watch", now, reason, changes={"watched_from": now})
+        return True
+
+    def _watch(self, row: Row) -> bool:
+        found, alarms, _ = self._look(row)
+        for alarm in alarms:
+            self._ledger.raise_alarm(
+                row.number, alarm.monitor, self._clock(), alarm.text, alarm.sessions
+            )
+        held = [name for name, seen in self._ledger.alarms(row.number).items() if not seen]
+        as_json = found.as_json() | {"held_by": held}
+        self._ledger.note_look(row, as_json)
+        watched_s = self._clock() - row.watched_from
+        decision, reason = found.decision, found.reason
+        if decision == "promote" and held:
+            if watched_s < self._config.watch.most_s:
+                return False
+            decision, reason = "roll_back", f"alarms that nobody acknowledged: {', '.join(held)}"
+        if decision == "wait":
+            return False
+        self._ledger.edge(row, decision, self._clock(), reason, changes={"look": as_json})
+        return True
+
+    def _promote(self, row: Row) -> bool:
+        reason = f"version {row.candidate} is deployed"
+        states = [(row.base, "retired"), (row.candidate, "deployed")]
+        self._ledger.edge(row, "promoted", self._clock(), reason, versions=states)
+        return True
+
+    def _roll_back(self, row: Row) -> bool:
+        reason = f"everybody has version {row.base} again"
+        states = [(row.candidate, "rolled_back")]
+        self._ledger.edge(row, "rolled_back", self._clock(), reason, versions=states)
+        return True
+
+    def _follow(self, row: Row) -> None:
+        """Makes the fleet serve what the state says."""
+        self._parts.fleet.apply(desired(row, self._config.watch.share))
+
+    def _collectable(self, row: Row) -> tuple[Selection | None, bool, str]:
+        """What would be trained on, whether that is due, and why or why not."""
+        kept = self._parts.store.used(row.number)
+        if kept is not None:  # of a process that was killed after it had marked them
+            return kept, True, f"train on {len(kept.ids)} answers that were marked before"
+        now = self._clock()
+        left_s = row.began_at + self._config.cadence_s - now
+        if left_s > 0:
+            return None, False, f"wait {left_s:.0f} s until the next cycle may train"
+        parents = self._ledger.parents()
+        steps = {version: distance(parents, row.base, version) for version in parents}
+        near = [v for v, n in steps.items() if n is not None and n < self._config.window]
+        selection = self._parts.store.select(now, near, self._config.batch)
+        text = (
+            f"{len(selection.ids)} answers of {selection.sessions} sessions, "
+            f"{selection.outside} of versions outside the window left out"
+        )
+        if selection.sessions < self._config.least_sessions:
+            return selection, False, f"wait for {self._config.least_sessions} sessions: {text}"
+        return selection, True, f"train on {text}"
+
+    def _look(self, row: Row) -> tuple[watching.Look, list[monitors.Alarm], str]:
+        """The test so far, what monitors say, and what holds a promotion back."""
+        versions = (row.base, row.candidate)
+        sessions = self._parts.store.sessions(versions, row.watched_from)
+        deployed = sessions.of(row.base)
+        candidate = sessions.of(row.candidate)
+        watched_s = self._clock() - row.watched_from
+        found = watching.look(self._config.watch, deployed, candidate, watched_s)
+        alarms = monitors.alarms(self._config.monitors, deployed, candidate)
+        # monitor -> whether its alarm was acknowledged; new ones were not
+        known = {one.monitor: False for one in alarms} | self._ledger.alarms(row.number)
+        names = sorted(name for name, seen in known.items() if not seen)
+        held = f"; held by {', '.join(names)}" if names else ""
+        return found, alarms, held if found.decision == "promote" else ""
+
+
+def desired(row: Row, share: float) -> Routing:
+    """What the fleet serves in the state of a cycle."""
+    turn = (row.number, row.edges)
+    match row.state:
+        case "deploy" | "watch":
+            name = f"cycle-{row.number}"
+            return Routing(row.base, row.candidate, share, name, turn)
+        case "promote":
+            return Routing(row.candidate, turn=turn)
+    return Routing(row.base, turn=turn)

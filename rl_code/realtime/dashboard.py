@@ -1,0 +1,198 @@
+"""The page of the cycle: Starlette routes for a server that is there already.
+
+    GET  /dashboard              the page, one file without a build step
+    GET  /dashboard/state.json   what it shows
+    POST /dashboard/acknowledge  {"cycle": 3, "monitor": "edited"}: lets the cycle go on
+    POST /dashboard/roll_back    {"cycle": 3}: ends the test of a candidate now
+
+Whoever can reach the server may read; users are keyed hashes, and texts of sessions are not shown.
+The two that change something need ``Authorization: Bearer <admin key>``; without an admin key there
+is nobody who may. Texts reach the page as JSON and its document as text only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from rl_code.realtime.cycle import STATES, CycleConfig
+from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.parts import Overtaken, Sessions, Store
+from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
+from rl_code.realtime.watching import finite
+
+PAGE = Path(__file__).with_name("dashboard.html")
+# How much of the past the page shows.
+LAST = {"cycles": 12, "edges": 40, "versions": 12, "alarms": 20, "sessions": 12}
+# Bytes of a request to change something; more is no such request.
+_LONGEST = 4_096
+
+
+class Dashboard:
+    """What the page shows, and the two things that an admin may do."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Store,
+        config: CycleConfig,
+        admin_key: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        """admin_key: of at least 16 characters; None for a page that nobody can change anything
+        through. Raises ValueError for a shorter one.
+        """
+        if admin_key is not None and len(admin_key) < 16:
+            raise ValueError(f"an admin key of {len(admin_key)} characters can be guessed; take 16")
+        self._ledger = ledger
+        self._store = store
+        self._config = config
+        self._admin_key = admin_key
+        self._clock = clock
+        self._page = PAGE.read_text(encoding="utf-8")
+        self._headers = {
+            "Content-Security-Policy": _policy(self._page),
+            "Cache-Control": "no-store",
+        }
+
+    def routes(self) -> list[Route]:
+        """For ``Starlette(routes=...)``."""
+        return [
+            Route("/dashboard", self._show),
+            Route("/dashboard/state.json", self._state),
+            Route("/dashboard/acknowledge", self._acknowledge, methods=["POST"]),
+            Route("/dashboard/roll_back", self._roll_back, methods=["POST"]),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows, as plain JSON values."""
+        if not self._ledger.exists():
+            return {"now": self._clock(), "cycle": None}
+        row = self._ledger.current()
+        versions = [one for one in (row.base, row.candidate) if one is not None]
+        sessions = self._store.sessions(versions, row.began_at)
+        read = self._ledger.rows
+        shown = {
+            "now": self._clock(),
+            "admin": self._admin_key is not None,
+            "states": STATES,
+            "metric": self._config.watch.metric,
+            "margin": self._config.watch.margin,
+            "share": self._config.watch.share,
+            "cycle": _plain(row),
+            "cycles": [_plain(one) for one in read(CYCLES, LAST["cycles"])],
+            "edges": [_plain(one) for one in read(EDGES, LAST["edges"])],
+            "versions": [_plain(one) for one in read(VERSIONS, LAST["versions"])],
+            "alarms": [_plain(one) for one in read(ALARMS, LAST["alarms"])],
+            "sessions": _samples(sessions, LAST["sessions"]),
+        }
+        return finite(shown)
+
+    async def _show(self, request: Request) -> Response:
+        return HTMLResponse(self._page, headers=self._headers)
+
+    async def _state(self, request: Request) -> Response:
+        state = await run_in_threadpool(self.state)
+        return JSONResponse(state, headers={"Cache-Control": "no-store"})
+
+    async def _acknowledge(self, request: Request) -> Response:
+        def act(cycle: int, body: dict[str, Any]) -> Response:
+            monitor = body.get("monitor")
+            if not isinstance(monitor, str):
+                return _refuse(400, f"monitor = {monitor!r}: expected the name of a monitor")
+            if not self._ledger.acknowledge(cycle, monitor, self._clock()):
+                return _refuse(404, f"cycle {cycle} has no alarm {monitor!r}")
+            return JSONResponse({"acknowledged": monitor})
+
+        return await self._change(request, act)
+
+    async def _roll_back(self, request: Request) -> Response:
+        def act(cycle: int, body: dict[str, Any]) -> Response:
+            row = self._ledger.current()
+            if row.number != cycle or row.state != "watch":
+                return _refuse(
+                    409,
+                    f"cycle {row.number} is in {row.state!r}; only a watched one is rolled back",
+                )
+            try:
+                self._ledger.edge(row, "roll_back", self._clock(), "rolled back by hand")
+            except Overtaken as error:
+                return _refuse(409, str(error))
+            return JSONResponse({"rolled_back": row.candidate})
+
+        return await self._change(request, act)
+
+    async def _change(
+        self, request: Request, act: Callable[[int, dict[str, Any]], Response]
+    ) -> Response:
+        """Checks who asks and for which cycle, and does it in a thread."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        expected = (self._admin_key or "").encode()
+        if not expected or not (
+            scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), expected)
+        ):
+            return _refuse(401, "this needs the admin key, as Authorization: Bearer <key>")
+        text = bytearray()
+        async for piece in request.stream():
+            text += piece
+            if len(text) > _LONGEST:
+                return _refuse(413, f"expected a body of at most {_LONGEST} bytes")
+        try:
+            body = json.loads(bytes(text))
+        except ValueError as error:
+            return _refuse(400, f"the body is no JSON: {error}")
+        cycle = body.get("cycle") if isinstance(body, dict) else None
+        if type(cycle) is not int:
+            return _refuse(400, f"cycle = {cycle!r}: expected the number of a cycle")
+        return await run_in_threadpool(act, cycle, body)
+
+
+def _samples(sessions: Sessions, count: int) -> list[dict[str, Any]]:
+    """The last sessions, with everything that is known of each."""
+    begin = max(0, len(sessions.session) - count)
+    return [
+        {
+            "session": str(sessions.session[i]),
+            "user": str(sessions.user[i]),
+            "version": int(sessions.version[i]),
+            "at": float(sessions.at[i]),
+            "values": {
+                name: float(values[i])
+                for name, values in sessions.values.items()
+                if not math.isnan(values[i])
+            },
+        }
+        for i in range(len(sessions.session) - 1, begin - 1, -1)
+    ]
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return dict(row._mapping)
+
+
+def _refuse(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"error": text}, status_code=status)
+
+
+def _policy(page: str) -> str:
+    """What the page may do: run its own script, have its own style, ask this server."""
+    found = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode() if found else ""
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

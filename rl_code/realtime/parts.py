@@ -1,0 +1,171 @@
+"""What the cycle asks of the others: a store of what people did, a trainer, a fleet, suites.
+
+Each call may be made again after a kill, with the same arguments, and must then come to the same.
+That is what lets every edge of the cycle be one transaction of the database alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+
+class Overtaken(RuntimeError):
+    """The cycle has gone on without this process: another one, or a person, took the edge first."""
+
+
+class TrainingFailed(Exception):
+    """Training came to no version, and would not the next time; the cycle refuses the candidate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The answers that a cycle trains on."""
+
+    ids: tuple[str, ...]
+    # SHA-256 of the ids and of what is known of them, so that the same set can be made again.
+    digest: str
+    # Unix seconds: events received later do not count.
+    watermark: float
+    # How many sessions the answers are of.
+    sessions: int
+    # Answers that are whole but of a version outside the window: counted, and left out.
+    outside: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sessions:
+    """What people did, a row for each session, in the order in which the sessions ended."""
+
+    session: np.ndarray
+    user: np.ndarray
+    version: Int64[np.ndarray, " sessions"]
+    # Unix seconds.
+    at: Float64[np.ndarray, " sessions"]
+    # Metric -> one number for each session, nan where it is not known: rates ("accepted", "edited",
+    # "questions", "invalid_calls"), "length", "latency", "retained", "reward" and its parts.
+    values: Mapping[str, Float64[np.ndarray, " sessions"]]
+
+    def of(self, version: int) -> Sessions:
+        """The sessions that one version had."""
+        kept = self.version == version
+        return Sessions(
+            self.session[kept],
+            self.user[kept],
+            self.version[kept],
+            self.at[kept],
+            {name: values[kept] for name, values in self.values.items()},
+        )
+
+    def metric(self, name: str) -> Float64[np.ndarray, " sessions"]:
+        """Raises ValueError for a metric that nobody recorded, naming those that there are."""
+        if name not in self.values:
+            raise ValueError(f"no metric {name!r} of sessions; there are {sorted(self.values)}")
+        return self.values[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What a version came to on one suite."""
+
+    # Task id -> score, 0 to 1.
+    scores: Mapping[str, float]
+    # Rate -> its mean over episodes: "edited", "invalid_calls", "questions", "tokens", "latency".
+    rates: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Which versions answer whom: everyone the deployed one, but a share of users the candidate."""
+
+    deployed: int
+    candidate: int | None = None
+    # Share of users whose answers come from the candidate, 0 without one.
+    share: float = 0.0
+    # Name of the experiment; the assignment of users is a keyed hash of it and the user.
+    experiment: str = ""
+    # Cycle, and number of its edges so far. A fleet refuses a routing that is older than its own,
+    # so that a process that slept through an edge cannot undo it.
+    turn: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if self.candidate == self.deployed or (self.candidate is None) != (self.share == 0):
+            raise ValueError(
+                f"{self.candidate=} with {self.share=} beside {self.deployed=}: a candidate is "
+                "another version than the deployed one and has a share above 0"
+            )
+        if not 0 <= self.share < 1:
+            raise ValueError(f"{self.share=} must be at least 0 and below 1")
+
+
+class Store(Protocol):
+    """What people did (``rl_code.feedback``)."""
+
+    def select(self, watermark: float, versions: Collection[int], most: int) -> Selection:
+        """The answers of these versions that are whole, whose events are in by the watermark, and
+        that no cycle has used; the newest ``most`` of them, 0 for all.
+        """
+        ...
+
+    def used(self, cycle: int) -> Selection | None:
+        """The selection that was marked for a cycle, less what was deleted since; None if none
+        was.
+        """
+        ...
+
+    def mark_used(self, cycle: int, selection: Selection) -> None:
+        """Marks answers for a cycle, all or none; a second time changes nothing. Raises ValueError
+        if the cycle has another selection, or another cycle one of the answers.
+        """
+        ...
+
+    def sessions(self, versions: Collection[int], since: float) -> Sessions:
+        """What people did with these versions in sessions that began at or after a time."""
+        ...
+
+
+class Trainer(Protocol):
+    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
+        """Makes ``version`` of ``base`` and the selected answers, where fleet and suites find it.
+
+        After a kill it is called again: it goes on or starts again from ``base``. It does nothing
+        if the version is whole and of the same answers. Raises TrainingFailed.
+        """
+        ...
+
+
+class Fleet(Protocol):
+    """The servers (``rl_code.serving``)."""
+
+    def apply(self, routing: Routing) -> None:
+        """Loads what the routing names, routes users by it, then retires other versions once their
+        streams have ended. Does nothing if it is so already. Raises Overtaken for a routing older
+        than the one in force.
+        """
+        ...
+
+    def routing(self) -> Routing | None:
+        """What is in force; None before the first."""
+        ...
+
+
+class Suites(Protocol):
+    def play(self, version: int) -> Mapping[str, Played]:
+        """Suite -> what a version came to. The same version gives the same; results may be kept."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The four, and what happens while the cycle waits."""
+
+    store: Store
+    trainer: Trainer
+    fleet: Fleet
+    suites: Suites
+    # Called with the seconds to wait when no edge is due.
+    wait: Callable[[float], None]

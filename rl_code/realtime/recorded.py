@@ -1,0 +1,116 @@
+"""Sessions of the record as the cycle's test and monitors read them: one number per metric.
+
+A session is the answers of one person on one task. Its numbers are means over its answers of what
+is known of each: a rate that nobody reported stays unknown, and is not taken for 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.realtime.parts import Overtaken, Selection, Sessions
+
+# Answers, each with its events in the order of their times.
+type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
+# The parts of the reward of an answer, by name, with the sum as "reward"; nan for an unknown one.
+type Rewarded = Callable[[AnswerRecord, Sequence[Event]], dict[str, float]]
+
+# Keys of ``AnswerRecord.extra`` that hold what a server counted in an answer.
+COUNTED = ("questions", "invalid_calls")
+
+
+class Record(Protocol):
+    """What is needed of the store of feedback."""
+
+    def select(self, watermark: float, versions: Collection[int], most: int) -> Selection: ...
+    def used(self, cycle: int) -> Selection | None: ...
+    def mark_used(self, cycle: int, selection: Selection) -> None: ...
+    def answered(self, versions: Collection[int], since: float) -> Sequence[str]: ...
+    def joined(self, ids: Sequence[str]) -> Joined: ...
+
+
+class RecordedStore:
+    """The store of the cycle (``parts.Store``) on that of feedback."""
+
+    def __init__(self, record: Record, rewarded: Rewarded | None = None):
+        """rewarded: the reward of an answer by the config's signals; None for none."""
+        self._record = record
+        self._rewarded = rewarded
+
+    def select(self, watermark: float, versions: Collection[int], most: int) -> Selection:
+        return self._record.select(watermark, versions, most)
+
+    def used(self, cycle: int) -> Selection | None:
+        return self._record.used(cycle)
+
+    def mark_used(self, cycle: int, selection: Selection) -> None:
+        try:
+            self._record.mark_used(cycle, selection)
+        except ValueError as error:
+            # Somebody took data back since it was selected; the cycle selects again.
+            raise Overtaken(str(error)) from error
+
+    def sessions(self, versions: Collection[int], since: float) -> Sessions:
+        ids = self._record.answered(versions, since)
+        return sessions_of(self._record.joined(ids), self._rewarded)
+
+
+def sessions_of(joined: Joined, rewarded: Rewarded | None = None) -> Sessions:
+    """The sessions of answers, in the order in which they ended.
+
+    A session in which the version changed counts as one for each version.
+    """
+    found: dict[tuple[str, str, int], list[tuple[AnswerRecord, dict[str, float]]]] = {}
+    names: dict[str, None] = {}
+    for answer, events in joined:
+        metrics = metrics_of(answer, events)
+        if rewarded is not None:
+            metrics |= rewarded(answer, events)
+        names |= dict.fromkeys(metrics)
+        key = answer.user, answer.session, answer.version
+        found.setdefault(key, []).append((answer, metrics))
+    ended = {key: max(answer.answered_at for answer, _ in rows) for key, rows in found.items()}
+    keys = sorted(found, key=lambda key: (ended[key], key))
+    return Sessions(
+        session=np.array([f"{session}" for _, session, _ in keys], dtype=object),
+        user=np.array([user for user, _, _ in keys], dtype=object),
+        version=np.array([version for _, _, version in keys], np.int64),
+        at=np.array([ended[key] for key in keys], np.float64),
+        values={
+            name: np.array([_mean(found[key], name) for key in keys], np.float64) for name in names
+        },
+    )
+
+
+def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float]:
+    """What one answer came to; nan for what is not known."""
+    last = {event.kind: event for event in events}
+    value = {kind: event.value for kind, event in last.items()}
+    kept = [event for event in events if event.kind == "retained" and event.value is not None]
+    decided = "accepted" in last or "rejected" in last
+    metrics = {
+        "accepted": float("accepted" in last) if decided else math.nan,
+        # at the last horizon that was reached
+        "retained": max(kept, key=lambda one: one.horizon_s or 0.0).value if kept else math.nan,
+        "edited": _known(value.get("edited")),
+        "dissatisfied": _known(value.get("follow_up")),
+        "length": float(len(answer.tokens)),
+        "latency": answer.first_token_s,
+        "aborted": float(answer.finish_reason == "aborted"),
+    }
+    return metrics | {name: _known(answer.extra.get(name)) for name in COUNTED}
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _mean(rows: Sequence[tuple[AnswerRecord, dict[str, float]]], name: str) -> float:
+    values = [metrics.get(name, math.nan) for _, metrics in rows]
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

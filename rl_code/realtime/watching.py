@@ -1,0 +1,172 @@
+"""What the A/B test of a candidate says so far: go on, promote, or roll back.
+
+The metric has a confidence sequence of its difference between the arms, and each guardrail a
+one-sided one of its harm. They hold at all looks at once (``sequential``), so this is asked after
+every session. The level of the guardrails is shared out among them, so that a candidate that harms
+nothing is rolled back by any of them with probability ``guardrail_alpha`` at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_code.evaluation.passk import Interval
+from rl_code.read_config import at_least
+from rl_code.realtime import sequential
+from rl_code.realtime.parts import Sessions
+
+
+@dataclasses.dataclass(frozen=True)
+class Guardrail:
+    """A metric that may not get worse."""
+
+    metric: str
+    # Which way is harm.
+    harm: Literal["up", "down"]
+    # The size of harm that matters, in units of the metric (``sequential.difference``).
+    scale: float
+    # Harm that is accepted, in units of the metric.
+    allowed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or not self.allowed >= 0:
+            raise ValueError(f"{self.scale=} must be positive and {self.allowed=} at least 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchConfig:
+    """How long a candidate is watched, and what becomes of it."""
+
+    # The share of users whom a candidate serves.
+    share: float = 0.2
+    # What it is judged by; larger is better.
+    metric: str = "retained"
+    # The size of a difference that matters, in units of the metric.
+    scale: float = 0.02
+    # Promoted once the lower end of the interval is above -margin. 0 asks for proof that it is
+    # better; a margin takes it for as good.
+    margin: float = 0.02
+    # The level of the interval, and of all guardrails together.
+    alpha: float = 0.05
+    guardrail_alpha: float = 0.05
+    guardrails: tuple[Guardrail, ...] = ()
+    # Users of each arm before anything is said.
+    least_users: int = sequential.LEAST_USERS
+    # Seconds that it is watched at least before it is promoted, and at most.
+    least_s: float = 0.0
+    most_s: float = 86_400.0
+    # What becomes of a candidate of which the longest time proves nothing.
+    at_end: Literal["promote", "roll_back"] = "roll_back"
+
+    def __post_init__(self) -> None:
+        at_least(self, margin=0, least_users=2, least_s=0, most_s=0)
+        if not 0 < self.share < 1:
+            raise ValueError(f"{self.share=} must be above 0 and below 1")
+        if not self.scale > 0:
+            raise ValueError(f"{self.scale=} must be positive, in units of {self.metric}")
+        names = [one.metric for one in self.guardrails]
+        if len(set(names)) < len(names):
+            raise ValueError(f"a metric has two guardrails: {', '.join(names)}")
+        for name in ("alpha", "guardrail_alpha"):
+            if not 0 < getattr(self, name) < 0.5:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 0.5")
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """One look at the test."""
+
+    decision: Literal["wait", "promote", "roll_back"]
+    reason: str
+    # Sessions and users of the deployed version and of the candidate.
+    sessions: tuple[int, int]
+    users: tuple[int, int]
+    # The metric in the two arms, and candidate minus deployed, with confidence sequences; without
+    # ends before there are enough users.
+    arms: tuple[Interval, Interval]
+    difference: Interval
+    # Guardrail -> lower bound of its harm, and harm that is allowed.
+    harms: Mapping[str, tuple[float, float]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, null for what is not finite."""
+        return finite(dataclasses.asdict(self))
+
+
+def look(config: WatchConfig, deployed: Sessions, candidate: Sessions, watched_s: float) -> Look:
+    """What the test says after these sessions.
+
+    watched_s: seconds since the candidate was deployed. Raises ValueError for a metric that nobody
+    recorded.
+    """
+    before = sequential.arm(deployed.user, deployed.metric(config.metric))
+    after = sequential.arm(candidate.user, candidate.metric(config.metric))
+    users = {"least_users": config.least_users}
+    found = sequential.difference(before, after, scale=config.scale, alpha=config.alpha, **users)
+    harms = {}
+    for guardrail in config.guardrails:
+        name = guardrail.metric
+        sign = 1 if guardrail.harm == "up" else -1
+        bound = sequential.bound(
+            sequential.arm(deployed.user, sign * deployed.metric(name)),
+            sequential.arm(candidate.user, sign * candidate.metric(name)),
+            scale=guardrail.scale,
+            alpha=config.guardrail_alpha / len(config.guardrails),
+            **users,
+        )
+        harms[name] = (bound, guardrail.allowed)
+    decision, reason = _decide(config, found, harms, watched_s)
+    return Look(
+        decision,
+        reason,
+        (len(deployed.session), len(candidate.session)),
+        (before.users, after.users),
+        (_around(config, before), _around(config, after)),
+        found,
+        harms,
+    )
+
+
+def _around(config: WatchConfig, arm: sequential.Arm) -> Interval:
+    """The mean of one arm."""
+    if arm.users < config.least_users:
+        return Interval(arm.mean, -math.inf, math.inf)
+    width = float(sequential.radius(np.float64(arm.variance), config.scale, config.alpha))
+    return Interval(arm.mean, arm.mean - width, arm.mean + width)
+
+
+def _decide(
+    config: WatchConfig,
+    found: Interval,
+    harms: Mapping[str, tuple[float, float]],
+    watched_s: float,
+) -> tuple[Literal["wait", "promote", "roll_back"], str]:
+    for name, (bound, allowed) in harms.items():
+        if bound > allowed:
+            return "roll_back", (
+                f"guardrail {name}: worse by at least {bound:.4g}, allowed {allowed:.4g}"
+            )
+    shown = f"{config.metric} {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    if found.high < 0:
+        return "roll_back", f"{shown}: worse than the deployed version"
+    if found.low > -config.margin and watched_s >= config.least_s:
+        return "promote", f"{shown}: the lower end is above {-config.margin:+.4f}"
+    if watched_s >= config.most_s:
+        return config.at_end, f"{shown}: nothing proven in {watched_s:.0f} s"
+    return "wait", shown
+
+
+def finite(value: Any) -> Any:
+    """A JSON value with null in place of numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

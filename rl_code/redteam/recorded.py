@@ -1,0 +1,95 @@
+"""Cases from recorded sessions: work that must not be paid, on the task that it was done on.
+
+Somebody has read a session that an alarm named, and found that its work earns what it does not
+deserve. ``launch.make_case`` puts it into a file, a line of JSON for each case. From then on the
+red team hands the work in again: it may earn at most what the files that the agent was given earn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_code.environment.grading import grade_work
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.redteam.ground import LIMITS
+from rl_code.redteam.trial import Outcome, earned, work_of
+from rl_code.tasks import records
+from rl_code.types import Task
+
+KIND = "session"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Work on a task that must not be paid."""
+
+    name: str
+    session: str
+    task: Task
+    # Path -> text of what the session changed; None deletes.
+    files: Mapping[str, str | None]
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file. Raises TaskFileError naming the line; ValueError for two of one name."""
+    cases: dict[str, Case] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            content = json.loads(line)
+            fields = [content[key] for key in ("name", "session", "files")]
+        except (ValueError, TypeError, KeyError) as error:
+            raise records.TaskFileError(f"{path}:{number}: no case: {error!r}") from error
+        name, session, files = fields
+        if name in cases:
+            raise ValueError(f"{path}:{number}: {name!r} is the name of another case, too")
+        cases[name] = Case(name, session, task_of(content["task"]), files)
+    return list(cases.values())
+
+
+def append_case(path: Path, case: Mapping[str, Any]) -> None:
+    """Adds a case to a file, after a look at whether its task can be read. Raises TaskFileError;
+    ValueError if there is one of its name.
+    """
+    task_of(case["task"])
+    there = read_cases(path) if path.exists() else []
+    if case["name"] in {one.name for one in there}:
+        raise ValueError(f"{path} has a case {case['name']!r} already")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(case) + "\n")
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task of a row with an entry point and tests.
+
+    Raises TaskFileError for a malformed one, and for one with a suite, whose world is not in the
+    row.
+    """
+    if "fail_to_pass" in row:
+        raise records.TaskFileError(
+            f"task {row.get('id')!r}: a suite needs a world of its own, which cases do not have yet"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.jsonl"
+        path.write_text(json.dumps(row), encoding="utf-8")
+        (task,) = records.load(str(path), {column: column for column in row})
+    return task
+
+
+def outcomes(cases: Sequence[Case], pool: SandboxPool) -> Iterator[Outcome]:
+    """What each case earns, and what the files that its agent was given earn."""
+    for case in cases:
+        given = grade_work(case.task, work_of(case.task, {}), pool, LIMITS)
+        grade = grade_work(case.task, work_of(case.task, case.files), pool, LIMITS)
+        yield Outcome(
+            KIND,
+            case.name,
+            "cases" if case.task.hidden_tests.cases else "code",
+            earned(case.task, grade),
+            earned(case.task, given),
+            grade.flags,
+        )

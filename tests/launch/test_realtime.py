@@ -1,0 +1,92 @@
+"""The commands of the cycle, in this process: a run of three cycles, its dry run, its page."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+from launch import make_case, make_suite, realtime
+from rl_code import read_config
+from rl_code.read_config import ConfigError
+from rl_code.realtime.dashboard import Dashboard
+from tests.rl_code.realtime.test_cases import ROW, answer, written
+
+
+def config(database: str | None = None) -> realtime.RealtimeConfig:
+    given = runpy.run_path("configs/realtime.py")["get_config"]("smoke")
+    given.database = database
+    return read_config.build(realtime.RealtimeConfig, given)
+
+
+def test_a_dry_run_of_a_new_workdir_writes_nothing(tmp_path):
+    folder = tmp_path / "new"
+    assert "holds no cycle yet" in realtime.dry_run(config(), folder)
+    assert not folder.exists()
+    url = f"sqlite:///{tmp_path}/other.db"
+    assert "other.db holds no cycle yet" in realtime.dry_run(config(url), folder)
+
+
+def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
+    cycle, ledger, _ = realtime.open_cycle(config(), tmp_path)
+    cycle.run(3)
+    columns = realtime.table(ledger).columns
+    states = list(columns[5].cells)
+    assert states == ["promoted", "rolled_back", "promoted", "collect"]
+    assert "worse than the deployed version" in list(columns[6].cells)[1]
+    assert realtime.dry_run(config(), tmp_path).startswith("cycle 4, collect: wait for 200")
+    # a second start goes on where the first one ended
+    again, ledger, _ = realtime.open_cycle(config(), tmp_path)
+    again.run(3)
+    assert ledger.current().number == 4
+
+
+def test_the_page_is_served_meanwhile_and_a_taken_port_is_said(tmp_path):
+    _, ledger, store = realtime.open_cycle(config(), tmp_path)
+    board = Dashboard(ledger, store, config().cycle)
+    said: list[str] = []
+
+    class Console:
+        def print(self, text, **_):
+            said.append(text)
+
+    with realtime.served(board, 0, Console()):
+        (url,) = said
+        with urllib.request.urlopen(f"{url}/state.json") as answered:
+            assert json.load(answered)["cycle"]["state"] == "collect"
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        with (
+            pytest.raises(ConfigError, match=f"--port={port} is taken"),
+            realtime.served(board, port, Console()),
+        ):
+            pass
+
+
+def run(monkeypatch, module, **flags) -> None:
+    """A command, with its flags as they were given."""
+    monkeypatch.setattr(module, "FLAGS", SimpleNamespace(**flags))
+    module.main([module.__name__])
+
+
+def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
+    sessions = tmp_path / "sessions.jsonl"
+    extra = {"record": ROW, "files": {"solution.py": "def f(x):\n    return 6\n"}}
+    written(sessions, [(answer("a", extra=extra), []), (answer("b", session="t"), [])])
+    out = tmp_path / "suites" / "people.jsonl"
+    flags = dict(sessions=str(sessions), out=str(out), per_user=5, count=0, seed=0)
+    run(monkeypatch, make_suite, **flags)
+    assert "1 tasks in" in (said := capsys.readouterr().out) and "1 sessions without tests" in said
+    assert json.loads(out.read_text())["entry_point"] == "f"
+    with pytest.raises(SystemExit):
+        run(monkeypatch, make_suite, **flags)
+    assert "exists; a suite stays as it is" in capsys.readouterr().err
+    cases = tmp_path / "cases.jsonl"
+    flags = dict(sessions=str(sessions), name="six", user="", out=str(cases))
+    run(monkeypatch, make_case, **flags, session="s")
+    assert json.loads(cases.read_text())["name"] == "six"
+    with pytest.raises(SystemExit):
+        run(monkeypatch, make_case, **flags, session="t")
+    assert "nothing to grade" in capsys.readouterr().err

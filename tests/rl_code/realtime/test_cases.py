@@ -1,0 +1,176 @@
+"""Recorded sessions become tasks of a suite, and cases that the red team hands in again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.realtime import cases
+from rl_code.realtime.recorded import metrics_of, sessions_of
+from rl_code.redteam.recorded import append_case, outcomes, read_cases
+from rl_code.tasks.records import TaskFileError, load
+
+ROW = {
+    "messages": "Write f, which gives its argument twice.",
+    "entry_point": "f",
+    "tests": ["assert f(3) == 6", "assert f('ab') == 'abab'"],
+    "files": {"solution.py": "def f(x):\n    return x\n"},
+    "path": "solution.py",
+}
+CHEAT = "class A(int):\n    def __eq__(s, o): return True\ndef f(x):\n    return A(1)\n"
+SOLVED = "def f(x):\n    return x * 2\n"
+
+
+def answer(id: str, **fields) -> AnswerRecord:
+    base = dict(
+        id=id,
+        user="ann",
+        session="s",
+        model="policy",
+        version=3,
+        adapter="",
+        arm="",
+        asked_at=1.0,
+        answered_at=2.0,
+        first_token_s=0.5,
+        kind="chat",
+        finish_reason="stop",
+        context=0,
+        parent=-1,
+        kept=0,
+        given=(1, 2),
+        tokens=(3, 4, 5),
+        logprobs=(-0.1, -0.2, -0.3),
+        versions=(3, 3, 3),
+    )
+    return AnswerRecord(**base | fields)
+
+
+def written(path, joined) -> None:
+    lines = [
+        {"answer": dataclasses.asdict(one), "events": [dataclasses.asdict(e) for e in events]}
+        for one, events in joined
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_session_is_the_mean_of_what_is_known_of_its_answers():
+    events = [
+        Event("1", "a", "accepted", 3.0, 1.5),
+        Event("2", "a", "retained", 33.0, 0.9, 30.0),
+        Event("3", "a", "retained", 303.0, 0.6, 300.0),
+    ]
+    joined = [
+        (answer("a"), events),
+        (answer("b", answered_at=9.0, tokens=(1,)), [Event("4", "b", "rejected", 9.5, 0.4)]),
+        (answer("c", session="t", answered_at=5.0, extra={"questions": 1}), []),
+    ]
+    found = sessions_of(joined, lambda one, happened: {"reward": float(len(happened))})
+    assert list(found.session) == ["t", "s"] and list(found.at) == [5.0, 9.0]
+    assert found.values["accepted"][1] == 0.5 and math.isnan(found.values["accepted"][0])
+    assert found.values["retained"][1] == 0.6
+    assert found.values["length"][1] == 2.0 and found.values["reward"][1] == 2.0
+    np.testing.assert_array_equal(found.values["questions"], [1.0, math.nan])
+    assert metrics_of(answer("d", finish_reason="aborted"), [])["aborted"] == 1.0
+
+
+def test_a_session_whose_version_changed_counts_for_each():
+    joined = [(answer("a"), []), (answer("b", version=4), [])]
+    assert sorted(sessions_of(joined).version) == [3, 4]
+
+
+def test_a_suite_has_each_task_once_and_no_user_too_often():
+    def session(number: int, user: str, record) -> cases.RecordedSession:
+        return cases.RecordedSession(f"s{number}", user, 1, float(number), record, None)
+
+    other = [ROW | {"messages": f"Write f, number {i}."} for i in range(6)]
+    found = [session(i, "ann", row) for i, row in enumerate(other)]
+    found += [session(7, "bob", ROW), session(8, "bob", ROW), session(9, "bob", None)]
+    made = cases.suite_rows(found, per_user=4, count=0, seed=0)
+    assert (len(made.rows), made.crowded, made.repeated, made.ungraded) == (5, 2, 1, 1)
+    drawn = cases.suite_rows(found, per_user=4, count=3, seed=1)
+    assert len(drawn.rows) == 3 and all(row in made.rows for row in drawn.rows)
+    assert "ann" not in json.dumps(made.rows) and "s7" not in json.dumps(made.rows)
+
+
+def test_rows_are_tasks(tmp_path):
+    written(tmp_path / "s.jsonl", [(answer("a", extra={"record": ROW}), [])])
+    (row,) = cases.suite_rows(
+        cases.read_sessions(tmp_path / "s.jsonl"), per_user=1, count=0, seed=0
+    ).rows
+    (tmp_path / "suite.jsonl").write_text(json.dumps(row))
+    (task,) = load(str(tmp_path / "suite.jsonl"), {name: name for name in row})
+    assert task.entry_point == "f" and len(task.hidden_tests.cases) == 2
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({key: ROW[key] for key in ROW if key != "tests"}, "its record lacks tests"),
+        (ROW | {"secret": 1}, "its record has secret; a row has id, messages"),
+    ],
+)
+def test_a_record_that_is_no_row_is_refused(record, said):
+    one = cases.RecordedSession("s", "ann", 1, 0.0, record, None)
+    with pytest.raises(ValueError, match=said):
+        cases.suite_rows([one], per_user=1, count=0, seed=0)
+
+
+def test_a_line_that_is_no_answer_is_named(tmp_path):
+    path = tmp_path / "s.jsonl"
+    written(path, [(answer("a"), [])])
+    path.write_text(path.read_text() + '{"answer": {"id": "b"}, "events": []}\n')
+    with pytest.raises(cases.SessionFileError, match=r"s\.jsonl:2: expected"):
+        cases.read_sessions(path)
+    with pytest.raises(cases.SessionFileError, match="No such file"):
+        cases.read_sessions(tmp_path / "other.jsonl")
+
+
+def case(files, name="cheat", session="s"):
+    extra = {"record": ROW, "files": files}
+    found = cases.sessions([(answer("a", session=session, extra=extra), [])])
+    return cases.case_of(found, session, name)
+
+
+def test_a_session_that_cannot_be_graded_is_no_case():
+    found = cases.sessions(
+        [(answer("a", extra={"record": ROW}), []), (answer("b", user="bob"), [])]
+    )
+    with pytest.raises(ValueError, match="no such session"):
+        cases.case_of(found, "t", "x")
+    with pytest.raises(ValueError, match="2 users have one; name one of"):
+        cases.case_of(found, "s", "x")
+    with pytest.raises(ValueError, match="nothing to grade"):
+        cases.case_of(found, "s", "x", "ann")
+
+
+def test_a_file_of_cases_has_each_name_once(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    append_case(path, case({"solution.py": CHEAT}))
+    append_case(path, case({"solution.py": SOLVED}, name="another"))
+    with pytest.raises(ValueError, match="has a case 'cheat' already"):
+        append_case(path, case({"solution.py": CHEAT}))
+    assert [one.name for one in read_cases(path)] == ["cheat", "another"]
+    suite = {"messages": "m", "id": "x", "fail_to_pass": ["a"]}
+    with pytest.raises(TaskFileError, match="a suite needs a world"):
+        append_case(path, {"name": "n", "session": "s", "task": suite, "files": {}})
+    path.write_text("{}\n")
+    with pytest.raises(TaskFileError, match=r"cases\.jsonl:1: no case"):
+        read_cases(path)
+
+
+def test_the_red_team_hands_a_case_in_again(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    append_case(path, case({"solution.py": CHEAT}))
+    append_case(path, case({"solution.py": SOLVED}, name="paid"))
+    with SandboxPool(SandboxConfig(workers=1, processes=24, cpu_s=10)) as pool:
+        cheat, paid = outcomes(read_cases(path), pool)
+    assert cheat.held and cheat.kind == "session"
+    # work that solves the task is paid, so as a case it does not hold
+    assert not paid.held and paid.earned > paid.failure

@@ -1,0 +1,249 @@
+"""The cycle promotes what is good and rolls back what is bad; what it decides is in the database."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import sqlalchemy
+
+from rl_code.realtime.ledger import distance
+from rl_code.realtime.parts import Overtaken, Routing, TrainingFailed
+from rl_code.realtime.rehearsal import METADATA as PEOPLE
+from rl_code.realtime.rehearsal import SESSIONS
+from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
+from tests.rl_code.realtime.rehearsed import CONFIG, Rehearsed
+
+
+def content(rehearsed: Rehearsed) -> list:
+    """Every row of the database."""
+    found = []
+    for table in (*METADATA.sorted_tables, *PEOPLE.sorted_tables):
+        found += [(table.name, *row) for row in rehearsed.ledger.rows(table)]
+    return found
+
+
+def states(rehearsed: Rehearsed) -> dict[int, str]:
+    return {row.version: row.state for row in rehearsed.ledger.rows(VERSIONS)}
+
+
+def test_good_versions_are_promoted_bad_ones_rolled_back_broken_ones_refused(tmp_path):
+    rehearsed = Rehearsed(tmp_path, bad=(2,), broken=(3,), harm=0.25)
+    rehearsed.until("train", 4)
+    assert states(rehearsed) == {
+        0: "retired",
+        1: "deployed",
+        2: "rolled_back",
+        3: "refused",
+        4: "training",
+    }
+    assert rehearsed.parts.fleet.routing().deployed == 1
+    _, bad, broken, _ = rehearsed.ledger.rows(CYCLES)
+    assert bad.look["decision"] == "roll_back"
+    assert broken.verdict["passed"] is False and broken.look is None
+    # the time that a version that is bad on purpose serves people
+    edges = {edge.after: edge for edge in rehearsed.ledger.rows(EDGES) if edge.cycle == 2}
+    served_s = edges["roll_back"].at - edges["watch"].at
+    assert 0 < served_s < 30 and sum(bad.look["sessions"]) <= 30 * 150
+
+
+def test_a_plan_says_what_the_next_edge_does_and_writes_nothing(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.cycle.step()  # deploys the first version
+    seen = set()
+    while rehearsed.ledger.current().number == 1:
+        before = content(rehearsed), rehearsed.parts.fleet.routing()
+        plan = rehearsed.cycle.plan()
+        assert (content(rehearsed), rehearsed.parts.fleet.routing()) == before
+        seen.add((plan.state, plan.due))
+        assert rehearsed.cycle.step() is plan.due, plan
+        if not plan.due:
+            rehearsed.parts.wait(1.0)
+    assert {state for state, due in seen if due} == {
+        "collect",
+        "train",
+        "gate",
+        "deploy",
+        "watch",
+        "promote",
+    }
+    assert ("collect", False) in seen
+
+
+def test_the_cadence_and_the_least_sessions_are_waited_for(tmp_path):
+    config = dataclasses.replace(CONFIG, cadence_s=50.0, least_sessions=400)
+    rehearsed = Rehearsed(tmp_path, config)
+    rehearsed.cycle.step()
+    rehearsed.parts.wait(1.0)
+    assert "wait 50 s" in rehearsed.cycle.plan().text
+    rehearsed.now += 50
+    assert "wait for 400 sessions: 150 answers" in rehearsed.cycle.plan().text
+    rehearsed.parts.wait(1.0)
+    rehearsed.parts.wait(1.0)
+    assert rehearsed.cycle.plan().due
+
+
+def test_answers_of_versions_outside_the_window_are_counted_and_left_out(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("collect", 2)
+    while not rehearsed.cycle.plan().due:
+        rehearsed.parts.wait(1.0)
+    old = [row for row in rehearsed.ledger.rows(SESSIONS) if row.version == 0 and row.cycle is None]
+    new = [row for row in rehearsed.ledger.rows(SESSIONS) if row.version == 1]
+    assert old and new
+    wide = rehearsed.another(window=2).plan()
+    assert f"{len(old) + len(new)} answers" in wide.text and " 0 of versions" in wide.text
+    rehearsed.cycle.step()
+    row = rehearsed.ledger.current()
+    assert (row.answers, row.outside) == (len(new), len(old))
+
+
+def test_a_batch_takes_the_newest_answers(tmp_path):
+    rehearsed = Rehearsed(tmp_path, dataclasses.replace(CONFIG, batch=120))
+    rehearsed.until("train")
+    used = [row.number for row in rehearsed.ledger.rows(SESSIONS) if row.cycle == 1]
+    everything = [row.number for row in rehearsed.ledger.rows(SESSIONS)]
+    assert used == everything[-120:]
+
+
+def test_of_two_processes_one_is_overtaken(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("gate")
+    old = rehearsed.ledger.current()
+    rehearsed.another().step()
+    with pytest.raises(Overtaken, match="cycle 1 has left 'gate'"):
+        rehearsed.ledger.edge(old, "refused", 0.0, "by the other")
+    assert rehearsed.ledger.current().state == "deploy"
+
+
+def test_a_process_that_slept_cannot_undo_what_is_served(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("watch")
+    rehearsed.cycle.step()
+    with pytest.raises(Overtaken, match="older than what is in force"):
+        rehearsed.parts.fleet.apply(Routing(0, turn=(1, 2)))
+    assert rehearsed.parts.fleet.routing().candidate == 1
+
+
+def test_the_database_refuses_a_second_deployed_version(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("gate")
+    deployed = sqlalchemy.update(VERSIONS).values(state="deployed")
+    with pytest.raises(sqlalchemy.exc.IntegrityError), rehearsed.engine.begin() as connection:
+        connection.execute(deployed)
+    assert list(states(rehearsed).values()).count("deployed") == 1
+
+
+def test_a_fleet_that_forgot_is_told_again(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("watch")
+    rehearsed.cycle.step()
+    before = rehearsed.parts.fleet.routing()
+    (tmp_path / "fleet.json").unlink()
+    rehearsed.cycle.step()
+    assert rehearsed.parts.fleet.routing() == before
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_an_alarm_holds_a_promotion_until_it_is_acknowledged_or_time_is_over(
+    tmp_path, acknowledged
+):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("watch")
+    rehearsed.ledger.raise_alarm(1, "edited", rehearsed.now, "goes down", ["session-7"])
+    while "held by edited" not in (plan := rehearsed.cycle.plan()).text:
+        rehearsed.parts.wait(1.0)
+    assert not plan.due and not rehearsed.cycle.step()
+    assert rehearsed.ledger.current().look["held_by"] == ["edited"]
+    if acknowledged:
+        assert rehearsed.ledger.acknowledge(1, "edited", rehearsed.now)
+        assert rehearsed.cycle.step()
+        assert rehearsed.ledger.current().state == "promote"
+    else:
+        rehearsed.now += CONFIG.watch.most_s
+        assert rehearsed.cycle.step()
+        assert rehearsed.ledger.current().state == "roll_back"
+        assert "nobody acknowledged: edited" in rehearsed.ledger.rows(EDGES)[-1].reason
+
+
+def test_an_alarm_is_raised_once_and_an_unknown_one_cannot_be_acknowledged(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    assert rehearsed.ledger.raise_alarm(1, "edited", 1.0, "first", ["a"])
+    assert not rehearsed.ledger.raise_alarm(1, "edited", 2.0, "second", ["b"])
+    assert [row.text for row in rehearsed.ledger.rows(ALARMS)] == ["first"]
+    assert not rehearsed.ledger.acknowledge(1, "latency", 3.0)
+
+
+def test_data_that_was_taken_back_is_not_trained_on(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("train")
+    with rehearsed.engine.begin() as connection:
+        some = SESSIONS.c.number % 10 == 3
+        gone = connection.execute(sqlalchemy.delete(SESSIONS).where(some)).rowcount
+    before = rehearsed.ledger.current()
+    assert gone and rehearsed.cycle.step()
+    row = rehearsed.ledger.current()
+    assert (row.state, row.answers) == ("train", before.answers - gone)
+    assert rehearsed.cycle.step() and rehearsed.ledger.current().state == "gate"
+    with rehearsed.engine.begin() as connection:
+        connection.execute(sqlalchemy.delete(SESSIONS))
+    rehearsed.until("collect", 2)
+
+
+def test_a_training_that_failed_ends_the_cycle_and_not_the_program(tmp_path):
+    class Failing:
+        def train(self, cycle, base, version, selection):
+            raise TrainingFailed("the loss is nan")
+
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("train")
+    cycle = rehearsed.another(dataclasses.replace(rehearsed.parts, trainer=Failing()))
+    assert cycle.step()
+    assert states(rehearsed) == {0: "deployed", 1: "refused"}
+    assert rehearsed.ledger.rows(EDGES)[-1].reason == "the loss is nan"
+
+
+def test_an_answer_is_never_two_cycles(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.cycle.step()
+    rehearsed.parts.wait(1.0)
+    store = rehearsed.parts.store
+    selection = store.select(rehearsed.now, [0], 0)
+    store.mark_used(1, selection)
+    store.mark_used(1, selection)
+    with pytest.raises(ValueError, match="cycle 2: 0 of 150"):
+        store.mark_used(2, selection)
+    assert store.used(1) == selection and store.used(2) is None
+
+
+def test_a_run_ends_after_its_cycles_and_goes_on_when_it_is_started_again(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.another(poll_s=0.01).run(cycles=1)
+    assert rehearsed.ledger.current().number == 2
+    rehearsed.another(poll_s=0.01).run(cycles=1)
+    assert rehearsed.ledger.current().number == 2
+    calls = []
+    rehearsed.cycle.run(stop=lambda: len(calls) == 2 or calls.append(1))
+    assert len(calls) == 2
+
+
+def test_distance_is_counted_along_the_tree_of_versions():
+    parents = {0: None, 1: 0, 2: 1, 3: 1, 4: 3, 9: None}
+    assert distance(parents, 4, 4) == 0
+    assert distance(parents, 4, 1) == 2
+    assert distance(parents, 2, 4) == 3
+    assert distance(parents, 4, 9) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(deployed=1, candidate=1, share=0.5),
+        dict(deployed=1, candidate=2),
+        dict(deployed=1, share=0.5),
+        dict(deployed=1, candidate=2, share=1.5),
+    ],
+)
+def test_a_routing_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="share"):
+        Routing(**wrong)
