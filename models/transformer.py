@@ -456,13 +456,16 @@ class Transformer(nnx.Module):
         So they are gathered in fewer bytes, and their gradients are added and cut before they are
         converted back: a compiler makes a reduce-scatter of a sum and a cut only where nothing
         stands between the two. A product would do the same conversion later.
+
+        Experts stay as they are: they enter a shard_map, and the gradients that leave it are added
+        in the dtype in which the experts came, which is the wider one.
         """
         if not cuts_parameters():
             return layer
 
         def convert(path: tuple, parameter: nnx.Variable) -> nnx.Variable:
             name = jax.tree_util.keystr(path[-1:], simple=True)
-            if name not in MATRICES:
+            if name not in MATRICES or name.startswith("expert_"):
                 return parameter
             return parameter.replace(parameter[...].astype(self.config.dtype))
 
