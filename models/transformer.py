@@ -40,7 +40,7 @@ from models.lora import STACKS, new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
-from models.quantised import Kind, put_quantised, take_quantised
+from models.quantised import MATRICES, Kind, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
@@ -258,7 +258,7 @@ class Transformer(nnx.Module):
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                layer = gathered(layer)
+                layer = gathered(self._for_products(layer))
                 described = method.parameters(self.config.layer_shape)
                 parameters = {
                     name: gathered_array(x, described[name].axes)
@@ -450,6 +450,29 @@ class Transformer(nnx.Module):
 
         return method.new_keys(parameters, y, normalise)
 
+    def _for_products(self, layer: Layers) -> Layers:
+        """A layer whose matrices are in the compute dtype, if the mesh cuts parameters.
+
+        So they are gathered in fewer bytes, and their gradients are added and cut before they are
+        converted back: a compiler makes a reduce-scatter of a sum and a cut only where nothing
+        stands between the two. A product would do the same conversion later.
+
+        Experts stay as they are: they enter a shard_map, and the gradients that leave it are added
+        in the dtype in which the experts came, which is the wider one.
+        """
+        if not cuts_parameters():
+            return layer
+
+        def convert(path: tuple, parameter: nnx.Variable) -> nnx.Variable:
+            name = jax.tree_util.keystr(path[-1:], simple=True)
+            if name not in MATRICES or name.startswith("expert_"):
+                return parameter
+            return parameter.replace(parameter[...].astype(self.config.dtype))
+
+        return jax.tree_util.tree_map_with_path(
+            convert, layer, is_leaf=lambda x: isinstance(x, nnx.Variable)
+        )
+
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
         table = gathered(self.embed.table)[...]
@@ -540,11 +563,12 @@ class Transformer(nnx.Module):
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""
         if self.config.tied_embeddings:
-            table = gathered(self.embed.table)[...].astype(hidden.dtype)
-            spec = "...D,VD->...V"
+            table, spec = self.embed.table, "...D,VD->...V"
         else:
-            table = gathered(self.unembed)[...].astype(hidden.dtype)
-            spec = "...D,DV->...V"
+            table, spec = self.unembed, "...D,DV->...V"
+        # as for layers, in the dtype of the product before the table is gathered
+        axes = table.get_metadata("logical_axes")
+        table = gathered_array(table[...].astype(hidden.dtype), axes)
         logits = jnp.einsum(spec, hidden, table, preferred_element_type=jnp.float32)
         return hide_padding(self.config, logits)
 

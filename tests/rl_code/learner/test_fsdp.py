@@ -8,6 +8,7 @@ import dataclasses
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
+from pallas_kernels.tokens import Tokens
 from rl_code import checkpoint
 from rl_code.checkpoint import Checkpoints
 from rl_code.learner.batching import PackConfig, empty_batch, pack
@@ -153,3 +155,24 @@ def test_memory_of_a_device_falls_as_one_over_fsdp():
     assert stacked and not parameters & set(stacked)
     assert "reduce-scatter" in text or "all-reduce" in text
     assert "all-to-all" not in text
+
+
+def test_matrices_travel_in_the_dtype_of_their_products():
+    mesh = make_mesh(MeshConfig(1, 1, fsdp=8))
+    # sizes that differ, so that a shape names a matrix
+    shape = dict(embed_dim=64, mlp_dim=96, vocab_size=48, dtype="bfloat16", tied_embeddings=False)
+    with jax.set_mesh(mesh):
+        model = abstract_model(small_config(**shape), mesh)
+        tokens = jax.ShapeDtypeStruct((8, 16), np.int32, sharding=rows_of(mesh))
+
+        def loss(model, tokens):
+            zeros = jnp.zeros_like(tokens)
+            where = Tokens(zeros + 1, zeros, zeros, zeros + jnp.arange(16))
+            return jnp.sum(model.logits(model.hidden(tokens, where.order, where)))
+
+        text = jax.jit(jax.grad(loss)).lower(model, tokens).as_text()
+    constrained = re.findall(r"sharding_constraint .*tensor<([x\d]+)x(\w+)>", text)
+    matrices = {"64x4x8", "64x2x8", "4x8x64", "64x96", "96x64", "64x48"}
+    found = {dims: {t for d, t in constrained if d == dims} for dims in matrices}
+    # there whole, and back as gradients that are added and cut
+    assert found == {dims: {"bf16"} for dims in matrices}
