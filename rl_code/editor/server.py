@@ -131,7 +131,7 @@ def _add_features(server: EditorServer) -> None:
         found = await server.suggest(document, at, at)
         if found is None:
             return types.InlineCompletionList([])
-        told = types.Command("Accepted", "rlCode.accepted", [document.uri, found.id])
+        told = types.Command("Accepted", "rlCode.accepted", arguments=[document.uri, found.id])
         here = types.Range(params.position, params.position)
         return types.InlineCompletionList(
             [types.InlineCompletionItem(found.text, range=here, command=told)]
@@ -173,7 +173,7 @@ def _add_features(server: EditorServer) -> None:
             clock.move(float(seconds))
 
     @server.feature(types.SHUTDOWN)
-    def shutdown() -> None:
+    def shutdown(params: None) -> None:
         server.flush()
 
 

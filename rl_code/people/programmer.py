@@ -95,13 +95,16 @@ def match(suggestion: str, wanted: str) -> float:
 class Programmer:
     """One simulated person. Two with the same arguments do the same, in the same order of calls."""
 
-    def __init__(self, fit: Fit, habits: Habits, seed: int | str):
+    def __init__(self, fit: Fit, habits: Habits, seed: int | str, history: str = ""):
+        """seed: which person. history: the same person decides otherwise after another history."""
         self._fit = fit
         self._habits = habits
         self._rng = random.Random(f"programmer/{seed}")
         scale = habits.persons
         self._leaning = self._rng.gauss(0.0, scale * fit.acceptance.person_scale)
         self._slowness = self._rng.gauss(0.0, scale * fit.timing.person_scale)
+        if history:
+            self._rng = random.Random(f"programmer/{seed}/{history}")
 
     def react(self, before: str, suggestion: str, wanted: str) -> Reaction:
         """Decides about a suggestion.

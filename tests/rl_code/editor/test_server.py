@@ -106,7 +106,7 @@ def test_an_accepted_suggestion_is_reported_with_its_survival(server):
 
 def test_rejections_and_faults_of_the_endpoint_are_reported_once_it_is_back(server):
     async def conversation(client, capabilities):
-        (item,) = await ask(client)
+        await ask(client)
         server.faults = ["drop", 503, "lose"]
         change(client, 2, "y")
         await asyncio.to_thread(server.wait_for, "rejected", 1, PATIENCE_S)
