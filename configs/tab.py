@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.rollout.engine.update(prompt_length=104)
     config.suites = ()
     config.train.pack.update(targets=96)
-    config.train.micro_batches = 4
+    config.train.micro_batches = 2
     if arg == "":
         config.sft.update(steps=240, checkpoint_every=80)
         config.train.update(steps=50)
