@@ -121,7 +121,8 @@ def _add_features(server: EditorServer) -> None:
         server.tracker.closed(params.text_document.uri)
         server.renamed.pop(params.text_document.uri, None)
 
-    @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION)
+    # the capability is announced only where there are options
+    @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
     async def inline_completion(
         params: types.InlineCompletionParams,
     ) -> types.InlineCompletionList:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 class FakeServer:
     """Serves on loopback until it is closed."""
 
-    def __init__(self, complete: Callable[[str, str], str] = lambda prefix, suffix: "x + 1"):
+    def __init__(self, complete: Callable[[str, str], str | None] = lambda prefix, suffix: "x + 1"):
+        # The text between two others; None refuses with status 404.
         self.complete = complete
         # key -> event as it was first recorded; refused answers.
         self.events: dict[str, dict] = {}
@@ -64,6 +65,8 @@ class FakeServer:
     def answer(self, path: str, body: dict) -> dict | None:
         if path == "/v1/completions":
             text = self.complete(body["prompt"], body["suffix"])
+            if text is None:
+                return None
             choice = {
                 "index": 0,
                 "text": text,
