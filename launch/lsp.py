@@ -1,6 +1,6 @@
 """A language server: suggestions of a served model in an editor, and what became of them.
 
-    RL_CODE_KEY=... python -m launch.lsp --endpoint=http://127.0.0.1:8000/v1
+    RL_CODE_KEY=... python -m launch.lsp --served_at=http://127.0.0.1:8000/v1
 
 The editor starts it and speaks with it over standard input and output. It answers
 textDocument/inlineCompletion, finds the next edit (the command rlCode.nextEdit), and reports to the
@@ -20,8 +20,8 @@ from launch import command
 from rl_code.editor.clock import ManualClock
 from rl_code.editor.server import EditorConfig, EditorServer
 
-ENDPOINT = flags.DEFINE_string("endpoint", "http://127.0.0.1:8000/v1", "URL of the served model.")
-MODEL = flags.DEFINE_string("model", "auto", "Name of the model, or auto.")
+SERVED_AT = flags.DEFINE_string("served_at", "http://127.0.0.1:8000/v1", "URL of the served model.")
+MODEL = flags.DEFINE_string("suggests", "auto", "Name of the model, or auto.")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "The most tokens of a suggestion.")
 CLOCK = flags.DEFINE_enum(
     "clock", "machine", ["machine", "manual"], "manual: stands still until rlCode.moveClock."
@@ -31,7 +31,7 @@ CLOCK = flags.DEFINE_enum(
 def main(argv: list[str]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
     config = EditorConfig(
-        ENDPOINT.value,
+        SERVED_AT.value,
         os.environ.get("RL_CODE_KEY", ""),
         model=MODEL.value,
         max_tokens=MAX_TOKENS.value,
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     try:
         server = EditorServer(config, clock)
     except ValueError as error:
-        command.refuse(f"--endpoint: {error}")
+        command.refuse(f"--served_at: {error}")
     server.start_io()
     server.flush()  # an editor that died has not said so
 

@@ -1,9 +1,9 @@
 """Predicts held-out decisions of real programmers about suggestions, and prints how well.
 
-    python -m experiments.people --data=FOLDER --out=runs/people
+    python -m experiments.people --data=FOLDER --results=runs/people
 
 FOLDER holds copilot_sessions.jsonl; RL_CODE_DATA names it where the flag is left out. The folder
-``out`` then holds people.txt (the table) and calibration.png (the figure). With --fit=FILE it
+``results`` then holds people.txt (the table) and calibration.png (the figure). With --fit=FILE it
 predicts nothing, but fits what simulated programmers are drawn from on all decisions, and writes
 that to the file.
 """
@@ -21,7 +21,7 @@ from rl_code.people import telemetry
 from rl_code.people.fit import Fit
 
 _DATA = absl_flags.DEFINE_string("data", "", "Folder of copilot_sessions.jsonl.")
-_OUT = absl_flags.DEFINE_string("out", "runs/people", "Folder of the table and the figure.")
+_RESULTS = absl_flags.DEFINE_string("results", "runs/people", "Folder of the table and the figure.")
 
 _FIT = absl_flags.DEFINE_string("fit", "", "Only fit on all decisions, and write it to this file.")
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     if _FIT.value:
         Path(_FIT.value).write_text(Fit.of(decisions).to_json())
         return
-    folder = Path(_OUT.value)
+    folder = Path(_RESULTS.value)
     folder.mkdir(parents=True, exist_ok=True)
     view = report.table(study.run(decisions))
     command.console().print(view)

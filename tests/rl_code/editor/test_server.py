@@ -32,7 +32,7 @@ def server():
 
 
 def command(server: FakeServer) -> list[str]:
-    return [sys.executable, "-m", "launch.lsp", f"--endpoint={server.url}", "--clock=manual"]
+    return [sys.executable, "-m", "launch.lsp", f"--served_at={server.url}", "--clock=manual"]
 
 
 def talk(server: FakeServer, conversation) -> None:
@@ -146,7 +146,7 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
 
 def test_a_wrong_endpoint_is_said(server):
     found = subprocess.run(
-        [sys.executable, "-m", "launch.lsp", "--endpoint=localhost:8000"],
+        [sys.executable, "-m", "launch.lsp", "--served_at=localhost:8000"],
         cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S,
     )  # fmt: skip
     assert found.returncode == 2
