@@ -22,7 +22,6 @@ from rl_code.people.fit import Fit
 
 _DATA = absl_flags.DEFINE_string("data", "", "Folder of copilot_sessions.jsonl.")
 _RESULTS = absl_flags.DEFINE_string("results", "runs/people", "Folder of the table and the figure.")
-
 _FIT = absl_flags.DEFINE_string("fit", "", "Only fit on all decisions, and write it to this file.")
 
 
