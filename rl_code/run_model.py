@@ -16,7 +16,9 @@ from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code import lineage
 from rl_code import origin as origin_lib
+from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
 from rl_code.origin import Origin
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig, check_chooses
@@ -49,7 +51,8 @@ def find_tokenizer(
         # The run keeps it, with the template of its family.
         return origin_lib.tokenizer_of(workdir)
     texts = ("".join(segment.text for segment in demonstration(i)) for i in range(spec.texts))
-    special = Compact.SPECIAL_TOKENS
+    protocol = find_protocol(config.protocol, find_tools(config.tools), "config.protocol")
+    special = protocol.SPECIAL_TOKENS or Compact.SPECIAL_TOKENS
     return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
 
 

@@ -22,6 +22,7 @@ from rl_code.tasks import (
     evalplus,
     generated,
     humaneval,
+    infill,
     lookup,
     made,
     mbpp,
@@ -193,6 +194,29 @@ class Repositories(Source):
 
 
 @dataclasses.dataclass(frozen=True)
+class Infill(Source):
+    """An endless stream of small files with a hole, without tests, see ``infill``."""
+
+    # "train", "validation" or "test".
+    split: str
+    # Levels of ``generated``, of those whose functions stand in one file.
+    levels: tuple[int, ...] = (1, 2, 3)
+    # Another seed gives another stream of tasks.
+    seed: int = 0
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_split(self.split)
+        if not self.levels or not set(self.levels) <= generated.LEVELS.keys():
+            raise ValueError(f"{self.levels=} must be some of {sorted(generated.LEVELS)}")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return Stream(lambda i: infill.generate(self.split, self.seed, i, self.levels))
+
+
+@dataclasses.dataclass(frozen=True)
 class HumanEval(Source):
     """HumanEval, which is a test split."""
 
@@ -333,6 +357,7 @@ SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
     "lookup": Lookup,
     "repositories": Repositories,
+    "infill": Infill,
     "mbpp": Mbpp,
     "humaneval": HumanEval,
     "evalplus": EvalPlus,

@@ -15,17 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
-from rl_code.tasks import lookup, repository_walks
+from rl_code.tasks import infill, lookup, repository_walks
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 _PROTOCOL = Compact()
+_INFILL = Infill()
 _TOOLS = find_tools()
 _WRITTEN = ToolResult("write_file", "ok")
 _SUBMIT = ToolCall("submit", {})
@@ -97,6 +99,13 @@ class Segment:
 
 def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: str) -> None:
     """Raises ValueError unless what demonstrations of a source teach can be said in an episode."""
+    if source == infill.SOURCE:
+        if not isinstance(protocol, Infill):
+            raise ValueError(
+                f"demonstrations of infill are written in the protocol 'infill', and episodes have "
+                f"{type(protocol).__name__}"
+            )
+        return
     if source == repository_walks.SOURCE:
         needed = tuple(repository_walks.TOOLS)
     else:
@@ -127,10 +136,14 @@ def demonstrate(
     ValueError for a task of a source that is not in KINDS nor of repositories, or when ``limits``
     leave no room for a first attempt.
     """
+    if task.meta.get("source") == infill.SOURCE:
+        text = infill.demonstrate(task, rng, config.p_right)
+        prompt = Segment(_INFILL.prompt(task, {}), False)
+        return [prompt, Segment(_INFILL.message(text), True)]
     if task.meta.get("source") == repository_walks.SOURCE:
         return _walked(task, rng, config, limits, documents)
     if task.meta.get("source") not in KINDS:
-        known = (*KINDS, repository_walks.SOURCE)
+        known = (*KINDS, repository_walks.SOURCE, infill.SOURCE)
         raise ValueError(
             f"{task.id}: only tasks of {', '.join(known)} can be demonstrated, not "
             f"{task.meta.get('source')!r}"

@@ -8,6 +8,7 @@ from rl_code import named
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
+from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
@@ -22,6 +23,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "llama3": Chat("llama3", "bare", stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),
     "completion": Completion("smollm2"),
     "raw_completion": Completion(None),
+    "infill": Infill(),
 }
 
 

@@ -33,6 +33,8 @@ class Protocol:
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     # Whether tools answer in sentences or in as few words as will do.
     verbose: bool = True
+    # Special tokens of a tokenizer that is trained for it; () where it has none of its own.
+    SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = ()
     # Whether it has ``conversation``.
     converses: ClassVar[bool] = False
 

@@ -19,6 +19,7 @@ from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.semantic_search import SemanticSearch
 from rl_code.environment.tools.sub_agent import SubAgent
 from rl_code.environment.tools.submit import Submit
+from rl_code.environment.tools.suggest import Suggest
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.think import Think
@@ -36,6 +37,7 @@ TOOLS: dict[str, type[Tool]] = {
     "terminal": Terminal,
     "run_tests": RunTests,
     "submit": Submit,
+    "suggest": Suggest,
     "replace_lines": ReplaceLines,
     "grep": Grep,
     "jump": Jump,

@@ -1,0 +1,1 @@
+"""How well recorded decisions of programmers can be predicted."""

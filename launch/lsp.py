@@ -1,0 +1,49 @@
+"""A language server: suggestions of a served model in an editor, and what became of them.
+
+    RL_CODE_KEY=... python -m launch.lsp --served_at=http://127.0.0.1:8000/v1
+
+The editor starts it and speaks with it over standard input and output. It answers
+textDocument/inlineCompletion, finds the next edit (the command rlCode.nextEdit), and reports to the
+endpoint's /feedback what was shown, accepted, rejected and retained. The key is read from the
+environment, since others can read the words of a command.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from absl import flags
+
+from launch import command
+from rl_code.editor.clock import ManualClock
+from rl_code.editor.server import EditorConfig, EditorServer
+
+SERVED_AT = flags.DEFINE_string("served_at", "http://127.0.0.1:8000/v1", "URL of the served model.")
+MODEL = flags.DEFINE_string("suggests", "auto", "Name of the model, or auto.")
+MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "The most tokens of a suggestion.")
+CLOCK = flags.DEFINE_enum(
+    "clock", "machine", ["machine", "manual"], "manual: stands still until rlCode.moveClock."
+)
+
+
+def main(argv: list[str]) -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    config = EditorConfig(
+        SERVED_AT.value,
+        os.environ.get("RL_CODE_KEY", ""),
+        model=MODEL.value,
+        max_tokens=MAX_TOKENS.value,
+    )
+    clock = ManualClock() if CLOCK.value == "manual" else None
+    try:
+        server = EditorServer(config, clock)
+    except ValueError as error:
+        command.refuse(f"--served_at: {error}")
+    server.start_io()
+    server.flush()  # an editor that died has not said so
+
+
+if __name__ == "__main__":
+    command.run(main)

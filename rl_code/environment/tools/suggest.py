@@ -1,0 +1,33 @@
+"""suggest: puts a text into the hole of a file, or nothing. The episode is over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.tasks import infill
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggest(Tool):
+    """Fills the hole of a task of the source ``infill``, and hands the file in."""
+
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
+        "suggest",
+        "Suggest the text that belongs at the cursor; an empty text suggests nothing. There is no "
+        "way back.",
+        {"text": {"type": "string", "description": "What belongs at the cursor."}},
+        ("text",),
+    )
+    edits: ClassVar[bool] = True
+    words: ClassVar[Words | None] = Words("suggest", below={"text": "the text"})
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        before, behind = infill.around(workspace.task)
+        if arguments["text"]:
+            workspace.write(workspace.task.path, before + arguments["text"] + behind)
+        workspace.hand_in()
+        return Answer("suggested")
