@@ -12,7 +12,8 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.serving.chat_text import ChatText
-from rl_code.serving.requests import ApiError, Call, ChatRequest, Message
+from rl_code.serving.fields import ApiError
+from rl_code.serving.requests import Call, ChatRequest, Message
 from rl_code.serving.session import Session
 from rl_code.types import Reward, Trajectory
 from tests.rl_code.harness.chats import chat_tokenizer
