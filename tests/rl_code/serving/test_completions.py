@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import time
@@ -12,7 +13,7 @@ import openai
 import pytest
 from flax import nnx
 
-from models.lora import LoraConfig, trained
+from models.lora import LoRA, trained
 from models.transformer import Transformer
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import MODEL
@@ -118,13 +119,9 @@ def test_a_client_that_leaves_frees_the_pages_of_the_engine(served):
 
 def test_adapters_answer_beside_their_model_and_leave_again(served, client):
     models = served[1].models
-    config = MODEL.with_lora(LoraConfig(rank=2)) if hasattr(MODEL, "with_lora") else None
-    if config is None:
-        import dataclasses
-
-        config = dataclasses.replace(MODEL, lora=LoraConfig(rank=2))
+    config = dataclasses.replace(MODEL, lora=LoRA(rank=2))
     adapted = jax.jit(lambda: Transformer(config, nnx.Rngs(3)))()
-    some = jax.tree.map(lambda x: 3.0 + 0 * x, trained(adapted))
+    some = jax.tree.map(lambda x: x + 0.5, trained(adapted))
     options = dict(prompt="a b c", seed=2, max_tokens=12)
     plain = client.completions.create(model="tiny", **options).choices[0].text
     models.load_adapter("mine", 3, some, "tiny@7")

@@ -135,7 +135,6 @@ def test_what_is_no_http_is_refused(made):
     for raw in (
         b"\x16\x03\x01\x02\x00\x01",
         b"GET\r\n\r\n",
-        b"POST / HTTP/9.9\r\n\r\n",
         b"\0" * 100,
     ):
         with connect(made) as connection:
