@@ -22,6 +22,8 @@ from rl_code.serving.session import Session, Step
 _CONVERSATIONS = 1024
 # Tokens of a conversation, after which it is forgotten.
 _LONGEST = 1_000_000
+# The most tokens of all that are kept.
+_MOST_TOKENS = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class Conversation:
         self.lock = threading.Lock()
         self._waiting: collections.deque[Callable[[], bool]] = collections.deque()
         self._busy = False
+        # Tokens of the session when it last was not busy.
+        self.size = 0
 
     @property
     def busy(self) -> bool:
@@ -95,6 +99,7 @@ class Conversation:
             with self.lock:
                 if not self._waiting:
                     self._busy = False
+                    self.size = self.session.num_tokens
                     return
                 begin = self._waiting.popleft()
             if begin():
@@ -113,12 +118,13 @@ class Conversations:
         """The conversation of a name; a new one where there is no name."""
         with self._lock:
             found = self._known.pop(name, None)
-            if found is None or (not found.busy and found.session.num_tokens > _LONGEST):
+            if found is None or (not found.busy and found.size > _LONGEST):
                 found = Conversation(self._text, self._tokenizer)
             if name:
                 self._known[name] = found
-            while len(self._known) > _CONVERSATIONS:
-                self._known.popitem(last=False)
+            size = sum(each.size for each in self._known.values())
+            while len(self._known) > _CONVERSATIONS or (size > _MOST_TOKENS and self._known):
+                size -= self._known.popitem(last=False)[1].size
             return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import socket
@@ -13,7 +14,10 @@ import pytest
 
 from rl_code.feedback.identity import AnswerIds, user_key
 from rl_code.serving.access import KeyFile
+from rl_code.serving.answers import Pending
+from rl_code.serving.exchanges import ChatExchange, CompletionExchange
 from rl_code.serving.router import Shares, Thompson
+from rl_code.serving.running import Running
 from tests.rl_code.serving.scripted import PATIENCE_S, SECRET, scripted
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -306,3 +310,23 @@ def test_counts_are_shown_without_names_of_users():
         assert 'serving_refused_requests_total{status="404"} 1.0' in text
         assert "serving_running_requests 0.0" in text
         assert made.records[0].user not in text
+
+
+def test_nothing_of_a_request_stays_when_it_is_over():
+    with scripted() as made:
+        client = client_of(made)
+        for number in range(40):
+            session = {"X-Session": f"{number}"}
+            said(client, extra_headers=session)
+            list(client.completions.create(model="policy", prompt="a b", stream=True, n=2))
+            with pytest.raises(openai.BadRequestError):
+                said(client, max_tokens=0)
+            with pytest.raises(openai.BadRequestError, match="the longest has 199"):
+                client.completions.create(model="policy", prompt="a b " * 150)
+        del client
+        made.endpoint.close()
+        gc.collect()
+        kinds = Running, Pending, CompletionExchange, ChatExchange
+        assert [each for each in gc.get_objects() if isinstance(each, kinds)] == []
+        assert made.fleet.models.running == made.fleet._running == 0
+        assert made.fleet._pages == {} and made.services[1].jobs == []
