@@ -1,12 +1,15 @@
-"""Serves the weights of a run by the OpenAI chat API, on this machine.
+"""Serves the weights of a run by the OpenAI API, on this machine.
 
     python -m launch.serve --config=configs/own_model.py --workdir=runs/own --port=8000
     curl http://127.0.0.1:8000/v1/chat/completions -d \\
         '{"messages": [{"role": "user", "content": "hello"}]}'
 
 Without --workdir the weights that a run of the config starts from. It samples as the config says
-(rollout.sampling); Ctrl-C ends it. Every answer is written to --record before its client gets it:
-ids, log-probabilities and version of the weights, a line of JSON each.
+(rollout.sampling). Every answer is written to --record before its client gets the end of it, a line
+of JSON each (``rl_code.feedback.records``). --keys is a file of API keys and their limits
+(``rl_code.serving.access``); without one everybody may ask. SIGTERM and Ctrl-C end it once the
+answers that are on their way have ended (serving.drain_s); a second one ends it at once.
+docs/serving.md has a session with curl.
 """
 
 from __future__ import annotations
@@ -15,91 +18,164 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
+import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import ml_collections
 from absl import flags as absl_flags
 
 from launch import flags
-from launch.evaluate import START, restore_model
+from launch.evaluate import restore_model
 from launch.step import STEP
+from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.feedback.identity import load_secret
+from rl_code.feedback.records import AnswerRecord
 from rl_code.read_config import ConfigError
+from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
+from rl_code.serving.access import Access, KeyFile
 from rl_code.serving.endpoint import Endpoint
+from rl_code.serving.fleet import Fleet
+from rl_code.serving.probes import probes
 from rl_code.serving.service import Service
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
 LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")
 NAME = absl_flags.DEFINE_string("served_as", "policy", "The name of the model.")
 RECORD = absl_flags.DEFINE_string("record", None, "File to which answers are appended.")
+KEYS = absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may ask without one.")
+SECRET = absl_flags.DEFINE_string(
+    "secret", None, "File of what makes ids and users' keys; made anew for this server without one."
+)
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
     flags.use_virtual_devices(*meshes(run_config))
+    ended = Ended()
+    keys = KeyFile(KEYS.value) if KEYS.value else None
     with contextlib.ExitStack() as stack:
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
-        service = stack.enter_context(serve(run, workdir, STEP.value, RECORD.value))
+        secret = _secret(SECRET.value)
+        on_answer = stack.enter_context(recorder(RECORD.value))
+        fleet = stack.enter_context(make_fleet(run, secret, on_answer))
+        model, step = weights_of(run, workdir, STEP.value)
         try:
-            made = Endpoint(service.find, host=LISTEN.value, port=PORT.value)
+            fleet.models.load(NAME.value, step, model)
+        except ValueError as error:
+            raise ConfigError(f"--served_as={NAME.value!r}: {error}") from error
+        try:
+            made = Endpoint(
+                Access(fleet, keys).find,
+                host=LISTEN.value,
+                port=PORT.value,
+                routes=probes(fleet),
+                on_error=fleet.metrics.refused,
+            )
         except OSError as error:
             raise ConfigError(f"--listen={LISTEN.value} --port={PORT.value}: {error}") from error
         endpoint = stack.enter_context(made)
         flags.console().print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
-        threading.Event().wait()
+        ended.wait()
+        if not fleet.drain():
+            flags.console().print("answers are cut off: they took longer than serving.drain_s")
 
 
-def serve(run: Run, workdir: str | None, step: int | None, record: str | None) -> Service:
-    """What answers requests with the weights of a workdir, or with the run's initial ones.
+class Ended:
+    """Whether a signal has told the program to end. The second signal ends it at once."""
 
-    Raises ConfigError for a protocol that has no place for conversations.
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def wait(self) -> None:
+        """Waits until then."""
+        self._told.wait()
+
+    def _end(self, number: int, frame: object) -> None:
+        if self._told.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._told.set()
+
+
+def make_fleet(run: Run, secret: bytes, on_answer: Callable[[AnswerRecord], None]) -> Fleet:
+    """What serves weights of a run; none are loaded yet. Every version has a scheduler of its own,
+    and all have the same compiled programs.
     """
-    protocol = run.protocol
-    if not protocol.converses:
-        raise ConfigError(
-            f"config.protocol = {run.config.protocol.name!r} has no place for conversations; take "
-            "a chat, such as 'hermes', or 'compact'"
-        )
-    model, _, step = (
-        (run.init_model(), START, 0) if workdir is None else restore_model(run, workdir, step)
-    )
-    rollout = run.config.rollout
+    config = run.config
+    rollout = config.rollout
     # a conversation may come whole in one request
-    engine = dataclasses.replace(rollout.engine, prompt_length=rollout.engine.length)
-    return Service(
-        run.scheduler(rollout.sampling, engine),
-        run.sampler(model),
-        model=NAME.value,
-        version=step,
-        protocol=protocol,
+    shapes = dataclasses.replace(rollout.engine, prompt_length=rollout.engine.length)
+    engine = run.engine(rollout.sampling, shapes, config.protocol, rollout.dtype, run.rollout_mesh)
+
+    def service(weights: Transformer, version: int) -> Service:
+        scheduler = Scheduler(
+            engine, run.tokenizer, workers=rollout.workers, tool_timeout_s=rollout.tool_timeout_s
+        )
+        return Service(scheduler, run.sampler(weights), version=version, protocol=run.protocol)
+
+    return Fleet(
+        service,
+        protocol=run.protocol,
         tokenizer=run.tokenizer,
-        on_answer=_recorder(record),
+        secret=secret,
+        config=config.serving,
+        on_answer=on_answer,
     )
 
 
-def _recorder(path: str | None):
-    """Appends answers to a file, each forced to the disk."""
-    if path is None:
-        return lambda record: None
-    file = open(path, "a", encoding="utf-8")
-    lock = threading.Lock()
+def weights_of(run: Run, workdir: str | None, step: int | None) -> tuple[Transformer, int]:
+    """The weights of a workdir and their version, which is the step; the initial ones, version 0,
+    without a workdir. Raises ConfigError where there is no checkpoint.
+    """
+    if workdir is None:
+        return run.init_model(), 0
+    model, _, step = restore_model(run, workdir, step)
+    return model, step
 
-    def write(record: dict[str, Any]) -> None:
+
+@contextlib.contextmanager
+def recorder(path: str | None):
+    """Appends answers to a file, each forced to the disk; yields what takes them."""
+    if path is None:
+        yield lambda record: None
+        return
+    lock = threading.Lock()
+    try:
+        file = open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--record={path}: {error}") from error
+
+    def write(record: AnswerRecord) -> None:
+        line = json.dumps(dataclasses.asdict(record)) + "\n"
         with lock:
-            file.write(json.dumps(record) + "\n")
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
-    return write
+    with file:
+        yield write
+
+
+def _secret(path: str | None) -> bytes:
+    if path is None:
+        return secrets.token_bytes(32)
+    try:
+        return load_secret(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--secret={path}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from rl_code.run_sections import (
     TrainConfig,
 )
 from rl_code.schedule import AsynchronyConfig
+from rl_code.serving.config import ServingConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import check_demonstrable
 from rl_code.types import Limits
@@ -66,6 +67,7 @@ class RunConfig:
     mesh: MeshConfig = MeshConfig()
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
+    serving: ServingConfig = ServingConfig()
     # The warm start on demonstrations; None to begin with the model as it is.
     sft: SftConfig | None = None
     # The suites of held-out tasks that are evaluated before and after training.

@@ -71,6 +71,13 @@ class Transcript:
         text = self.tokenizer.decode(tokens)
         self.turns.append(Turn("assistant", start, len(self), text, calls=calls))
 
+    def undo(self) -> None:
+        """Takes back the last turn."""
+        start = self.turns.pop().start
+        for each in (self.tokens, self._sampled, self._logprobs, self._versions, self.documents):
+            if each is not None:
+                del each[start:]
+
     def sampled_at(self, place: int) -> bool:
         """Whether the token at a place was sampled."""
         return self._sampled[place]

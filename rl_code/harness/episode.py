@@ -16,6 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +33,9 @@ from rl_code.harness.agent import Ending, HarnessError, Job
 from rl_code.harness.harness import Harness
 from rl_code.rewards.combine import ActiveSignal
 from rl_code.rewards.finished import Grade
-from rl_code.serving.answers import Answer, Pending
+from rl_code.serving.answers import Accepted, Answer, Pending
 from rl_code.serving.chat_text import ChatText
-from rl_code.serving.requests import ApiError
+from rl_code.serving.fields import ApiError, refuse, unknown_model
 from rl_code.serving.session import Session, Step
 from rl_code.serving.stops import Stopping
 from rl_code.types import Context, Limits, Task, Trajectory, Turn
@@ -47,19 +48,32 @@ class AgentClient:
     """The endpoint's side of an episode: takes requests and commands, in the server's threads."""
 
     def __init__(self, text: ChatText, model: str, run: Callable[..., dict[str, Any]]):
-        self.text, self.model = text, model
+        self.text, self._model = text, model
         self._run = run
         # Requests with the ids of their answers, the program's ending, or a fault of the sandbox.
         self.events: queue.Queue[tuple[Pending, str] | Ending | SandboxFault] = queue.Queue()
         self._over = threading.Event()
 
-    def ask(self, pending: Pending, id: str) -> None:
+    def models(self) -> list[str]:
+        """As ``serving.endpoint.Client.models``."""
+        return [self._model]
+
+    def ask(self, pending: Pending, session: str) -> Accepted:
         """As ``serving.endpoint.Client.ask``."""
+        request = pending.request
+        if request.model not in ("", self._model):
+            raise unknown_model(request.model, self.models())
+        if request.kind != "chat":
+            raise ApiError("an episode answers chats only", status=404)
+        if request.n != 1:
+            raise refuse("n", f"{request.n} is not supported, only 1", "unsupported_value")
         if self._over.is_set():
             raise over()
+        id = f"chatcmpl-{uuid.uuid4().hex}"
         self.events.put((pending, id))
         if self._over.is_set():
             self.refuse()  # ``end`` may have missed it
+        return Accepted(id, self._model)
 
     def execute(self, command: str, timeout_s: float | None) -> dict[str, Any]:
         """As ``serving.endpoint.Client.execute``."""
@@ -312,7 +326,7 @@ class AgentEpisode(Episode):
         pending.answer(
             Answer(
                 id=self._id,
-                model=self._client.model,
+                model=self._harness.model,
                 message=message,
                 finish_reason=reason,
                 tokens=tokens,

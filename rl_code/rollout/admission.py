@@ -155,6 +155,19 @@ class Admission:
         for context in row.contexts:
             context.saved = None
 
+    def withdraw(self, group: OpenGroup) -> None:
+        """Takes the pages of a group that is given up, of its prompt and of its open episodes."""
+        if group in self.queue:
+            self.queue.remove(group)
+        for number in [number for number, other in self.asked.items() if other is group]:
+            self._remote.drop(number)
+            del self.asked[number]
+        if group in self.prompts:
+            self.prompts.remove(group)
+            (self._pool if group.decodable else self._prompt_pool).release(group)
+        for row in [row for row in self.rows if row.group is group]:
+            self.close(row)
+
     def move(self, row: Row, there: Elsewhere) -> Row:
         """The row of another context of the same episode, which takes the place of ``row``; it
         lacks the tokens that ``there`` has for it.

@@ -216,6 +216,28 @@ class Scheduler:
             stats = pool.add_stats(stats)
         return stats
 
+    def give_up(self, tag: Any) -> list[Row]:
+        """Gives up the groups that were handed in with a tag. Their pages are free at once, and
+        ``step`` will not return them.
+
+        Returns the rows whose message was not over, with what was sampled of it. Messages that are
+        over are still carried out.
+        """
+        cut_off = []
+        for group in [group for group in self._groups if group.tag == tag]:
+            del self._groups[group]
+            for future in self._starting.pop(group, ()):
+                future.cancel()
+            over = [row for row in group.rows if row.episode.index in group.trajectories]
+            for futures in (self._stepping, self._finishing):
+                for future, row in list(futures.items()):
+                    if row.group is group:
+                        del futures[future]
+                        over.append(row)
+            self._open.withdraw(group)
+            cut_off += [row for row in group.rows if row not in over]
+        return cut_off
+
     def abort(self) -> None:
         """Gives up every episode and forgets the caches."""
         for future in self._worked_on:

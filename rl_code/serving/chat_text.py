@@ -15,7 +15,8 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, break_up, stop_ids
-from rl_code.serving.requests import ApiError, Call, Message
+from rl_code.serving.fields import ApiError
+from rl_code.serving.requests import Call, Message
 from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.

@@ -1,62 +1,84 @@
 """The OpenAI-compatible endpoint: an HTTP server that hands requests to what answers them.
 
-    GET  /v1/models
+    GET  /v1/models, /v1/models/<name>
     POST /v1/chat/completions
+    POST /v1/completions        with "suffix" for what stands between two texts
     POST /v1/execute            a command in a client's workspace, for agents that run beside it
 
 Who asks is told by the API key, or by the base URL ``/clients/<key>/v1``, for programs to which
-only a URL can be given.
+only a URL can be given. The header X-Session tells sessions of one key apart.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import socket
 import threading
-import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
+import anyio
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from rl_code.serving.answers import Answer, Pending, stream, whole_body
+from rl_code.serving import fields, requests
+from rl_code.serving.answers import Accepted, Pending
+from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
-from rl_code.serving.requests import MOST_BYTES, ApiError, read_request
+from rl_code.serving.completions import read_completion
+from rl_code.serving.connections import Bodies, Connection
+from rl_code.serving.fields import ApiError, show
 
 # Seconds that the server takes to start and to end, at most.
 _START_S = 60.0
 _END_S = 10.0
+# Connections, above which requests are refused with 503.
+_CONNECTIONS = 4096
+# Threads in which requests are read and tokenised.
+_READERS = 4
+# The longest name of a session.
+_SESSION_NAME = 200
 
 
 class Client(Protocol):
     """What answers the requests that come with one key. Its methods may be called from any thread.
 
-    The attribute ``text`` puts its conversations into words, ``model`` is the model's name.
+    The attribute ``text`` puts its conversations into words.
     """
 
     text: ChatText
-    model: str
 
-    def ask(self, pending: Pending, id: str) -> None:
-        """Takes a request; its answer, or its failure, comes through ``pending``. Returns at
-        once. id: of the answer. Raises ApiError.
+    def models(self) -> Sequence[str]:
+        """The names of the models that it may ask."""
+        ...
+
+    def ask(self, pending: Pending, session: str) -> Accepted:
+        """Takes a request; its answers, or its failure, come through ``pending``. It may take the
+        time to tokenise the request, not that to answer it. Raises ApiError.
+
+        session: the name that the request gives it; "" for none.
         """
+        ...
 
     def execute(self, command: str, timeout_s: float | None) -> dict[str, Any]:
         """Runs a command in the client's workspace, and waits for it. Raises ApiError."""
+        ...
 
 
 class Endpoint:
     """The server, in a thread of its own. A context manager, which ends it.
 
     find: the client of a key; None for a key that is not known. host: the address that it listens
-    on; port: 0 for any that is free.
+    on; port: 0 for any that is free. routes: what else it serves. on_error: called with the status
+    of each error that it answers with.
     """
 
     def __init__(
@@ -65,29 +87,43 @@ class Endpoint:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        routes: Sequence[BaseRoute] = (),
+        on_error: Callable[[int], None] = lambda status: None,
     ):
         self._find = find
+        self._on_error = on_error
+        self._bodies = Bodies()
         try:
             self._socket = socket.create_server((host, port))
         except OSError as error:
             raise OSError(f"no server can listen on {host}:{port}: {error}") from error
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{host}:{self.port}"
-        routes = []
+        own: list[BaseRoute] = list(routes)
         for prefix in ("/v1", "/clients/{key}/v1"):
-            routes += [
+            own += [
                 Route(f"{prefix}/models", self._models, methods=["GET"]),
+                Route(f"{prefix}/models/{{name}}", self._models, methods=["GET"]),
                 Route(f"{prefix}/chat/completions", self._chat, methods=["POST"]),
+                Route(f"{prefix}/completions", self._complete, methods=["POST"]),
                 Route(f"{prefix}/execute", self._execute, methods=["POST"]),
             ]
         handlers: dict[Any, Any] = {
-            ApiError: _answer_error,
-            404: _answer_status,
-            405: _answer_status,
-            Exception: _answer_bug,
+            ApiError: self._answer_error,
+            404: self._answer_status,
+            405: self._answer_status,
+            Exception: self._answer_bug,
         }
-        app = Starlette(routes=routes, exception_handlers=handlers)
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+        app = Starlette(routes=own, exception_handlers=handlers)
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=_CONNECTIONS,
+        )
         self._server = uvicorn.Server(config)
         self._server.config.timeout_graceful_shutdown = 1
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
@@ -140,36 +176,58 @@ class Endpoint:
         return client
 
     async def _models(self, request: Request) -> Response:
-        client = self._client(request)
-        model = {"id": client.model, "object": "model", "created": 0, "owned_by": "rl_code"}
-        return JSONResponse({"object": "list", "data": [model]})
+        names = self._client(request).models()
+        listed = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "rl_code"} for name in names
+        ]
+        asked = request.path_params.get("name")
+        if asked is None:
+            return JSONResponse({"object": "list", "data": listed})
+        if asked not in names:
+            raise fields.unknown_model(asked, names)
+        return JSONResponse(listed[names.index(asked)])
 
     async def _chat(self, request: Request) -> Response:
+        return await self._ask(request, requests.read_request)
+
+    async def _complete(self, request: Request) -> Response:
+        return await self._ask(request, read_completion)
+
+    async def _ask(self, request: Request, read: Callable[[bytes], fields.Request]) -> Response:
         client = self._client(request)
-        asked = read_request(await _body(request))
-        if asked.model not in ("", client.model):
-            raise ApiError(
-                f"the model {asked.model!r} does not exist; there is {client.model!r}",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+        session = request.headers.get("x-session", "")
+        if len(session) > _SESSION_NAME or not session.isprintable():
+            why = f"X-Session must be at most {_SESSION_NAME} printable characters"
+            raise ApiError(why, code="invalid_value", param="X-Session")
+        body = await self._bodies.read(request)
+        asked = await self._in_reader(read, body)
+        del body  # which may be long, and the answer may take long
         pending = Pending(asked)
-        id = f"chatcmpl-{uuid.uuid4().hex}"
-        client.ask(pending, id)
-        if asked.stream:
-            events = stream(pending, client.text, id, client.model)
-            return StreamingResponse(events, media_type="text/event-stream")
-        async for event in pending.events():
-            if isinstance(event, Answer):
-                return JSONResponse(whole_body(event, client.text, asked.logprobs))
-        raise AssertionError("a request ends with an answer or an error")
+        accepted = await self._in_reader(client.ask, pending, session)
+        try:
+            pending.check()
+            if asked.stream:
+                return _Stream(stream(pending, client.text, accepted), accepted.leave)
+            return JSONResponse(await _while_there(request, pending, client, accepted))
+        except BaseException:
+            accepted.leave()
+            raise
+
+    async def _in_reader(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function in one of a few threads. ``execute`` has others, since a command may
+        take long.
+        """
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._readers)
+
+    @functools.cached_property
+    def _readers(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(_READERS)  # must be made in the event loop
 
     async def _execute(self, request: Request) -> Response:
         client = self._client(request)
         try:
-            fields = json.loads(await _body(request))
-            command, timeout_s = fields["command"], fields.get("timeout_s")
+            given = json.loads(await self._bodies.read(request))
+            command, timeout_s = given["command"], given.get("timeout_s")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ApiError(f'the request must be {{"command": ...}}: {error!r}') from error
         if not isinstance(command, str) or type(timeout_s) not in (int, float, type(None)):
@@ -177,37 +235,54 @@ class Endpoint:
         done = await run_in_threadpool(client.execute, command, timeout_s)
         return JSONResponse(done)
 
+    async def _answer_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        self._on_error(error.status)
+        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
-async def _body(request: Request) -> bytes:
-    """The body of a request. One that is too long is not read to its end."""
-    parts = []
-    length = 0
+    async def _answer_status(self, request: Request, error: Any) -> Response:
+        self._on_error(error.status_code)
+        message = f"{request.method} {show(request.url.path)}: {error.detail}"
+        return JSONResponse(ApiError(message).body, status_code=error.status_code)
+
+    async def _answer_bug(self, request: Request, error: Exception) -> Response:
+        self._on_error(500)
+        logging.error("%s %s", request.method, request.url.path, exc_info=error)
+        failed = ApiError(f"the server failed: {type(error).__name__}", kind="server_error")
+        return JSONResponse(failed.body, status_code=500)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; says when the client has them all, or has left."""
+
+    def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]):
+        super().__init__(events, media_type="text/event-stream")
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def _while_there(
+    request: Request, pending: Pending, client: Client, accepted: Accepted
+) -> dict[str, Any]:
+    """The body of the answer. Raises ApiError where the client leaves before it comes."""
+    body = asyncio.ensure_future(whole_body(pending, client.text, accepted))
+    left = asyncio.ensure_future(_left(request))
     try:
-        async for part in request.stream():
-            length += len(part)
-            if length > MOST_BYTES:
-                raise ApiError(
-                    f"the request has more than {MOST_BYTES} bytes",
-                    status=413,
-                    code="request_too_large",
-                )
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise ApiError("the client left") from error
-    return b"".join(parts)
+        await asyncio.wait({body, left}, return_when=asyncio.FIRST_COMPLETED)
+        if body.done():
+            return body.result()
+        raise ApiError("the client left", status=499)
+    finally:
+        body.cancel()
+        left.cancel()
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.body, status_code=error.status)
-
-
-async def _answer_status(request: Request, error: Any) -> Response:
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(ApiError(message).body, status_code=error.status_code)
-
-
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    logging.error("%s %s", request.method, request.url.path, exc_info=error)
-    failed = ApiError(f"the server failed: {type(error).__name__}", kind="server_error")
-    return JSONResponse(failed.body, status_code=500)
+async def _left(request: Request) -> None:
+    """Returns when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -142,6 +142,22 @@ class Session:
         node.ends.append(node.kept + len(node.transcript))
         return message, calls
 
+    def drop(self, step: Step) -> None:
+        """Forgets a request that was taken and never answered, so that later ones do not go on from
+        a message that is not there.
+        """
+        node = self.nodes[step.context]
+        continued = any(other.parent == step.context for other in self.nodes)
+        if step.fresh or continued:
+            # its tokens stay for the contexts that keep some of them, but nothing else finds it
+            node.messages.clear()
+            node.ends.clear()
+            return
+        count = len(step.pieces.ends)
+        del node.messages[-count:]
+        del node.ends[-count:]
+        node.transcript.undo()
+
     def whole(self, context: int) -> list[int]:
         """The tokens of a context and of what it keeps."""
         node = self.nodes[context]

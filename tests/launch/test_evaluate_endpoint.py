@@ -186,4 +186,4 @@ def test_our_own_endpoint_is_judged_like_any_other(tmp_path, served):  # noqa: F
     assert (task.n, task.correct, task.faults) == (2, 0, 0)
     played = records[before:]
     assert len(played) == 4  # two messages of each episode
-    assert task.mean_tokens * 2 == sum(len(record["tokens"]) for record in played)
+    assert task.mean_tokens * 2 == sum(len(record.tokens) for record in played)

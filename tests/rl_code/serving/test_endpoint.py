@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from rl_code.serving.requests import MOST_BYTES
+from rl_code.serving.fields import MOST_BYTES
 from tests.rl_code.harness.chats import chat_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -49,31 +49,31 @@ def refused(served, body=None, raw=None, path="/v1/chat/completions", method="PO
 def test_models_are_listed(served):
     with urllib.request.urlopen(f"{served[0].url}/v1/models") as answer:
         body = json.loads(answer.read())
-    assert [model["id"] for model in body["data"]] == ["tiny"]
+    assert [model["id"] for model in body["data"]] == ["tiny", "tiny@7"]
 
 
 def test_an_answer_has_the_shape_of_the_api_and_is_recorded(served):
     body = ask(served, model="tiny", seed=3, logprobs=True)
     record = served[2][-1]
-    assert record["id"] == body["id"] and body["object"] == "chat.completion"
+    assert record.id == body["id"] and body["object"] == "chat.completion"
     (choice,) = body["choices"]
     assert choice["message"]["role"] == "assistant" and choice["finish_reason"] in (
         "stop",
         "length",
     )
-    tokens = record["tokens"]
+    tokens = record.tokens
     given = chat_tokenizer().encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
-    assert record["given"] == given and set(record["versions"]) == {7}
+    assert record.given == tuple(given) and set(record.versions) == {7}
     assert body["system_fingerprint"] == "version_7"
     usage = body["usage"]
     assert usage["prompt_tokens"] == len(given) and usage["completion_tokens"] == len(tokens)
     assert usage["total_tokens"] == len(given) + len(tokens)
     ends = {chat_tokenizer().token_id(token) for token in ("<|im_end|>", "<|endoftext|>")}
-    shown = [(i, p) for i, p in zip(tokens, record["logprobs"], strict=True) if i not in ends]
+    shown = [(i, p) for i, p in zip(tokens, record.logprobs, strict=True) if i not in ends]
     assert choice["message"]["content"] == chat_tokenizer().decode(i for i, _ in shown)
     said = choice["logprobs"]["content"]
     np.testing.assert_allclose([each["logprob"] for each in said], [p for _, p in shown])
-    assert np.isfinite(record["logprobs"]).all()
+    assert np.isfinite(record.logprobs).all()
 
 
 def test_a_seed_gives_the_same_answer_and_no_seed_another(served):
@@ -111,8 +111,8 @@ def test_a_text_that_ends_the_message_is_not_shown(served):
     assert body["choices"][0]["finish_reason"] == "stop"
     # the record has the tokens up to the end of that text
     record = served[2][-1]
-    assert stop in chat_tokenizer().decode(record["tokens"])
-    assert stop not in chat_tokenizer().decode(record["tokens"][:-1])
+    assert stop in chat_tokenizer().decode(record.tokens)
+    assert stop not in chat_tokenizer().decode(record.tokens[:-1])
     streamed = send(
         served[0].url,
         {"messages": HELLO, "seed": 21, "max_tokens": 40, "stop": stop, "stream": True},
@@ -125,20 +125,20 @@ def test_a_text_that_ends_the_message_is_not_shown(served):
 def test_requests_of_one_key_keep_what_was_sampled(served):
     first = ask(served, key="mine", seed=1)
     record = served[2][-1]
-    sampled = record["given"] + record["tokens"]
+    sampled = record.given + record.tokens
     messages = [*HELLO, first["choices"][0]["message"], {"role": "user", "content": "go on"}]
     second = ask(served, messages, key="mine", seed=2)
     later = served[2][-1]
-    assert (later["context"], later["kept"]) == (0, len(sampled))
+    assert (later.context, later.kept) == (0, len(sampled))
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == len(sampled)
     # without the key the same words are tokenised as a whole
     ask(served, messages, seed=2)
-    assert served[2][-1]["kept"] == 0
+    assert served[2][-1].kept == 0
     # another history of the same key keeps the messages that it shares
     ask(served, [*messages[:1], {"role": "user", "content": "else"}], key="mine")
     other = served[2][-1]
-    assert (other["context"], other["parent"]) == (1, 0)
-    assert 0 < other["kept"] < len(record["given"])
+    assert (other.context, other.parent) == (1, 0)
+    assert 0 < other.kept < len(record.given)
 
 
 def test_many_clients_are_answered_at_once(served):
@@ -173,7 +173,8 @@ def test_many_clients_are_answered_at_once(served):
         ({"max_tokens": 0}, 400, "invalid_value", "above 0"),
         ({"max_completion_tokens": "many"}, 400, "invalid_value", "integer"),
         ({"stop": [""]}, 400, "invalid_value", "none of them empty"),
-        ({"n": 2}, 400, "unsupported_value", "only 1"),
+        ({"n": 0}, 400, "invalid_value", "1 to 16"),
+        ({"n": "2"}, 400, "invalid_value", "integer"),
         ({"top_logprobs": 3}, 400, "unsupported_value", "only 0"),
         ({"tool_choice": "required"}, 400, "unsupported_value", "'auto'"),
         ({"temperature": 0.3}, 400, "unsupported_value", "temperature=1"),
@@ -235,5 +236,5 @@ def test_a_client_that_leaves_does_not_stop_the_server(served):
 
 def test_tools_are_declared_to_the_model(served):
     ask(served, tools=[BASH], key="tools")
-    text = chat_tokenizer().decode(served[2][-1]["given"])
+    text = chat_tokenizer().decode(served[2][-1].given)
     assert json.dumps(BASH) in text

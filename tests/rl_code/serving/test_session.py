@@ -12,7 +12,8 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.serving.chat_text import ChatText
-from rl_code.serving.requests import ApiError, Call, ChatRequest, Message
+from rl_code.serving.fields import ApiError
+from rl_code.serving.requests import Call, ChatRequest, Message
 from rl_code.serving.session import Session
 from rl_code.types import Reward, Trajectory
 from tests.rl_code.harness.chats import chat_tokenizer
@@ -225,3 +226,27 @@ def test_conversations_that_a_protocol_cannot_write_are_refused():
     for protocol, tools in (("compact", (BASH,)), ("completion", ())):
         with pytest.raises(ApiError, match="no place"):
             ChatText(PROTOCOLS[protocol], tokenizer).begin((user("a"),), tools)
+
+
+def test_a_request_that_was_never_answered_leaves_no_trace():
+    own = session()
+    first = exchange(own, "yes<|im_end|>", user("hello"))
+    before = own.whole(0)
+    step = own.ask(ChatRequest((user("hello"), first, user("go on")), tools=(BASH,)))
+    own.take(step)
+    own.drop(step)
+    assert own.whole(0) == before and len(own.nodes[0].messages) == len(own.nodes[0].ends) == 2
+    again = own.ask(ChatRequest((user("hello"), first, user("else")), tools=(BASH,)))
+    assert again.context == 0 and again.kept == len(before)
+    own.take(again)
+    # a sibling keeps the words of the first, which can then only be left out of sight
+    sibling = own.ask(ChatRequest((user("hello"), first, user("else")), tools=(BASH,)))
+    own.take(sibling)
+    assert sibling.tokens == again.tokens and sibling.context == 1
+    own.drop(again)
+    own.answer(sibling.context, TOKENIZER.encode("b<|im_end|>"), [-1.0] * 2, [0] * 2)
+    assert own.whole(1)[: len(sibling.tokens)] == sibling.tokens
+    fresh = own.ask(ChatRequest((user("new"),), tools=(BASH,)))
+    own.take(fresh)
+    own.drop(fresh)
+    assert own.ask(ChatRequest((user("new"),), tools=(BASH,))).fresh

@@ -1,0 +1,84 @@
+"""Connections whose clients stop in the middle of a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
+
+# Seconds that the head and the body of a request may take.
+HEAD_S = 20.0
+BODY_S = 60.0
+# The most bytes of bodies that are read at once.
+_MOST_READ = 8 * MOST_BYTES
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when the head of a request does not come whole in time, be it the
+    first one or a later one.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waits = self.conn.their_state is h11.IDLE
+        if not waits:
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class Bodies:
+    """Reads the bodies of requests, so many bytes at once at most. For one event loop."""
+
+    def __init__(self):
+        self._read = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request. Raises ApiError for one that is too long, which is not read to its
+        end, that does not come in time, or for which there is no room now.
+        """
+        parts: list[bytes] = []
+        length = 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    length += len(part)
+                    self._read += len(part)
+                    if length > MOST_BYTES:
+                        raise too_large()
+                    if self._read > _MOST_READ:
+                        raise ApiError(
+                            "many long requests come at once; ask again later",
+                            status=429,
+                            kind="rate_limit_error",
+                            code="server_busy",
+                            retry_after_s=1.0,
+                        )
+                    parts.append(part)
+        except TimeoutError:
+            why = f"the request did not come whole within {BODY_S:g} s"
+            raise ApiError(why, status=408, code="request_timeout") from None
+        except ClientDisconnect as error:
+            raise ApiError("the client left") from error
+        finally:
+            self._read -= length
+        return b"".join(parts)

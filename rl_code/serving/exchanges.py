@@ -1,0 +1,199 @@
+"""Requests and their answers as tokens: those of a chat, which go on from each other, and single
+completions.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from models.tokenizer import Tokenizer
+from rl_code.serving.chat_text import ChatText, cut_at
+from rl_code.serving.completions import CompletionRequest, FillInTheMiddle
+from rl_code.serving.requests import ChatRequest, Message
+from rl_code.serving.session import Session, Step
+
+# Conversations that are kept; those that were used longest ago are forgotten, and a request that
+# would have continued one is tokenised as a whole.
+_CONVERSATIONS = 1024
+# Tokens of a conversation, after which it is forgotten.
+_LONGEST = 1_000_000
+# The most tokens of all that are kept.
+_MOST_TOKENS = 20_000_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Opening:
+    """What one answer follows."""
+
+    # All its tokens, and those of them that are new in its session.
+    tokens: list[int]
+    given: list[int]
+    # The context of the session that it belongs to, and how many of its tokens were there before.
+    context: int = 0
+    kept: int = 0
+    # What the session knows of it; None outside of a conversation.
+    step: Step | None = None
+
+
+class Exchange(Protocol):
+    """A request, and what is sampled for it. Its methods may be called from any thread."""
+
+    def open(self) -> list[Opening]:
+        """The tokens that each of its ``n`` answers follows. Raises ApiError."""
+        ...
+
+    def read(
+        self,
+        opening: Opening,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+    ) -> tuple[Message, int]:
+        """Takes a sampled answer, whole or cut off; its message, and the parent of its context."""
+        ...
+
+    def drop(self, opening: Opening) -> None:
+        """Nothing was sampled for an answer, and nothing will be."""
+        ...
+
+
+class Conversation:
+    """The session of an agent. A request waits until the one before it is answered, since it may go
+    on from that answer.
+    """
+
+    def __init__(self, text: ChatText, tokenizer: Tokenizer):
+        self.session = Session(text, tokenizer, f"call_{secrets.token_hex(4)}")
+        # The session's, which is touched in threads of several engines.
+        self.lock = threading.Lock()
+        self._waiting: collections.deque[Callable[[], bool]] = collections.deque()
+        self._busy = False
+        # Tokens of the session when it last was not busy.
+        self.size = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._busy
+
+    def enter(self, begin: Callable[[], bool]) -> None:
+        """Has a request begun: now, or when those before it have left.
+
+        begin: returns whether the request is in progress now, so that it will leave.
+        """
+        with self.lock:
+            self._waiting.append(begin)
+            if self._busy:
+                return
+            self._busy = True
+        self.leave()
+
+    def leave(self) -> None:
+        """No request is in progress: the next one begins."""
+        while True:
+            with self.lock:
+                if not self._waiting:
+                    self._busy = False
+                    self.size = self.session.num_tokens
+                    return
+                begin = self._waiting.popleft()
+            if begin():
+                return
+
+
+class Conversations:
+    """The conversations of all users, by names that tell user and session."""
+
+    def __init__(self, text: ChatText, tokenizer: Tokenizer):
+        self._text, self._tokenizer = text, tokenizer
+        self._lock = threading.Lock()
+        self._known: collections.OrderedDict[str, Conversation] = collections.OrderedDict()
+
+    def find(self, name: str) -> Conversation:
+        """The conversation of a name; a new one where there is no name."""
+        with self._lock:
+            found = self._known.pop(name, None)
+            if found is None or (not found.busy and found.size > _LONGEST):
+                found = Conversation(self._text, self._tokenizer)
+            if name:
+                self._known[name] = found
+            size = sum(each.size for each in self._known.values())
+            while len(self._known) > _CONVERSATIONS or (size > _MOST_TOKENS and self._known):
+                size -= self._known.popitem(last=False)[1].size
+            return found
+
+
+class ChatExchange:
+    """A request in a conversation; its answers are siblings there."""
+
+    def __init__(self, request: ChatRequest, conversation: Conversation):
+        self._request, self._conversation = request, conversation
+
+    def open(self) -> list[Opening]:
+        session = self._conversation.session
+        steps: list[Step] = []
+        with self._conversation.lock:
+            try:
+                for _ in range(self._request.n):
+                    steps.append(session.ask(self._request))
+                    session.take(steps[-1])
+            except BaseException:
+                for step in reversed(steps):
+                    session.drop(step)
+                raise
+        return [Opening(step.tokens, step.given, step.context, step.kept, step) for step in steps]
+
+    def read(
+        self,
+        opening: Opening,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+    ) -> tuple[Message, int]:
+        session = self._conversation.session
+        with self._conversation.lock:
+            sampled = tokens, logprobs, versions, self._request.stop
+            message, _ = session.answer(opening.context, *sampled)
+            return message, session.nodes[opening.context].parent
+
+    def drop(self, opening: Opening) -> None:
+        with self._conversation.lock:
+            self._conversation.session.drop(opening.step)
+
+
+class CompletionExchange:
+    """A request that stands alone."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        text: ChatText,
+        tokenizer: Tokenizer,
+        gaps: FillInTheMiddle | None,
+        longest: int,
+    ):
+        """gaps, longest: as of ``CompletionRequest.tokens``."""
+        self._request, self._text, self._tokenizer = request, text, tokenizer
+        self._gaps, self._longest = gaps, longest
+
+    def open(self) -> list[Opening]:
+        request = self._request
+        tokens = request.tokens(self._tokenizer, self._gaps, self._longest)
+        return [Opening(tokens, tokens) for _ in range(request.n)]
+
+    def read(
+        self,
+        opening: Opening,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+    ) -> tuple[Message, int]:
+        return Message("assistant", cut_at(self._text.text(tokens), self._request.stop)), -1
+
+    def drop(self, opening: Opening) -> None:
+        """There is nothing to forget."""

@@ -1,0 +1,211 @@
+"""A request from the moment when it is taken until all its answers are recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from absl import logging
+
+from models.tokenizer import Tokenizer
+from rl_code.feedback.records import AnswerRecord
+from rl_code.serving.answers import Answer, Pending
+from rl_code.serving.chat_text import ChatText
+from rl_code.serving.exchanges import Exchange, Opening
+from rl_code.serving.fields import ApiError, Request
+from rl_code.serving.service import Service
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Who asked for an answer, of which model, and when."""
+
+    # As ``AnswerRecord`` has them.
+    user: str
+    session: str
+    model: str
+    version: int
+    adapter: str
+    arm: str
+    # The name that the client gets to see.
+    shown: str
+    # Of each of the ``n`` answers.
+    ids: Sequence[str]
+    # Unix seconds, and seconds of ``time.monotonic``.
+    at: float
+    clock: float
+
+
+class Running:
+    """The request as a job of ``service.Service``.
+
+    on_answer: called with each record before the client gets the end of the answer; where it
+    raises, the client gets an error instead. on_end: called once when all answers have ended, or
+    none will come, before the client hears of the last one.
+    """
+
+    def __init__(
+        self,
+        pending: Pending,
+        asked: Asked,
+        exchange: Exchange,
+        text: ChatText,
+        tokenizer: Tokenizer,
+        *,
+        adapter: int,
+        on_answer: Callable[[AnswerRecord], None],
+        on_end: Callable[[Running], None],
+    ):
+        self.request: Request = pending.request
+        self.asked = asked
+        self.adapter = adapter
+        self.exchange = exchange
+        self.openings: list[Opening] = []
+        # Set when the client has left.
+        self.left = False
+        # Tokens that were read and sampled.
+        self.tokens = 0
+        # The engine, whether it was asked, and the pages that are kept for the request there.
+        self.service: Service | None = None
+        self.began = False
+        self.pages = 0
+        self._pending, self._text, self._tokenizer = pending, text, tokenizer
+        self._on_answer, self._on_end = on_answer, on_end
+        self._first: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._open = self.request.n
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """As ``service.Job``."""
+        return [opening.tokens for opening in self.openings]
+
+    def sampled(self, index: int, tokens: Sequence[int]) -> None:
+        """As ``service.Job``."""
+        self._first.setdefault(index, time.monotonic() - self.asked.clock)
+        self._pending.sampled(tokens, index)
+
+    def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """As ``service.Job``."""
+        give = functools.partial(
+            self._pending.fail,
+            ApiError("the answer could not be recorded", status=503, kind="server_error"),
+        )
+        try:
+            answer, parent = self._read(index, tokens, logprobs)
+            self._record(index, answer.finish_reason, parent, tokens, logprobs)
+            give = functools.partial(self._pending.answer, answer)
+        except Exception:  # of whoever keeps records: the engine goes on
+            logging.exception("answer %s", self.asked.ids[index])
+        finally:
+            # before the client hears of it: its next request finds this one done
+            self._ended(1)
+            give()
+
+    def cut_off(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """As ``service.Job``."""
+        try:
+            parent = -1
+            opening = self.openings[index]
+            if tokens:
+                _, parent = self._read(index, tokens, logprobs)
+            else:
+                self.exchange.drop(opening)
+            self._record(index, "aborted", parent, tokens, logprobs)
+        except Exception:
+            logging.exception("answer %s, which was cut off", self.asked.ids[index])
+        finally:
+            self._ended(1)
+            why = "the answer was cut off: the server ends"
+            self._pending.fail(ApiError(why, status=503, kind="server_error"))
+
+    def submitted(self, future: Future) -> None:
+        """Where the engine did not take the job, none of its answers will come."""
+        error = future.exception()
+        if error is not None:
+            self.give_up(error if isinstance(error, ApiError) else ApiError(str(error)))
+
+    def give_up(self, error: ApiError) -> None:
+        """The prompts were made, and nothing will be sampled."""
+        for opening in reversed(self.openings):
+            self.exchange.drop(opening)
+        self.refuse(error)
+
+    def refuse(self, error: ApiError) -> None:
+        """Nothing was begun, and nothing will be."""
+        self._ended(self.request.n)
+        self._pending.fail(error)
+
+    def _read(
+        self, index: int, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> tuple[Answer, int]:
+        opening = self.openings[index]
+        versions = [self.asked.version] * len(tokens)
+        message, parent = self.exchange.read(
+            opening, list(tokens), [float(logprob) for logprob in logprobs], versions
+        )
+        stopped = tokens[-1] in self._text.stop_ids or any(
+            each in self._tokenizer.decode(tokens) for each in self.request.stop
+        )
+        answer = Answer(
+            id=self.asked.ids[index],
+            model=self.asked.shown,
+            message=message,
+            finish_reason="tool_calls" if message.calls else "stop" if stopped else "length",
+            tokens=list(tokens),
+            logprobs=list(logprobs),
+            prompt_tokens=len(opening.tokens),
+            kept_tokens=opening.kept,
+            version=self.asked.version,
+            index=index,
+        )
+        return answer, parent
+
+    def _record(
+        self,
+        index: int,
+        reason: str,
+        parent: int,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+    ) -> None:
+        asked = self.asked
+        opening = self.openings[index]
+        seconds = time.monotonic() - asked.clock
+        with self._lock:
+            self.tokens += len(tokens) + (0 if index else len(opening.tokens))
+        self._on_answer(
+            AnswerRecord(
+                id=asked.ids[index],
+                user=asked.user,
+                session=asked.session,
+                model=asked.model,
+                version=asked.version,
+                adapter=asked.adapter,
+                arm=asked.arm,
+                asked_at=asked.at,
+                answered_at=asked.at + seconds,
+                first_token_s=self._first.get(index, seconds),
+                kind=self.request.kind,
+                finish_reason=reason,
+                context=opening.context,
+                parent=parent,
+                kept=opening.kept,
+                given=tuple(opening.given),
+                tokens=tuple(int(token) for token in tokens),
+                logprobs=tuple(float(logprob) for logprob in logprobs),
+                versions=(asked.version,) * len(tokens),
+                extra={"index": index},
+            )
+        )
+
+    def _ended(self, count: int) -> None:
+        with self._lock:
+            self._open -= count
+            last = self._open == 0
+        if last:
+            self._on_end(self)

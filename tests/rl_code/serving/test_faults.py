@@ -1,0 +1,177 @@
+"""Bad input gets a clear error each, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+
+import pytest
+
+from rl_code.serving import connections
+from tests.rl_code.serving.scripted import PATIENCE_S, scripted
+
+HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def made():
+    with scripted() as made:
+        yield made
+        assert made.fleet.models.running == 0
+
+
+def connect(made):
+    return socket.create_connection(("127.0.0.1", made.endpoint.port), timeout=PATIENCE_S)
+
+
+def received(connection):
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def send(made, body, path="/v1/completions", headers=""):
+    """(status, the body as JSON) of a request by hand."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with connect(made) as connection:
+        head = HEAD.format(path=path, headers=headers, length=len(raw))
+        try:
+            connection.sendall(head.encode() + raw)
+        except OSError:  # refused before it was sent to its end
+            pass
+        answer = received(connection)
+    status = int(answer.split(b" ", 2)[1])
+    return status, json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+def works(made):
+    status, body = send(made, {"prompt": "a b", "model": "policy"})
+    return status == 200 and body["choices"][0]["text"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "not JSON"),
+        (b'{"prompt": "a b"', 400, "not JSON"),
+        (b"\xff\x00", 400, "not JSON"),
+        (b'"a b"', 400, "must be an object, not str"),
+        (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "request"),
+        ({}, 400, "prompt: must be a text"),
+        ({"prompt": 3}, 400, "prompt: must be a text"),
+        ({"prompt": ["a", "b"]}, 400, "one prompt to a request"),
+        ({"prompt": []}, 400, "prompt: must be a text"),
+        ({"prompt": ""}, 400, "at least 2"),
+        ({"prompt": [1, -1]}, 400, "token -1"),
+        ({"prompt": [1, 10**30]}, 400, "must be below"),
+        ({"prompt": [1, True]}, 400, "prompt: must be a text"),
+        ({"prompt": "a b", "suffix": 3}, 400, "suffix: must be str"),
+        ({"prompt": [1, 2], "suffix": "c"}, 400, "suffix: needs a prompt that is a text"),
+        ({"prompt": "a b", "n": 1000}, 400, "n: 1000 must be 1 to 16"),
+        ({"prompt": "a b", "n": True}, 400, "n: must be an integer"),
+        ({"prompt": "a b", "max_tokens": -1}, 400, "above 0"),
+        ({"prompt": "a b", "max_tokens": 1.5}, 400, "integer"),
+        ({"prompt": "a b", "seed": "x"}, 400, "seed"),
+        ({"prompt": "a b", "temperature": 10**400}, 400, "too large"),
+        ({"prompt": "a b", "stop": ["a"] * 5}, 400, "up to 4 texts"),
+        ({"prompt": "a b", "stop": {"a": 1}}, 400, "stop"),
+        ({"prompt": "a b", "logprobs": 5}, 400, "only 0 or 1"),
+        ({"prompt": "a b", "echo": True}, 400, "echo"),
+        ({"prompt": "a b", "x" * 100_000: 1}, 400, "is not known here"),
+        ({"prompt": "a b", "stream_options": []}, 200, ""),
+        ({"prompt": "a b", "stream_options": "x"}, 400, "must be an object"),
+        ({"prompt": "a b " * 200}, 400, "the longest has 199"),
+        ({"prompt": "x" * 7_000_000}, 400, "a context has 200 tokens"),
+        ({"prompt": "x" * 10_000_000}, 413, "more than 8388608 bytes"),
+        ({"prompt": "a b", "model": "../../etc/passwd"}, 404, "does not exist"),
+        ({"prompt": "a b", "model": "policy@1/../2"}, 404, "does not exist"),
+        ({"prompt": "a b", "model": "policy@\x00"}, 404, "does not exist"),
+        ({"prompt": "a b", "model": "\ud800"}, 404, "does not exist"),
+        ({"prompt": "a b", "model": "x" * 100_000}, 404, "does not exist"),
+        ({"prompt": "a b", "model": ["policy"]}, 400, "model: must be str"),
+    ],
+    ids=range(37),
+)
+def test_a_wrong_completion_is_told_what_is_wrong(made, body, status, words):
+    got, answer = send(made, body)
+    assert got == status
+    if status != 200:
+        error = answer["error"]
+        assert words in error["message"] and len(error["message"]) < 1000
+        assert error["type"] == "invalid_request_error"
+    assert works(made)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/completions/../../etc/passwd", 404),
+        ("/v1/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("/clients/../v1/nothing", 404),
+        ("/clients/a%2fb/v1/chat/completions", 404),
+        ("/v1/models/..%2f..%2fetc%2fpasswd", 404),
+        ("/v1/" + "x" * 5000, 404),
+    ],
+)
+def test_tricks_in_paths_find_nothing(made, path, status):
+    got, answer = send(made, {}, path=path)
+    assert got == status and answer["error"]["message"]
+    assert works(made)
+
+
+def test_sessions_have_plain_names(made):
+    long = f"X-Session: {'s' * 300}\r\n"
+    assert send(made, {"prompt": "a b"}, headers=long)[0] == 400
+    assert send(made, {"prompt": "a b"}, headers="X-Session: ../../a\r\n")[0] == 200
+    assert works(made)
+
+
+def test_what_is_no_http_is_refused(made):
+    for raw in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET\r\n\r\n",
+        b"\0" * 100,
+    ):
+        with connect(made) as connection:
+            connection.sendall(raw)
+            assert b" 400 " in received(connection)
+    with connect(made) as connection:  # a head without an end
+        connection.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 50_000)
+        assert b" 400 " in received(connection)
+    assert works(made)
+
+
+def test_half_open_connections_are_closed_in_time(made, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "BODY_S", 0.3)
+    body = b'{"prompt": "a b"}'
+    whole = HEAD.format(path="/v1/completions", headers="", length=len(body)).encode()
+    kept = whole.replace(b"Connection: close\r\n", b"")
+    silent, half, later, short = (connect(made) for _ in range(4))
+    half.sendall(whole[:20])
+    later.sendall(kept + body + kept[:20])
+    short.sendall(whole + body[:5])
+    assert received(silent) == b"" and received(half) == b""
+    first = received(later)
+    assert first.count(b"HTTP/1.1 200 OK") == 1
+    answer = received(short)
+    assert b" 408 " in answer and b"did not come whole" in answer
+    for connection in (silent, half, later, short):
+        connection.close()
+    # a request in time is not cut by the timer of its head
+    assert works(made)
+
+
+def test_a_hundred_connections_that_say_nothing_stop_nobody(made):
+    silent = [connect(made) for _ in range(100)]
+    assert works(made)
+    for connection in silent:
+        connection.close()
+    url = f"{made.endpoint.url}/healthz"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        assert answer.read() == b"alive\n"
