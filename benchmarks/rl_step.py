@@ -9,7 +9,7 @@ and keys and values are in a paged cache. The update computes each prompt once.
 FLOPs are counted in the compiled programs. They are compared with the rate of a large matrix
 product on all devices, which is measured in the same process. The result is one line of JSON.
 
---against names steps that are written by hand (``hand_written``). They have the same model, prompts
+--rival names steps that are written by hand (``hand_written``). They have the same model, prompts
 and random numbers, and take turns with the project's step. Ratios are ours / theirs of the same
 turn, so less than 1 where ours is faster. Those of CPU seconds hold where other programs use the
 cores, too.
@@ -61,7 +61,7 @@ flags.DEFINE_string("tag", "", "Goes into the line that rl_step prints.")
 # Steps to compare with, and whether their updates compute a prompt once for its group.
 BESIDE = {"hand": True, "hand_repeated": False}
 flags.DEFINE_multi_enum(
-    "against",
+    "rival",
     [],
     list(BESIDE),
     "Steps that take turns with rl_step's. hand: written by hand. hand_repeated: its update has a "
@@ -72,7 +72,7 @@ flags.DEFINE_multi_enum(
 def main() -> None:
     options = flags.FLAGS
     report = measure(
-        options.workload, options.steps, options.warmup, options.seed, options.tag, options.against
+        options.workload, options.steps, options.warmup, options.seed, options.tag, options.rival
     )
     print(json.dumps(report), flush=True)
     save(report)

@@ -3,7 +3,7 @@
 python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench grouped --device=gpu [--pairs=65536 --experts=128 --matrix=2048,768]
 python -m launch.bench swap --device=cpu [--row=16384 --documents=16 --question=64 ...]
-python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --against=hand]
+python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --rival=hand]
 python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024]

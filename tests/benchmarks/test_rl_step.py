@@ -96,7 +96,7 @@ def test_steps_take_turns(monkeypatch):
 
 @pytest.mark.long
 def test_beside_steps_written_by_hand():
-    beside = ["--against=hand", "--against=hand_repeated"]
+    beside = ["--rival=hand", "--rival=hand_repeated"]
     small = ["--model=tiny", "--workload=smoke", "--steps=2", "--warmup=1"]
     done = programs.run("launch.bench", "rl_step", *small, *beside)
     assert done.returncode == 0, done.stderr
