@@ -201,6 +201,8 @@ class Infill(Source):
     split: str
     # Levels of ``generated``, of those whose functions stand in one file.
     levels: tuple[int, ...] = (1, 2, 3)
+    # Share of the files whose comment does not say what is wanted.
+    silent: float = 0.0
     # Another seed gives another stream of tasks.
     seed: int = 0
 
@@ -211,9 +213,11 @@ class Infill(Source):
         _check_split(self.split)
         if not self.levels or not set(self.levels) <= generated.LEVELS.keys():
             raise ValueError(f"{self.levels=} must be some of {sorted(generated.LEVELS)}")
+        if not 0 <= self.silent <= 1:
+            raise ValueError(f"{self.silent=} must be in [0, 1]")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return Stream(lambda i: infill.generate(self.split, self.seed, i, self.levels))
+        return Stream(lambda i: infill.generate(self.split, self.seed, i, self.levels, self.silent))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Small Python files with a hole: what a programmer is about to write at the cursor.
 
 A file begins with a comment that says what its function does. Where the comment leaves the
-constants open, nobody can know what is wanted, and the better answer is to suggest nothing. The
+constants open, or does not say at all what is wanted (a silent file), nobody can know it, and the
+better answer is to suggest nothing. The
 functions are those of ``generated``, with the same splits, so held-out holes are in functions that
 compose other operations than those trained on.
 
@@ -21,12 +22,18 @@ from rl_code.types import Task, Tests
 SOURCE = "infill"
 _PIECE = re.compile(r" ?\w+| ?[^\w\s]+")
 _INDENT = 4
+# The comment of a silent file.
+_SILENT = "helper"
 # Share of the demonstrations that suggest nothing, so that doing so is never out of reach.
 P_NOTHING = 0.1
 
 
-def generate(split: str, seed: int, index: int, levels: tuple[int, ...]) -> Task:
+def generate(
+    split: str, seed: int, index: int, levels: tuple[int, ...], silent: float = 0.0
+) -> Task:
     """Task ``index`` of a split's endless stream; the same arguments give the same task.
+
+    silent: share of the files whose comment does not say what is wanted, 0 to 1.
 
     The hole is in ``files[path]`` at the character ``meta["hole"]``, and what belongs there is
     ``meta["wanted"]``: the rest of a line, or all of it but its indentation. Raises ValueError as
@@ -35,7 +42,9 @@ def generate(split: str, seed: int, index: int, levels: tuple[int, ...]) -> Task
     base = generated.generate(split, seed, index, levels)
     rng = random.Random(f"hole/{base.id}")
     program, stated = base.meta["program"], base.meta["stated"]
-    text = f"# {describe(program, stated=stated)}\n{source(program, _takes(program))}"
+    is_silent = random.Random(f"silent/{base.id}").random() < silent
+    comment = _SILENT if is_silent else describe(program, stated=stated)
+    text = f"# {comment}\n{source(program, _takes(program))}"
     lines = text.splitlines(keepends=True)
     number = rng.randrange(2, len(lines))  # neither the comment nor the head of the function
     line = lines[number].rstrip("\n")
@@ -56,7 +65,8 @@ def generate(split: str, seed: int, index: int, levels: tuple[int, ...]) -> Task
             "source": SOURCE,
             "split": split,
             "level": base.meta["level"],
-            "stated": stated,
+            # whether what is wanted can be known
+            "stated": stated and not is_silent,
             "program": program,
             "hole": hole,
             "line": number,

@@ -85,3 +85,16 @@ def test_what_does_not_go_together_is_refused():
         check_demonstrable(compact, find_tools(), "infill")
     with pytest.raises(ConfigError, match="levels"):
         find_source(Named("infill", {"split": "train", "levels": (9,)}), "config.tasks")
+
+
+def test_a_silent_file_says_nothing_of_what_is_wanted():
+    silent = [infill.generate("train", 0, index, LEVELS, 1.0) for index in range(60)]
+    for task, other in zip(silent, TASKS, strict=True):
+        before, _ = infill.around(task)
+        assert before.startswith("# helper\n") and not task.meta["stated"]
+        # nothing else of the file is another one
+        assert task.meta["wanted"] == other.meta["wanted"]
+        first = (each.files[each.path].partition("\n")[2] for each in (task, other))
+        assert len(set(first)) == 1
+    some = [infill.generate("train", 0, index, LEVELS, 0.5) for index in range(60)]
+    assert 15 < sum(infill.around(task)[0].startswith("# helper\n") for task in some) < 45
