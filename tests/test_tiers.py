@@ -12,9 +12,11 @@ WHOLE_RUNS = {
     "test_elastic.py",
     "test_faults.py",
     "test_kill.py",
+    "test_kills.py",
     "test_meshes.py",
     "test_roles.py",
     "test_run_with_documents.py",
+    "test_serve.py",
 }
 
 
