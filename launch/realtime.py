@@ -6,8 +6,10 @@ back.
 
 --dry_run prints what the next edge would do, and does nothing. --cycles ends after so many cycles,
 counted from the first of the workdir; 0 goes on until it is stopped. --port serves the page
-(/dashboard) meanwhile; who has the key in the environment variable RL_CODE_ADMIN_KEY may roll back
-and acknowledge alarms there. A run that was stopped or killed goes on with the same command.
+(/dashboard) meanwhile, and the API where the parts serve people (configs/tab_realtime.py); these
+serve on any free port without it. Who has the key in the environment variable RL_CODE_ADMIN_KEY
+may roll back and acknowledge alarms there. A run that was stopped or killed goes on with the same
+command.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,7 @@ from pathlib import Path
 import ml_collections
 import rich.console
 import rich.table
-import uvicorn
 from absl import flags as absl_flags
-from starlette.applications import Starlette
 
 from launch import flags
 from rl_code import named, read_config
@@ -37,7 +36,9 @@ from rl_code.realtime.api import PARTS
 from rl_code.realtime.cycle import Cycle, CycleConfig
 from rl_code.realtime.dashboard import Dashboard
 from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.parts import Parts
 from rl_code.realtime.tables import CYCLES, EDGES
+from rl_code.serving.endpoint import Endpoint
 from rl_code.stop import StopRequest
 
 ADMIN_KEY = "RL_CODE_ADMIN_KEY"
@@ -65,23 +66,24 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         lock(folder / "realtime.lock")
     except OSError as error:
         raise ConfigError(f"{folder}: another process runs the cycle of this workdir") from error
-    cycle, ledger, store = open_cycle(realtime, folder)
-    board = Dashboard(ledger, store, realtime.cycle, os.environ.get(ADMIN_KEY))
+    cycle, ledger, parts = open_cycle(realtime, folder)
+    board = Dashboard(ledger, parts.store, realtime.cycle, os.environ.get(ADMIN_KEY))
     console = flags.console()
-    with StopRequest() as stop, served(board, absl_flags.FLAGS.port, console), stop.deferred():
+    page = served(parts, board, absl_flags.FLAGS.port, console)
+    with StopRequest() as stop, page, stop.deferred():
         cycle.run(absl_flags.FLAGS.cycles or None, lambda: stop.requested)
     console.print(table(ledger))
 
 
 def open_cycle(config: RealtimeConfig, folder: Path):
-    """The cycle of a workdir, begun if it is new; its ledger, and its store."""
+    """The cycle of a workdir, begun if it is new; its ledger, and its parts."""
     engine = tables.connect(database_of(config, folder))
     ledger = Ledger(engine)
     parts = named.make(PARTS, config.parts, "config.parts").make(
         engine, folder, config.cycle, time.time
     )
     ledger.start(config.cycle.anchor, time.time())
-    return Cycle(ledger, parts, config.cycle), ledger, parts.store
+    return Cycle(ledger, parts, config.cycle), ledger, parts
 
 
 def database_of(config: RealtimeConfig, folder: Path) -> str:
@@ -105,26 +107,27 @@ def dry_run(config: RealtimeConfig, folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def served(board: Dashboard, port: int | None, console: rich.console.Console) -> Iterator[None]:
-    """Serves the page on this machine meanwhile; nothing without a port. Raises ConfigError."""
+def served(
+    parts: Parts, board: Dashboard, port: int | None, console: rich.console.Console
+) -> Iterator[None]:
+    """Serves people where the parts do so, and the page beside; of other parts the page alone, and
+    nothing without a port. Raises ConfigError.
+    """
+    if parts.serve is not None:
+        with parts.serve(board.routes(), port) as url:
+            console.print(f"{url}/v1 and {url}/dashboard", soft_wrap=True)
+            yield
+        return
     if port is None:
         yield
         return
-    app = Starlette(routes=board.routes())
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="warning"))
     try:
-        socket = server.config.bind_socket()
-    except SystemExit as error:  # which is how uvicorn says it
-        raise ConfigError(f"--port={port} is taken") from error
-    thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{socket.getsockname()[1]}/dashboard"
-    console.print(url, soft_wrap=True)
-    try:
+        endpoint = Endpoint(lambda key: None, port=port, routes=board.routes())
+    except OSError as error:
+        raise ConfigError(f"--port={port}: {error}") from error
+    with endpoint:
+        console.print(f"{endpoint.url}/dashboard", soft_wrap=True)
         yield
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def table(ledger: Ledger) -> rich.table.Table:

@@ -22,7 +22,6 @@ import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -38,14 +37,12 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.feedback.identity import load_secret
 from rl_code.feedback.records import AnswerRecord
 from rl_code.read_config import ConfigError
-from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.serving.access import Access, KeyFile
 from rl_code.serving.endpoint import Endpoint
-from rl_code.serving.fleet import Fleet
+from rl_code.serving.of_run import make_fleet
 from rl_code.serving.probes import probes
-from rl_code.serving.service import Service
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
 LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")
@@ -108,32 +105,6 @@ class Ended:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._told.set()
-
-
-def make_fleet(run: Run, secret: bytes, on_answer: Callable[[AnswerRecord], None]) -> Fleet:
-    """What serves weights of a run; none are loaded yet. Every version has a scheduler of its own,
-    and all have the same compiled programs.
-    """
-    config = run.config
-    rollout = config.rollout
-    # a conversation may come whole in one request
-    shapes = dataclasses.replace(rollout.engine, prompt_length=rollout.engine.length)
-    engine = run.engine(rollout.sampling, shapes, config.protocol, rollout.dtype, run.rollout_mesh)
-
-    def service(weights: Transformer, version: int) -> Service:
-        scheduler = Scheduler(
-            engine, run.tokenizer, workers=rollout.workers, tool_timeout_s=rollout.tool_timeout_s
-        )
-        return Service(scheduler, run.sampler(weights), version=version, protocol=run.protocol)
-
-    return Fleet(
-        service,
-        protocol=run.protocol,
-        tokenizer=run.tokenizer,
-        secret=secret,
-        config=config.serving,
-        on_answer=on_answer,
-    )
 
 
 def weights_of(run: Run, workdir: str | None, step: int | None) -> tuple[Transformer, int]:

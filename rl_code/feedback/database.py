@@ -26,10 +26,19 @@ _LOCK = 0x7265636F
 
 
 def connect(url: str) -> Engine:
-    """An engine whose commits are on the disk when they return, with all tables made.
+    """An engine whose commits are on the disk when they return, with all tables made. As
+    ``make_engine``, and raises sqlalchemy.exc.OperationalError for a database that cannot be
+    reached.
+    """
+    engine = make_engine(url)
+    migrate(engine)
+    return engine
 
-    Raises ValueError for a URL of another kind of database, sqlalchemy.exc.OperationalError for
-    one that cannot be reached.
+
+def make_engine(url: str) -> Engine:
+    """An engine whose commits are on the disk when they return. Nothing is written yet.
+
+    Raises ValueError for a URL of another kind of database.
     """
     try:
         parsed = sqlalchemy.make_url(url)
@@ -37,14 +46,11 @@ def connect(url: str) -> Engine:
     except ArgumentError as error:
         raise ValueError(f"database {url!r}: {error}") from error
     if kind == "sqlite":
-        engine = _sqlite(parsed)
-    elif kind == "postgresql":
+        return _sqlite(parsed)
+    if kind == "postgresql":
         # a server that was restarted leaves dead connections behind
-        engine = sqlalchemy.create_engine(parsed, pool_pre_ping=True, pool_size=8)
-    else:
-        raise ValueError(f"database {url!r}: expected sqlite:///FILE or postgresql+psycopg://...")
-    migrate(engine)
-    return engine
+        return sqlalchemy.create_engine(parsed, pool_pre_ping=True, pool_size=8)
+    raise ValueError(f"database {url!r}: expected sqlite:///FILE or postgresql+psycopg://...")
 
 
 def _sqlite(url: sqlalchemy.URL) -> Engine:

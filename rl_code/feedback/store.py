@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, Engine, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rl_code.feedback import database
@@ -50,16 +50,21 @@ class FeedbackStore:
 
     def __init__(
         self,
-        url: str,
+        url: str | Engine,
         *,
         ids: AnswerIds | None = None,
         clock: Callable[[], float] | None = None,
     ):
-        """url: of the database (``database.connect``). ids: tells at once whether an answer that is
-        not recorded yet was given to the user who sends an event. clock: Unix seconds, for tests
-        and simulations; None for the database's own clock.
+        """url: of the database (``database.connect``), or an engine that others use too
+        (``database.make_engine``). ids: tells at once whether an answer that is not recorded yet
+        was given to the user who sends an event. clock: Unix seconds, for tests and simulations;
+        None for the database's own clock.
         """
-        self.engine = database.connect(url)
+        if isinstance(url, Engine):
+            self.engine = url
+            database.migrate(url)
+        else:
+            self.engine = database.connect(url)
         self._ids = ids
         self._clock = clock
         # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking

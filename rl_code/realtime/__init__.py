@@ -10,6 +10,10 @@ roll back.
     cycle.py       the states and their edges
     watching.py    what an A/B test says so far: go on, promote, or roll back
     rehearsal.py   the four parts without a model: numbers for weights, random people
+    served.py      the four parts for real, in one process
+    training.py    from answers and rewards to what the learner is given
+    versions.py    the versions of the weights in a workdir
+    held_out.py    the suites of a config, with a judge
     api.py         parts by name, as a config names them
     recorded.py    recorded sessions as the test and the monitors read them
     cases.py       recorded sessions as rows of a suite, and as cases of the red team

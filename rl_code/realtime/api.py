@@ -7,5 +7,6 @@ method ``make(engine, folder, config, clock) -> Parts``.
 from __future__ import annotations
 
 from rl_code.realtime.rehearsal import Rehearsal
+from rl_code.realtime.served import Served
 
-PARTS = {"rehearsal": Rehearsal}
+PARTS = {"rehearsal": Rehearsal, "served": Served}

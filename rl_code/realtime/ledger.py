@@ -9,6 +9,7 @@ import sqlalchemy
 from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from rl_code.feedback import database
 from rl_code.realtime.parts import Overtaken
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
 
@@ -40,7 +41,7 @@ class Ledger:
 
     def current(self) -> Row:
         """The open cycle."""
-        with self.engine.connect() as connection:
+        with database.reading(self.engine) as connection:
             return connection.execute(select(CYCLES).where(CYCLES.c.ended_at.is_(None))).one()
 
     def edge(
@@ -113,7 +114,7 @@ class Ledger:
     def alarms(self, cycle: int) -> dict[str, bool]:
         """Monitor -> whether its alarm was acknowledged, of a cycle."""
         found = select(ALARMS.c.monitor, ALARMS.c.acknowledged_at).where(ALARMS.c.cycle == cycle)
-        with self.engine.connect() as connection:
+        with database.reading(self.engine) as connection:
             return {name: at is not None for name, at in connection.execute(found)}
 
     def parents(self) -> dict[int, int | None]:
@@ -124,7 +125,7 @@ class Ledger:
         """Rows of a table in the order of its key; the last ones if a number is given."""
         keys = list(table.primary_key.columns)
         order = keys if last is None else [key.desc() for key in keys]
-        with self.engine.connect() as connection:
+        with database.reading(self.engine) as connection:
             found = connection.execute(select(table).order_by(*order).limit(last)).all()
         return found if last is None else found[::-1]
 

@@ -7,11 +7,13 @@ That is what lets every edge of the cycle be one transaction of the database alo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from starlette.routing import BaseRoute
 
 
 class Overtaken(RuntimeError):
@@ -161,7 +163,7 @@ class Suites(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The four, and what happens while the cycle waits."""
+    """The four, what happens while the cycle waits, and who serves people."""
 
     store: Store
     trainer: Trainer
@@ -169,3 +171,6 @@ class Parts:
     suites: Suites
     # Called with the seconds to wait when no edge is due.
     wait: Callable[[float], None]
+    # Serves people, and further routes beside, until the context is left; yields the URL. Takes the
+    # port, None for any that is free. None for parts that serve nobody.
+    serve: Callable[[Sequence[BaseRoute], int | None], AbstractContextManager[str]] | None = None

@@ -22,6 +22,17 @@ type Rewarded = Callable[[AnswerRecord, Sequence[Event]], dict[str, float]]
 
 # Keys of ``AnswerRecord.extra`` that hold what a server counted in an answer.
 COUNTED = ("questions", "invalid_calls")
+# What ``metrics_of`` tells of an answer. Sessions have all of it, also while there are none.
+METRICS = (
+    "accepted",
+    "retained",
+    "edited",
+    "dissatisfied",
+    "length",
+    "latency",
+    "aborted",
+    *COUNTED,
+)
 
 
 class Record(Protocol):
@@ -37,10 +48,13 @@ class Record(Protocol):
 class RecordedStore:
     """The store of the cycle (``parts.Store``) on that of feedback."""
 
-    def __init__(self, record: Record, rewarded: Rewarded | None = None):
-        """rewarded: the reward of an answer by the config's signals; None for none."""
+    def __init__(self, record: Record, rewarded: Rewarded | None = None, names: Sequence[str] = ()):
+        """rewarded: the reward of an answer by the config's signals; None for none. names: what it
+        tells.
+        """
         self._record = record
         self._rewarded = rewarded
+        self._names = names
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Selection:
         return self._record.select(watermark, versions, most)
@@ -57,21 +71,23 @@ class RecordedStore:
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
         ids = self._record.answered(versions, since)
-        return sessions_of(self._record.joined(ids), self._rewarded)
+        return sessions_of(self._record.joined(ids), self._rewarded, self._names)
 
 
-def sessions_of(joined: Joined, rewarded: Rewarded | None = None) -> Sessions:
-    """The sessions of answers, in the order in which they ended.
+def sessions_of(
+    joined: Joined, rewarded: Rewarded | None = None, names: Sequence[str] = ()
+) -> Sessions:
+    """The sessions of answers, in the order in which they ended. names: what ``rewarded`` tells.
 
     A session in which the version changed counts as one for each version.
     """
     found: dict[tuple[str, str, int], list[tuple[AnswerRecord, dict[str, float]]]] = {}
-    names: dict[str, None] = {}
+    known = dict.fromkeys((*METRICS, *names))
     for answer, events in joined:
         metrics = metrics_of(answer, events)
         if rewarded is not None:
             metrics |= rewarded(answer, events)
-        names |= dict.fromkeys(metrics)
+        known |= dict.fromkeys(metrics)
         key = answer.user, answer.session, answer.version
         found.setdefault(key, []).append((answer, metrics))
     ended = {key: max(answer.answered_at for answer, _ in rows) for key, rows in found.items()}
@@ -82,7 +98,7 @@ def sessions_of(joined: Joined, rewarded: Rewarded | None = None) -> Sessions:
         version=np.array([version for _, _, version in keys], np.int64),
         at=np.array([ended[key] for key in keys], np.float64),
         values={
-            name: np.array([_mean(found[key], name) for key in keys], np.float64) for name in names
+            name: np.array([_mean(found[key], name) for key in keys], np.float64) for name in known
         },
     )
 

@@ -16,8 +16,9 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    event,
 )
+
+from rl_code.feedback import database
 
 METADATA = MetaData()
 
@@ -95,18 +96,7 @@ ALARMS = Table(
 
 
 def connect(url: str) -> sqlalchemy.Engine:
-    """An engine for a database by URL, such as ``sqlite:///runs/a/people.db``.
-
-    What SQLite has committed is on the disk: a write-ahead log that is synced at every commit.
+    """An engine for a database by URL, such as ``sqlite:///runs/a/people.db``: that of the store of
+    feedback, so that one process needs one engine. What is committed is on the disk.
     """
-    engine = sqlalchemy.create_engine(url)
-    if engine.dialect.name == "sqlite":
-
-        @event.listens_for(engine, "connect")
-        def _(connection, record) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                connection.execute(f"PRAGMA {pragma}")
-            # milliseconds to wait for another writer
-            connection.execute("PRAGMA busy_timeout=30000")
-
-    return engine
+    return database.make_engine(url)

@@ -45,22 +45,22 @@ def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
 
 
 def test_the_page_is_served_meanwhile_and_a_taken_port_is_said(tmp_path):
-    _, ledger, store = realtime.open_cycle(config(), tmp_path)
-    board = Dashboard(ledger, store, config().cycle)
+    _, ledger, parts = realtime.open_cycle(config(), tmp_path)
+    board = Dashboard(ledger, parts.store, config().cycle)
     said: list[str] = []
 
     class Console:
         def print(self, text, **_):
             said.append(text)
 
-    with realtime.served(board, 0, Console()):
+    with realtime.served(parts, board, 0, Console()):
         (url,) = said
         with urllib.request.urlopen(f"{url}/state.json") as answered:
             assert json.load(answered)["cycle"]["state"] == "collect"
         port = int(url.rpartition(":")[2].partition("/")[0])
         with (
-            pytest.raises(ConfigError, match=f"--port={port} is taken"),
-            realtime.served(board, port, Console()),
+            pytest.raises(ConfigError, match=f"--port={port}: no server can listen"),
+            realtime.served(parts, board, port, Console()),
         ):
             pass
 

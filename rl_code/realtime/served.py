@@ -1,0 +1,353 @@
+"""The four parts for real: a store of what people did, the learner, servers, and held-out suites.
+
+One process serves, trains and goes through the cycle. Who uses the server over HTTP is not known to
+it: simulated programmers are clients in processes of their own (``people.crowd``), started beside
+it where the config asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import sqlalchemy
+from absl import logging
+from starlette.routing import BaseRoute
+
+from rl_code.feedback import http
+from rl_code.feedback.config import FeedbackConfig
+from rl_code.feedback.identity import AnswerIds, load_secret
+from rl_code.feedback.poisoning import weigh
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.feedback.rewards.answered import answered
+from rl_code.feedback.rewards.combine import FeedbackReward, make_reward
+from rl_code.feedback.store import FeedbackStore
+from rl_code.learner.learner import Learner
+from rl_code.named import Named
+from rl_code.people.crowd import Crowd, CrowdConfig
+from rl_code.read_config import ConfigError
+from rl_code.realtime.held_out import HeldOut, JudgeConfig
+from rl_code.realtime.parts import (
+    Overtaken,
+    Parts,
+    Played,
+    Routing,
+    Selection,
+    TrainingFailed,
+)
+from rl_code.realtime.recorded import RecordedStore
+from rl_code.realtime.training import groups_of, leave_one_out
+from rl_code.realtime.versions import Versions
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from rl_code.serving.access import Access, KeyFile
+from rl_code.serving.endpoint import Endpoint
+from rl_code.serving.fleet import Fleet
+from rl_code.serving.models import Models
+from rl_code.serving.of_run import make_engine, make_fleet, make_scheduler
+from rl_code.serving.probes import probes
+from rl_code.serving.router import Shares
+
+# The name that people ask for, and that of the arm of everybody while no candidate is watched.
+AUTO = "auto"
+_EVERYBODY = "everybody"
+# What is kept of the updates of a version: means, and those of the first one.
+_TOLD = (
+    "train/loss",
+    "train/grad_norm",
+    "policy/entropy",
+    "policy/clip_fraction",
+    "policy/mismatch_mean",
+    "policy/mismatch_max",
+    "pack/fill",
+)
+_FIRST = ("policy/mismatch_mean", "policy/mismatch_max")
+_BASELINED = Named("rl_code.realtime.training:baselined")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What is served and trained, and who judges it."""
+
+    # The model, its warm start, how it is served (``serving``) and trained (``train``), and the
+    # suites of the gate. An update takes ``tasks_per_step * group_size`` answers; how many updates
+    # a cycle makes follows from its answers, and ``train.steps`` is not used.
+    run: RunConfig
+    feedback: FeedbackConfig = FeedbackConfig()
+    # Judges what a suite's episodes suggest; None for the tests of its tasks.
+    judge: JudgeConfig | None = JudgeConfig()
+    # Simulated programmers who use the server; None where people do.
+    people: CrowdConfig | None = None
+    # Name of the model, and the address that the server listens on.
+    model: str = "policy"
+    host: str = "127.0.0.1"
+    # File of API keys (``serving.access``); everybody may ask without one.
+    keys: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.run.suites:
+            raise ValueError("run.suites is empty: the gate has nothing to play")
+        if self.run.train.loss.kl_coef:
+            raise ValueError(
+                f"run.train.loss.kl_coef={self.run.train.loss.kl_coef} must be 0: versions follow "
+                "each other without end, and have no reference"
+            )
+        if self.feedback.database:
+            raise ValueError(
+                f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "
+                "one database, which config.database names"
+            )
+        make_reward(self.feedback.reward)  # a wrong name is found now
+
+    def make(
+        self, engine: sqlalchemy.Engine, folder: Path, config: Any, clock: Callable[[], float]
+    ) -> Parts:
+        """The parts. Nothing is built or loaded before it is needed, so that a dry run is quick.
+
+        engine: of the database (``feedback.database.make_engine``), for all that is recorded.
+        config: of the cycle.
+        """
+        secret = load_secret(folder / "secret")
+        record = FeedbackStore(engine, ids=AnswerIds(secret))
+        reward = make_reward(self.feedback.reward)
+        system = System(self, folder, config.anchor, secret, record, reward)
+        store = ServedStore(record, reward, self.feedback.silence_s)
+        return Parts(store, system, system, system, system.wait, system.serve)
+
+
+class ServedStore(RecordedStore):
+    """The store of feedback, where young answers wait for their events."""
+
+    def __init__(self, record: FeedbackStore, reward: FeedbackReward, silence_s: float):
+        parts = [f"reward/{config.component}" for config, _ in reward.signals]
+        super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
+        self._feedback, self._silence_s = record, silence_s
+
+    def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
+        return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+
+
+def rewarded(
+    reward: FeedbackReward, answer: AnswerRecord, events: Sequence[Event]
+) -> dict[str, float]:
+    """The reward of an answer, and its parts, as metrics of its session."""
+    (given,) = answered([(answer, events)])
+    found = reward(given)
+    parts = {f"reward/{name}": value for name, value in found.components.items()}
+    return {"reward": found.total} | parts
+
+
+class ServedFleet:
+    """``parts.Fleet``: versions of one model in the servers of this process.
+
+    weights: loads those of a version. drain_s: how long answers of a version that is retired may
+    take.
+    """
+
+    def __init__(self, models: Models, name: str, weights: Callable[[int], Any], drain_s: float):
+        self._models, self._name, self._weights, self._drain_s = models, name, weights, drain_s
+        self._loaded: set[int] = set()
+        self._routing: Routing | None = None
+
+    def apply(self, routing: Routing) -> None:
+        now = self._routing
+        if now is not None and routing.turn < now.turn:
+            raise Overtaken(f"{routing} is older than what is in force, {now}")
+        if routing == now:
+            return
+        shares = {routing.deployed: 1.0 - routing.share}
+        if routing.candidate is not None:
+            shares[routing.candidate] = routing.share
+        for version in shares:
+            if version not in self._loaded:
+                self._models.load(self._name, version, self._weights(version))
+                self._loaded.add(version)
+        self._models.promote(self._name, routing.deployed)
+        arms = {f"{self._name}@{version}": share for version, share in shares.items()}
+        self._models.route(AUTO, Shares(routing.experiment or _EVERYBODY, arms))
+        for version in sorted(self._loaded - shares.keys()):
+            self._models.retire(self._name, version, self._drain_s)
+            self._loaded.remove(version)
+        self._routing = routing
+
+    def routing(self) -> Routing | None:
+        return self._routing
+
+
+class System:
+    """Trainer, fleet and suites of one process, on one run; each is built when it is first used."""
+
+    def __init__(
+        self,
+        config: Served,
+        folder: Path,
+        first: int,
+        secret: bytes,
+        record: FeedbackStore,
+        reward: FeedbackReward,
+    ):
+        """first: the version that the first cycle deploys."""
+        self._config, self._folder, self._first = config, folder, first
+        self._secret, self._record, self._reward = secret, record, reward
+        self._ends = contextlib.ExitStack()
+        self._url = ""
+        self._crowd: Crowd | None = None
+
+    # --- What there is ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _run(self) -> Run:
+        return self._ends.enter_context(Run(self._config.run, self._folder))
+
+    @functools.cached_property
+    def _versions(self) -> Versions:
+        versions = Versions(self._run)
+        versions.begin(self._first)
+        return versions
+
+    @functools.cached_property
+    def _engine(self) -> Any:
+        with jax.set_mesh(self._run.mesh):
+            return make_engine(self._run)
+
+    @functools.cached_property
+    def _servers(self) -> Fleet:
+        with jax.set_mesh(self._run.mesh):
+            made = make_fleet(self._run, self._secret, self._record.record_answer, self._engine)
+        return self._ends.enter_context(made)
+
+    @functools.cached_property
+    def _fleet(self) -> ServedFleet:
+        drain_s = self._config.run.serving.drain_s
+        return ServedFleet(self._servers.models, self._config.model, self._load, drain_s)
+
+    @functools.cached_property
+    def _suites(self) -> HeldOut:
+        scheduler = make_scheduler(self._run, self._engine)
+        self._ends.callback(scheduler.close)
+        versions = self._versions
+        judge = self._config.judge
+        return HeldOut(self._run, scheduler, judge, versions.model, versions.made_of)
+
+    @functools.cached_property
+    def _learner(self) -> Learner:
+        run = self._run
+        train = dataclasses.replace(run.config.train, advantage=_BASELINED)
+        return Learner(train, run.rows_sharding, run.init_model())
+
+    def _load(self, version: int) -> Any:
+        return self._versions.model(version)
+
+    # --- Fleet and suites -------------------------------------------------------------------------
+
+    def apply(self, routing: Routing) -> None:
+        """As ``parts.Fleet``."""
+        with jax.set_mesh(self._run.mesh):
+            self._fleet.apply(routing)
+
+    def routing(self) -> Routing | None:
+        """As ``parts.Fleet``."""
+        return self._fleet.routing()
+
+    def play(self, version: int) -> Mapping[str, Played]:
+        """As ``parts.Suites``."""
+        return self._suites.play(version)
+
+    # --- Trainer ----------------------------------------------------------------------------------
+
+    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
+        """As ``parts.Trainer``."""
+        ids = hashlib.sha256(",".join(selection.ids).encode()).hexdigest()
+        made_of = f"{base}/{selection.digest}/{ids}"
+        if self._versions.made_of(version) == made_of:
+            return
+        given = answered(self._record.joined(selection.ids, selection.watermark))
+        rewards = [self._reward(one) for one in given]
+        found = weigh(given, self._config.feedback.poisoning)
+        self._record.list_suspects(cycle, found.suspects)
+        totals = np.array([one.total for one in rewards], np.float64)
+        advantages = leave_one_out(totals, found.weights)
+        groups, left_out = groups_of([one.answer for one in given], advantages, rewards)
+        if not groups:
+            raise TrainingFailed(f"none of {len(given)} answers can be trained on")
+        versions = [one.answer.version for one in given]
+        # shuffled, so that an update has not the answers of one hour alone
+        order = np.random.default_rng([self._config.run.seed, cycle]).permutation(len(groups))
+        told = {
+            "answers": len(groups),
+            "left_out": left_out,
+            "reward": float(totals.mean()),
+            "reward_version": self._reward.version,
+            "suspects": len(found.suspects),
+        }
+        with jax.set_mesh(self._run.mesh):
+            state = self._versions.state(base)
+            state, metrics = self._updates(state, [groups[i] for i in order], max(base, *versions))
+            self._versions.write(version, state, made_of, told | metrics)
+        logging.info("version %d of %d: %s", version, base, told | metrics)
+
+    def _updates(
+        self, state: Any, groups: Sequence[Any], newest: int
+    ) -> tuple[Any, dict[str, float]]:
+        """One pass over the answers. Raises TrainingFailed where an update is not finite."""
+        train = self._config.run.train
+        size = train.tasks_per_step * train.group_size
+        seen: dict[str, list[float]] = {}
+        for start in range(0, len(groups), size):
+            state, metrics = self._learner(state, groups[start : start + size], newest)
+            if not metrics["train/finite"]:
+                raise TrainingFailed(f"the loss is not finite in the update of answer {start}")
+            for name, value in metrics.items():
+                seen.setdefault(name, []).append(float(value))
+        # of the first update, whose weights are those that sampled: how far server and learner are
+        # apart
+        first = {f"first/{name}": seen[name][0] for name in seen if name in _FIRST}
+        means = {name: float(np.mean(seen[name])) for name in _TOLD if name in seen}
+        return state, means | first | {"updates": -(-len(groups) // size)}
+
+    # --- Serving ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def serve(self, routes: Sequence[BaseRoute], port: int | None) -> Iterator[str]:
+        """Serves people until it is left, by the API, the routes of feedback, and others; yields
+        the URL. port: None for any that is free. Raises ConfigError.
+        """
+        config = self._config
+        with self._ends:
+            access = Access(self._servers, KeyFile(config.keys) if config.keys else None)
+
+            def find_user(api_key: str) -> str | None:
+                client = access.find(api_key)
+                return None if client is None else client.user
+
+            feedback = http.routes(self._record, find_user)
+            all_routes = [*probes(self._servers), *feedback, *routes]
+            way = dict(host=config.host, port=port or 0, routes=all_routes)
+            try:
+                endpoint = Endpoint(access.find, on_error=self._servers.metrics.refused, **way)
+            except OSError as error:
+                raise ConfigError(f"--port={port}: {error}") from error
+            self._ends.enter_context(endpoint)
+            self._ends.callback(self._servers.drain)  # before the endpoint ends
+            self._url = endpoint.url
+            yield endpoint.url
+
+    def wait(self, seconds: float) -> None:
+        """What happens while no edge is due: people work. Simulated ones come when the first
+        version is served.
+        """
+        if self._config.people is not None and self._url:
+            if self._crowd is None:
+                log = self._folder / "people.log"
+                crowd = Crowd(self._config.people, f"{self._url}/v1", log)
+                self._crowd = self._ends.enter_context(crowd)
+            self._crowd.check()
+        time.sleep(seconds)

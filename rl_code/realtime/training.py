@@ -1,0 +1,106 @@
+"""From what people did to what the learner is given: trajectories, rewards and advantages.
+
+Token in, token out: ids, log-probabilities and versions are those that the server recorded, and
+nothing is tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from rl_code.feedback.records import AnswerRecord
+from rl_code.types import Context, Group, Reward, Task, Trajectory
+
+
+def groups_of(
+    answers: Sequence[AnswerRecord], advantages: Sequence[float], rewards: Sequence[Reward]
+) -> tuple[list[Group], int]:
+    """A group of one trajectory for each answer, in order, and how many answers were left out.
+
+    What stands before an answer in its session is read and not trained on: it is another answer's,
+    with a reward of its own. Left out are answers of which an earlier part of the session is not
+    among ``answers``, so that what the policy saw is not known, and those without a sampled token.
+    The total of a trajectory's reward is its advantage (``baselined``).
+    """
+    whole: dict[tuple[str, str, int], tuple[int, ...]] = {}
+    given: dict[str, tuple[int, ...]] = {}
+    for answer in sorted(answers, key=lambda one: (one.asked_at, one.extra.get("index", 0))):
+        seen = _before(answer, whole)
+        if seen is not None:
+            given[answer.id] = seen
+            whole[_place(answer, answer.context)] = seen + answer.tokens
+    groups = []
+    for answer, advantage, reward in zip(answers, advantages, rewards, strict=True):
+        if answer.id in given and answer.tokens:
+            trajectory = _trajectory(answer, given[answer.id], float(advantage), reward)
+            groups.append(Group(Task(id=answer.id, messages=()), (trajectory,)))
+    return groups, len(answers) - len(groups)
+
+
+def baselined(group: Group) -> list[float]:
+    """A member of ADVANTAGES: the rewards as they are, from which whoever made the groups has
+    subtracted a baseline already.
+    """
+    return [trajectory.reward.total for trajectory in group.trajectories]
+
+
+def leave_one_out(
+    rewards: Float64[np.ndarray, " n"], weights: Float64[np.ndarray, " n"]
+) -> Float64[np.ndarray, " n"]:
+    """weight x (reward - weighted mean of the others' rewards); 0 where there are no others.
+
+    The mean of the others does not depend on the answer itself, so it adds no bias (RLOO,
+    2402.14740). It is weighted, so that who counts little moves the advantages of others little.
+    """
+    total, count = np.sum(weights * rewards), np.sum(weights)
+    others = count - weights
+    has_others = others > 1e-12 * max(count, 1e-12)
+    mean = np.where(has_others, total - weights * rewards, 0.0) / np.where(has_others, others, 1.0)
+    return np.where(has_others, weights * (rewards - mean), 0.0)
+
+
+def _place(answer: AnswerRecord, context: int) -> tuple[str, str, int]:
+    # sessions are named by clients, so a name is its user's own
+    return answer.user, answer.session, context
+
+
+def _before(
+    answer: AnswerRecord, whole: dict[tuple[str, str, int], tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """All tokens that the policy saw before an answer; None where they are not known.
+
+    whole: the tokens so far of each context of a session.
+    """
+    if answer.kept == 0:
+        return answer.given
+    known = whole.get(_place(answer, answer.context))
+    if known is None:
+        known = whole.get(_place(answer, answer.parent))
+    if known is None or len(known) < answer.kept:
+        return None
+    return known[: answer.kept] + answer.given
+
+
+def _trajectory(
+    answer: AnswerRecord, given: tuple[int, ...], advantage: float, reward: Reward
+) -> Trajectory:
+    read, written = len(given), len(answer.tokens)
+    context = Context(
+        tokens=np.array(given + answer.tokens, np.int32),
+        sampled=np.arange(read + written) >= read,
+        logprobs=np.concatenate([np.zeros(read), answer.logprobs]).astype(np.float32),
+        versions=np.concatenate([np.full(read, -1), answer.versions]).astype(np.int32),
+    )
+    return Trajectory(
+        task_id=answer.id,
+        group=0,
+        index=0,
+        contexts=(context,),
+        prompt_length=read,
+        turns=(),
+        status="submitted",
+        reward=Reward(advantage, reward.components),
+    )

@@ -1,0 +1,85 @@
+"""The versions of the weights in a workdir: a checkpoint each, and what it was made of."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from models.transformer import Transformer, abstract_model
+from rl_code import checkpoint, sft
+from rl_code.checkpoint import Checkpoints
+from rl_code.checkpoint_record import CheckpointError
+from rl_code.learner.update import TrainState, init_state
+from rl_code.run import Run
+from rl_code.stop import StopRequest
+
+
+class Versions:
+    """The folder ``versions`` of a workdir. For one process at a time."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._folder = run.workdir / "versions"
+
+    def begin(self, version: int) -> None:
+        """Makes the first version: the warm start, or the model that the config names. Does nothing
+        if it is there.
+        """
+        if self.made_of(version) is not None:
+            return
+        run = self._run
+        with jax.set_mesh(run.mesh):
+            if run.config.sft is not None:
+                # the signals are taken by whoever runs the cycle
+                model = sft.warm_start(run, StopRequest()).model
+            else:
+                model = run.init_model()
+            self.write(version, init_state(model, run.config.train.optimizer), "the start", {})
+
+    def made_of(self, version: int) -> str | None:
+        """What a version was made of; None for one that is not there, or not whole."""
+        try:
+            record = checkpoint.record_of(self._of(version), version)
+        except CheckpointError:
+            return None
+        return record.position["made_of"]
+
+    def write(self, version: int, state: TrainState, made_of: str, told: Mapping[str, Any]) -> None:
+        """Writes a version in place of what there is of it. After a kill it is there as a whole or
+        ``made_of`` does not know it. told: what else is kept of its training, plain JSON values.
+        """
+        folder = self._of(version)
+        if folder.exists():
+            # the record first, so that no kill leaves one without its files
+            for record in folder.glob("checkpoints/step_*"):
+                checkpoint.checkpoint_record.remove(record)
+            shutil.rmtree(folder)
+        with Checkpoints(folder, self._run.config, keep=1) as checkpoints:
+            checkpoints.save(version, state, {"made_of": made_of} | dict(told))
+
+    def state(self, version: int) -> TrainState:
+        """All that training goes on from. Raises CheckpointError."""
+        return checkpoint.load(self._of(version), self._like, step=version).state
+
+    def model(self, version: int) -> Transformer:
+        """The weights alone. Raises CheckpointError."""
+        like = {"model": abstract_model(self._run.model_config, self._run.mesh)}
+        restored = checkpoint.load(self._of(version), like, step=version, partial=True)
+        return restored.state["model"]
+
+    def _of(self, version: int) -> Path:
+        return self._folder / str(version)
+
+    @functools.cached_property
+    def _like(self) -> Any:
+        """Shapes, dtypes and shardings of a state."""
+        run = self._run
+        state = init_state(run.init_model(), run.config.train.optimizer)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )

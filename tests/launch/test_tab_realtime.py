@@ -1,0 +1,93 @@
+"""The main job: people use a server over HTTP, and it learns from what they did. One cycle, with
+everything real: the program, the engine, the learner, the database, and clients in processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rl_code.feedback.store import FeedbackStore
+from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.tables import CYCLES, EDGES, VERSIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(folder: Path) -> list[str]:
+    config = "--config=configs/tab_realtime.py:smoke"
+    # short, since this watches what happens and not how good a model becomes
+    watch = "--config.cycle.watch.most_s=5.0"
+    return [
+        *(sys.executable, "-m", "launch.realtime", config, f"--workdir={folder}", "--cycles=1"),
+        watch,
+    ]
+
+
+@pytest.mark.long
+def test_a_cycle_with_everything_real(tmp_path):
+    with subprocess.Popen(
+        command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            found = re.search(r"(http://[\d.:]+)/dashboard", line)
+            if found:
+                break
+        else:
+            pytest.fail("".join(lines))
+        with urllib.request.urlopen(f"{found[1]}/dashboard/state.json") as answered:
+            assert json.load(answered)["cycle"]["number"] == 1
+        with urllib.request.urlopen(f"{found[1]}/healthz") as answered:
+            assert answered.status == 200
+        printed = process.stdout.read()
+    assert process.returncode == 0, printed
+    # the table of cycles at the end
+    assert "promoted" in printed or "rolled_back" in printed
+
+    store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
+    ledger = Ledger(store.engine)
+    first, second = ledger.rows(CYCLES)
+    assert first.state in ("promoted", "rolled_back") and second.state == "collect"
+    assert [one.before for one in ledger.rows(EDGES)][:5] == [
+        "collect",
+        "train",
+        "gate",
+        "deploy",
+        "watch",
+    ]
+    states = {row.version: row.state for row in ledger.rows(VERSIONS)}
+    assert sorted(states) == [0, 1] and list(states.values()).count("deployed") == 1
+
+    # what was trained on is what was recorded, and belongs to one cycle
+    selection = store.used(1)
+    assert len(selection.ids) == first.answers >= 48
+    joined = store.joined(selection.ids, selection.watermark)
+    assert store.digest(selection.ids, selection.watermark) == first.digest
+    assert {answer.version for answer, _ in joined} == {0}
+    assert all(len(answer.tokens) == len(answer.logprobs) for answer, _ in joined)
+    assert any(
+        event.kind in ("accepted", "rejected") for _, happened in joined for event in happened
+    )
+    # both arms answered while the candidate was watched, each person always from one
+    watched = store.joined(store.answered([0, 1], first.watched_from))
+    arms: dict[str, set[int]] = {}
+    for answer, _ in watched:
+        arms.setdefault(answer.user, set()).add(answer.version)
+    assert all(answer.arm.startswith("policy@") for answer, _ in watched)
+    assert store.counts()["waiting"] == 0
+    record = next((tmp_path / "versions/1/checkpoints").glob("step_*/*.json"))
+    assert "made_of" in record.read_text()
+
+    # the same command again has nothing to do, and says so
+    again = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert len(ledger.rows(CYCLES)) == 2
+    store.close()

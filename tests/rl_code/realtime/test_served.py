@@ -1,0 +1,164 @@
+"""The adapters of the real parts, without a model; ``test_realtime_served`` has one."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from rl_code.feedback.identity import AnswerIds
+from rl_code.feedback.records import Event
+from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
+from rl_code.feedback.store import FeedbackStore
+from rl_code.realtime import tables
+from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.parts import Overtaken, Routing
+from rl_code.realtime.served import AUTO, ServedFleet, ServedStore
+from tests.rl_code.realtime.test_training import ANSWER
+
+SECRET = bytes(range(32))
+
+
+class FakeModels:
+    """Notes what it is told; refuses what ``serving.models.Models`` refuses."""
+
+    def __init__(self):
+        self.loaded: dict[str, object] = {}
+        self.promoted = ""
+        self.router = None
+        self.told: list[str] = []
+
+    def load(self, name, version, weights):
+        key = f"{name}@{version}"
+        assert key not in self.loaded
+        self.loaded[key] = weights
+        self.told.append(f"load {key}")
+
+    def promote(self, name, version):
+        self.promoted = f"{name}@{version}"
+        assert self.promoted in self.loaded
+
+    def route(self, alias, router):
+        assert alias == AUTO and set(router.arms) <= set(self.loaded)
+        self.router = router
+        self.told.append(f"route {' '.join(router.arms)}")
+
+    def retire(self, name, version, timeout_s):
+        key = f"{name}@{version}"
+        assert key != self.promoted and key not in self.router.arms
+        del self.loaded[key]
+        self.told.append(f"retire {key}")
+
+
+@pytest.fixture
+def fleet():
+    models = FakeModels()
+    return ServedFleet(models, "policy", lambda version: f"weights {version}", 1.0), models
+
+
+def test_a_candidate_is_loaded_gets_its_share_and_the_other_is_retired_last(fleet):
+    served, models = fleet
+    assert served.routing() is None
+    served.apply(Routing(0, turn=(1, 0)))
+    watched = Routing(0, 1, 0.25, "cycle-1", (1, 3))
+    served.apply(watched)
+    assert served.routing() == watched
+    assert models.loaded == {"policy@0": "weights 0", "policy@1": "weights 1"}
+    arms = [models.router.choose(f"user {i}", "") for i in range(2_000)]
+    assert 0.2 < arms.count("policy@1") / len(arms) < 0.3
+    assert arms == [models.router.choose(f"user {i}", "another") for i in range(2_000)]
+    models.told.clear()
+    served.apply(Routing(1, turn=(1, 5)))
+    assert models.told == ["route policy@1", "retire policy@0"]
+    assert models.promoted == "policy@1"
+
+
+def test_the_same_again_changes_nothing_and_an_older_routing_is_refused(fleet):
+    served, models = fleet
+    served.apply(Routing(0, 1, 0.5, "cycle-1", (1, 3)))
+    told = list(models.told)
+    served.apply(Routing(0, 1, 0.5, "cycle-1", (1, 3)))
+    assert models.told == told
+    with pytest.raises(Overtaken):
+        served.apply(Routing(0, turn=(1, 2)))
+    assert models.told == told
+
+
+def test_a_routing_that_was_cut_short_is_made_whole(fleet):
+    served, models = fleet
+    served.apply(Routing(0, turn=(1, 0)))
+    failing = [OSError("the disk is gone")]
+
+    def weights(version):
+        if failing:
+            raise failing.pop()
+        return "weights"
+
+    served._weights = weights
+    watched = Routing(0, 1, 0.5, "cycle-1", (1, 3))
+    with pytest.raises(OSError):
+        served.apply(watched)
+    assert served.routing() == Routing(0, turn=(1, 0))
+    served.apply(watched)
+    assert served.routing() == watched and "policy@1" in models.loaded
+
+
+@pytest.fixture
+def store(tmp_path):
+    engine = tables.connect(f"sqlite:///{tmp_path}/people.db")
+    feedback = FeedbackStore(engine, ids=AnswerIds(SECRET))
+    reward = make_reward(FeedbackRewardConfig())
+    with feedback:
+        yield ServedStore(feedback, reward, 0.0), feedback, engine
+
+
+def answers(feedback, count: int, version: int = 0) -> list[str]:
+    ids = AnswerIds(SECRET)
+    made = [ids.make("ada", version, i) for i in range(count)]
+    for i, id in enumerate(made):
+        fields = dict(id=id, version=version, versions=(version,) * 2, session=f"s{i // 2}")
+        feedback.record_answer(dataclasses.replace(ANSWER, **fields))
+    return made
+
+
+def test_one_database_has_answers_and_cycles(store):
+    served, feedback, engine = store
+    ledger = Ledger(engine)
+    ledger.start(0, 1.0)
+    made = answers(feedback, 4)
+    assert ledger.current().number == 1
+    selection = served.select(time.time(), [0], 0)
+    assert list(selection.ids) == made and selection.sessions == 2
+    served.mark_used(1, selection)
+    assert served.used(1).ids == selection.ids and served.used(2) is None
+    with pytest.raises(Overtaken):
+        served.mark_used(2, selection)
+
+
+def test_answers_wait_for_their_events(store):
+    _, feedback, _ = store
+    answers(feedback, 2)
+    young = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 3_600.0)
+    assert young.select(time.time(), [0], 0).ids == ()
+
+
+def test_all_metrics_are_there_before_anybody_came(store):
+    sessions = store[0].sessions([0, 1], 0.0)
+    for name in ("reward", "reward/tab", "accepted", "latency", "length"):
+        assert sessions.metric(name).shape == (0,)
+
+
+def test_sessions_have_rewards_and_their_parts(store):
+    served, feedback, _ = store
+    first, _ = answers(feedback, 2)
+    events = [Event("k1", first, "shown", 3.0, 0.1), Event("k2", first, "accepted", 4.0, 1.0)]
+    assert {one.status for one in feedback.record_events(events, "ada")} == {"recorded"}
+    sessions = served.sessions([0], 0.0)
+    assert sessions.session.tolist() == ["s0"]
+    # one of two was accepted; nobody saw the other one
+    np.testing.assert_allclose(sessions.metric("reward/tab"), [0.375])
+    assert sessions.metric("reward")[0] == pytest.approx(
+        sum(sessions.metric(f"reward/{name}")[0] for name in ("tab", "retention", "latency"))
+    )

@@ -1,0 +1,98 @@
+"""What people did as the learner gets it: token in, token out, with the mean of the others off."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rl_code.feedback.records import AnswerRecord
+from rl_code.learner.advantages import group_advantages
+from rl_code.realtime.training import baselined, groups_of, leave_one_out
+from rl_code.types import Reward
+
+ANSWER = AnswerRecord(
+    id="a",
+    user="ada",
+    session="s",
+    model="policy",
+    version=3,
+    adapter="",
+    arm="",
+    asked_at=1.0,
+    answered_at=2.0,
+    first_token_s=0.1,
+    kind="completion",
+    finish_reason="stop",
+    context=0,
+    parent=-1,
+    kept=0,
+    given=(5, 6, 7),
+    tokens=(8, 9),
+    logprobs=(-0.5, -0.25),
+    versions=(3, 3),
+)
+
+
+def groups(answers, advantages=None):
+    advantages = [0.0] * len(answers) if advantages is None else advantages
+    return groups_of(answers, advantages, [Reward(0.75, {"tab": 0.75})] * len(answers))
+
+
+def test_a_trajectory_has_what_the_server_recorded():
+    (group,), left_out = groups([ANSWER], [0.5])
+    (one,) = group.trajectories
+    assert left_out == 0 and one.prompt_length == 3
+    assert one.tokens.tolist() == [5, 6, 7, 8, 9]
+    assert one.sampled.tolist() == [False, False, False, True, True]
+    assert one.logprobs.tolist() == [0, 0, 0, -0.5, -0.25]
+    assert one.versions.tolist() == [-1, -1, -1, 3, 3]
+    # the learner is credited with the advantage; the parts of the reward are kept for the record
+    assert group_advantages([group], baselined) == [[0.5]]
+    assert one.reward.components == {"tab": 0.75}
+
+
+def turn(id: str, at: float, given, tokens, **fields) -> AnswerRecord:
+    logprobs = (-0.1,) * len(tokens)
+    changes = dict(logprobs=logprobs, versions=(3,) * len(tokens), kind="chat") | fields
+    return dataclasses.replace(ANSWER, id=id, asked_at=at, given=given, tokens=tokens, **changes)
+
+
+def test_what_stands_before_an_answer_in_its_session_is_read_and_not_trained_on():
+    first = turn("a", 1.0, (1, 2), (3, 4))
+    second = turn("b", 2.0, (5,), (6,), kept=4)
+    # the agent went back behind the first message: another context, which keeps two tokens
+    third = turn("c", 3.0, (7,), (8, 9), context=1, parent=0, kept=2)
+    fourth = turn("d", 4.0, (10,), (11,), context=1, parent=0, kept=5)
+    other = turn("e", 2.5, (5,), (6,), kept=4, user="bob")
+    found, left_out = groups([fourth, other, second, third, first])
+    whole = {one.task.id: one.trajectories[0] for one in found}
+    assert left_out == 1 and list(whole) == ["d", "b", "c", "a"]  # bob's beginning is not known
+    assert whole["b"].tokens.tolist() == [1, 2, 3, 4, 5, 6]
+    assert whole["b"].sampled.tolist() == [False] * 5 + [True]
+    assert whole["c"].tokens.tolist() == [1, 2, 7, 8, 9]
+    assert whole["d"].tokens.tolist() == [1, 2, 7, 8, 9, 10, 11]
+    assert whole["d"].prompt_length == 6
+
+
+def test_an_answer_without_a_token_is_left_out():
+    assert groups([turn("a", 1.0, (1, 2), ())]) == ([], 1)
+
+
+def test_the_mean_of_the_others_is_taken_off():
+    rewards = np.array([0.75, -0.25, 0.0, 0.75])
+    found = leave_one_out(rewards, np.ones(4))
+    expected = [r - np.delete(rewards, i).mean() for i, r in enumerate(rewards)]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert found.sum() == pytest.approx(0.0)
+
+
+def test_who_counts_little_moves_little():
+    rewards = np.array([1.0, 0.0, 0.0, 100.0])
+    weights = np.array([1.0, 1.0, 1.0, 1e-9])
+    found = leave_one_out(rewards, weights)
+    np.testing.assert_allclose(found[:3], [1.0, -0.5, -0.5], atol=1e-6)
+    assert abs(found[3]) < 1e-6
+    assert leave_one_out(np.array([2.0]), np.ones(1)).tolist() == [0.0]
+    assert leave_one_out(np.array([2.0, 1.0]), np.zeros(2)).tolist() == [0.0, 0.0]
