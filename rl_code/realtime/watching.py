@@ -60,7 +60,8 @@ class WatchConfig:
     # Seconds that it is watched at least before it is promoted, and at most.
     least_s: float = 0.0
     most_s: float = 86_400.0
-    # What becomes of a candidate of which the longest time proves nothing.
+    # What becomes of a candidate of which the longest time proves nothing. One that too few users
+    # had is always rolled back.
     at_end: Literal["promote", "roll_back"] = "roll_back"
 
     def __post_init__(self) -> None:
@@ -157,6 +158,9 @@ def _decide(
     if found.low > -config.margin and watched_s >= config.least_s:
         return "promote", f"{shown}: the lower end is above {-config.margin:+.4f}"
     if watched_s >= config.most_s:
+        # an interval without ends: an arm has fewer than least_users
+        if math.isinf(found.low):
+            return "roll_back", f"fewer than {config.least_users} users in {watched_s:.0f} s"
         return config.at_end, f"{shown}: nothing proven in {watched_s:.0f} s"
     return "wait", shown
 
