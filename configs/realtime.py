@@ -1,61 +1,76 @@
-"""The cycle of real-time RL: of three versions the second is bad with people.
+"""Tab, learned from what people do with it: served, trained, tested and deployed in a cycle.
 
-What: collect, train, gate, deploy to 30 % of users, watch, promote or roll back. The parts are a
-  rehearsal: numbers for weights, random people, and the real database, gate, test and monitors.
+What: the model of configs/tab.py after its warm start is served over HTTP; simulated programmers in
+  processes of their own use it and report what they did; a cycle trains on their answers, plays
+  held-out holes for a judge who is not in the field, and watches the new version with half of the
+  users. people=None serves whoever has the URL instead.
 Command: python -m launch.realtime --config=configs/realtime.py --workdir=runs/realtime --cycles=3
-Hardware: 2 CPU cores. Run time: seconds.
-Expected metric: the first and the third candidate promoted, the second rolled back.
+Hardware: 2 CPU cores. Run time: see docs/results.md.
+Expected metric: the reward of a promoted version is above that of the one before it.
 """
 
 import ml_collections
 
+from configs import rehearsal, tab
+
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """arg: "" or "smoke" (fewer people)."""
+    """arg: "" or "smoke" (a minute or two: no warm start to speak of, few people)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/realtime.py:{arg}: the argument must be empty or smoke")
-    config = dict(
-        parts=dict(name="rehearsal", users=600, sessions=200, bad=(2,)),
-        cycle=dict(
-            # A real one: cadence_s=18_000, poll_s=10, least_sessions in the thousands.
-            cadence_s=0.0,
-            poll_s=0.01,
-            least_sessions=400,
-            window=1,
-            gate=dict(
-                margin=0.02,
-                anchor_margin=0.02,
-                rates=(
-                    dict(rate="invalid_calls", most=0.1, rise=0.02),
-                    dict(rate="edited", fall=0.05),
-                    dict(rate="questions", rise=0.05),
-                ),
-            ),
-            watch=dict(
-                share=0.3,
-                metric="retained",
-                scale=0.05,
-                margin=0.02,
-                guardrails=(
-                    dict(metric="invalid_calls", harm="up", scale=0.05),
-                    dict(metric="edited", harm="down", scale=0.05),
-                    dict(metric="latency", harm="up", scale=0.1),
-                ),
-                most_s=86_400.0,
-            ),
-            monitors=dict(
-                rates=(
-                    dict(metric="edited", side="down"),
-                    dict(metric="questions", side="up"),
-                    dict(metric="invalid_calls", side="up"),
-                    dict(metric="length", chart="ewma"),
-                    dict(metric="latency", chart="ewma", side="up"),
-                ),
-            ),
-        ),
+    smoke = arg == "smoke"
+    config = rehearsal.get_config()
+    with config.ignore_type():
+        config.parts = dict(
+            name="served",
+            run=_run(smoke),
+            # A real one: silence_s=3_600, as long as people take to come back to a suggestion.
+            feedback=dict(silence_s=1.0 if smoke else 5.0),
+            people=dict(people=24 if smoke else 96, at_once=8 if smoke else 16, holes=4),
+        )
+    # An answer shows up in the rates below only where it can: nobody edits or asks here.
+    config.cycle.update(poll_s=0.5, least_sessions=48 if smoke else 256, batch=2048)
+    config.cycle.gate.update(
+        margin=1.0 if smoke else 0.05,
+        anchor_margin=1.0 if smoke else 0.05,
+        least_tasks=4 if smoke else 32,
+        rates=(dict(rate="tokens", rise=24.0 if smoke else 4.0),),
     )
-    if arg == "smoke":
-        config["parts"].update(users=300)
-        config["cycle"].update(least_sessions=200)
-        config["cycle"]["watch"].update(scale=0.1, margin=0.05)
-    return ml_collections.ConfigDict(config)
+    config.cycle.watch.update(
+        share=0.5,
+        metric="reward",
+        scale=0.1,
+        margin=1.0 if smoke else 0.1,
+        least_users=4 if smoke else 20,
+        guardrails=(dict(metric="latency", harm="up", scale=1.0, allowed=2.0),),
+        # then it is promoted: what nobody can tell from the deployed version harms nobody
+        most_s=30.0 if smoke else 120.0,
+        at_end="promote",
+    )
+    config.cycle.monitors.update(rates=(dict(metric="length", chart="ewma", side="up"),))
+    return config
+
+
+def _run(smoke: bool) -> ml_collections.ConfigDict:
+    """What is served and trained."""
+    config = tab.get_config("smoke" if smoke else "")
+    with config.ignore_type():
+        config.serving = dict(fill_in=dict())
+        config.metrics = dict(extra=())
+        config.suites = (
+            dict(
+                name="held_out",
+                tasks=dict(name="infill", split="test", seed=1, levels=(1, 2)),
+                count=8 if smoke else 128,
+                samples=1 if smoke else 2,
+            ),
+        )
+        # Answers to different requests: each is a group of its own, and no prompt is shared.
+        config.train.update(
+            tasks_per_step=32 if smoke else 256, group_size=1, micro_batches=4 if smoke else 16
+        )
+        config.train.pack = dict(slots=256, targets=96, rows=16 if smoke else 128)
+        config.train.optimizer = dict(learning_rate=4e-4)
+    # One device, which server and learner share.
+    config.mesh.update(data=1)
+    return config

@@ -6,7 +6,7 @@ back.
 
 --dry_run prints what the next edge would do, and does nothing. --cycles ends after so many cycles,
 counted from the first of the workdir; 0 goes on until it is stopped. --port serves the page
-(/dashboard) meanwhile, and the API where the parts serve people (configs/tab_realtime.py); these
+(/dashboard) meanwhile, and the API where the parts serve people (configs/realtime.py); these
 serve on any free port without it. Who has the key in the environment variable RL_CODE_ADMIN_KEY
 may roll back and acknowledge alarms there. A run that was stopped or killed goes on with the same
 command.

@@ -37,8 +37,8 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 # What a config fills, where that is not a run's.
 KINDS = {
     "realtime.py": RealtimeConfig,
+    "rehearsal.py": RealtimeConfig,
     "recall.py": RecallExperiment,
-    "tab_realtime.py": RealtimeConfig,
 }
 
 # Methods of which a whole run of another test consists, or a part of the layers of each.

@@ -14,6 +14,7 @@ WHOLE_RUNS = {
     "test_kill.py",
     "test_kills.py",
     "test_meshes.py",
+    "test_realtime_served.py",
     "test_roles.py",
     "test_run_with_documents.py",
     "test_serve.py",

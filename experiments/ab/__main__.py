@@ -19,7 +19,7 @@ from launch import command
 
 FLAGS = flags.FLAGS
 USERS, SESSIONS = 400, 6_000
-# of the three guardrails of configs/realtime.py
+# of the three guardrails of configs/rehearsal.py
 GUARDRAILS = 3
 
 

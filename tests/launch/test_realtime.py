@@ -17,7 +17,7 @@ from tests.rl_code.realtime.test_cases import ROW, answer, written
 
 
 def config(database: str | None = None) -> realtime.RealtimeConfig:
-    given = runpy.run_path("configs/realtime.py")["get_config"]("smoke")
+    given = runpy.run_path("configs/rehearsal.py")["get_config"]("smoke")
     given.database = database
     return read_config.build(realtime.RealtimeConfig, given)
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(folder: Path) -> list[str]:
-    config = "--config=configs/tab_realtime.py:smoke"
+    config = "--config=configs/realtime.py:smoke"
     # short, since this watches what happens and not how good a model becomes
     watch = "--config.cycle.watch.most_s=5.0"
     return [
