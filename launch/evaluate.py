@@ -42,8 +42,7 @@ from ml_collections import config_flags
 
 from launch import evaluate_endpoint, flags
 from launch.step import STEP
-from models.transformer import Transformer, abstract_model
-from rl_code import checkpoint, read_config
+from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
@@ -181,9 +180,11 @@ def evaluate(
     """Plays the suite with the weights of a workdir, or with the run's own initial ones where
     source is "start". predictions: a file for what was handed in.
     """
-    model, label, step = (
-        (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
-    )
+    if source == START:
+        model, label, step = run.init_model(), START, 0
+    else:
+        model, step = run.saved_model(source, step)
+        label = f"step_{step}"
     with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
         solved: list[bool] = []
 
@@ -199,17 +200,6 @@ def evaluate(
         for path in made.save(Path(predictions)):
             flags.console().print(f"predictions: {path}", soft_wrap=True)
     return result
-
-
-def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer, str, int]:
-    """Model, label and step of a checkpoint. Raises ConfigError when the workdir has none."""
-    model = abstract_model(run.model_config, run.mesh)
-    restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
-    if restored is None:
-        raise read_config.ConfigError(
-            f"{workdir} has no checkpoint; without --workdir the untrained model is taken"
-        )
-    return restored.state["model"], f"step_{restored.step}", restored.step
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ import ml_collections
 from absl import flags as absl_flags
 
 from launch import flags
-from launch.evaluate import restore_model
 from launch.step import STEP
 from models.transformer import Transformer
 from rl_code import read_config
@@ -113,8 +112,7 @@ def weights_of(run: Run, workdir: str | None, step: int | None) -> tuple[Transfo
     """
     if workdir is None:
         return run.init_model(), 0
-    model, _, step = restore_model(run, workdir, step)
-    return model, step
+    return run.saved_model(workdir, step)
 
 
 @contextlib.contextmanager

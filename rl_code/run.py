@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from models.padding import cut_config, pad
 from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.transformer import Transformer, abstract_model, cast
-from rl_code import lineage, trajectory_log
+from rl_code import checkpoint, lineage, trajectory_log
 from rl_code import origin as origin_lib
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
@@ -196,6 +197,22 @@ class Run:
         if path == "tasks":
             return self.tasks
         return find_source(named, f"config.{path}").load(self.pool, self.workdir)
+
+    def saved_model(
+        self, workdir: str | os.PathLike[str], step: int | None = None
+    ) -> tuple[Transformer, int]:
+        """The weights of a checkpoint, and its step; the newest one unless a step is named.
+
+        Raises ConfigError for a workdir without a checkpoint, and CheckpointError for a step that
+        it does not have or that cannot be read.
+        """
+        model = abstract_model(self.model_config, self.mesh)
+        restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
+        if restored is None:
+            raise ConfigError(
+                f"{workdir} has no checkpoint; without --workdir the untrained model is taken"
+            )
+        return restored.state["model"], restored.step
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured

@@ -21,7 +21,9 @@ from rl_code.realtime.parts import Played
 class RateBound:
     """What a rate may be. None for no such bound."""
 
+    # Its name in what a suite's episodes came to, such as "invalid_calls" or "tokens".
     rate: str
+    # The lowest and the highest that it may be.
     least: float | None = None
     most: float | None = None
     # How far it may be above, and below, that of the deployed version.

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from models.transformer import Transformer, abstract_model
+from models.transformer import Transformer
 from rl_code import checkpoint, sft
 from rl_code.checkpoint import Checkpoints
 from rl_code.checkpoint_record import CheckpointError
@@ -68,9 +68,7 @@ class Versions:
 
     def model(self, version: int) -> Transformer:
         """The weights alone. Raises CheckpointError."""
-        like = {"model": abstract_model(self._run.model_config, self._run.mesh)}
-        restored = checkpoint.load(self._of(version), like, step=version, partial=True)
-        return restored.state["model"]
+        return self._run.saved_model(self._of(version), version)[0]
 
     def _of(self, version: int) -> Path:
         return self._folder / str(version)
