@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 
-class Overtaken(ValueError):
+class SelectionChanged(ValueError):
     """What was selected is not so any more: answers were deleted, or another cycle has them. A new
     selection leaves them out.
     """

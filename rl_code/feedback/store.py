@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rl_code.feedback import database
 from rl_code.feedback.checks import check_answer, check_event
 from rl_code.feedback.identity import AnswerIds
-from rl_code.feedback.outcomes import Deleted, Overtaken, Result, Selection, TrainingSet
+from rl_code.feedback.outcomes import Deleted, Result, Selection, SelectionChanged, TrainingSet
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rows import (
     CHUNK,
@@ -190,8 +190,8 @@ class FeedbackStore:
     def mark_used(self, cycle: int, selection: Selection) -> None:
         """Makes a selection the training set of a cycle, all of it or nothing.
 
-        The same again changes nothing. Raises Overtaken if an answer was deleted or is another
-        cycle's, ValueError if the cycle has another training set.
+        The same again changes nothing. Raises SelectionChanged if an answer was deleted or is
+        another cycle's, ValueError if the cycle has another training set.
         """
         with self._writing(alone=True) as connection:
             there = training_set_of(connection, cycle)
@@ -202,9 +202,13 @@ class FeedbackStore:
             owners = self._owners(connection, selection.ids)
             taken = rows_of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
             if gone := sorted(set(selection.ids) - set(owners)):
-                raise Overtaken(f"{len(gone)} selected answers were deleted, such as {gone[0]!r}")
+                raise SelectionChanged(
+                    f"{len(gone)} selected answers were deleted, such as {gone[0]!r}"
+                )
             if taken:
-                raise Overtaken(f"{len(taken)} selected answers are used, such as {taken[0][0]!r}")
+                raise SelectionChanged(
+                    f"{len(taken)} selected answers are used, such as {taken[0][0]!r}"
+                )
             row = {
                 "cycle": cycle,
                 "watermark": selection.watermark,

@@ -24,12 +24,13 @@ from collections.abc import Callable
 
 from sqlalchemy import Row
 
+from rl_code.feedback.outcomes import Selection
 from rl_code.read_config import at_least
 from rl_code.realtime import gate, monitors, watching
 from rl_code.realtime.gate import GateConfig
 from rl_code.realtime.ledger import Ledger, distance
 from rl_code.realtime.monitors import MonitorsConfig
-from rl_code.realtime.parts import Overtaken, Parts, Routing, Selection, TrainingFailed
+from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed
 from rl_code.realtime.watching import WatchConfig, finite
 
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")

@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from starlette.routing import BaseRoute
 
+from rl_code.feedback.outcomes import Selection
+
 
 class Overtaken(RuntimeError):
     """The cycle has gone on without this process: another one, or a person, took the edge first."""
@@ -22,21 +24,6 @@ class Overtaken(RuntimeError):
 
 class TrainingFailed(Exception):
     """Training came to no version, and would not the next time; the cycle refuses the candidate."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The answers that a cycle trains on."""
-
-    ids: tuple[str, ...]
-    # SHA-256 of the ids and of what is known of them, so that the same set can be made again.
-    digest: str
-    # Unix seconds: events received later do not count.
-    watermark: float
-    # How many sessions the answers are of.
-    sessions: int
-    # Answers that are whole but of a version outside the window: counted, and left out.
-    outside: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

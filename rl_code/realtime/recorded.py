@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 
+from rl_code.feedback.outcomes import Selection, SelectionChanged
 from rl_code.feedback.records import AnswerRecord, Event
-from rl_code.realtime.parts import Overtaken, Selection, Sessions
+from rl_code.feedback.store import FeedbackStore
+from rl_code.realtime.parts import Overtaken, Sessions
 
 # Answers, each with its events in the order of their times.
 type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
@@ -35,20 +36,12 @@ METRICS = (
 )
 
 
-class Record(Protocol):
-    """What is needed of the store of feedback."""
-
-    def select(self, watermark: float, versions: Collection[int], most: int) -> Selection: ...
-    def used(self, cycle: int) -> Selection | None: ...
-    def mark_used(self, cycle: int, selection: Selection) -> None: ...
-    def answered(self, versions: Collection[int], since: float) -> Sequence[str]: ...
-    def joined(self, ids: Sequence[str]) -> Joined: ...
-
-
 class RecordedStore:
     """The store of the cycle (``parts.Store``) on that of feedback."""
 
-    def __init__(self, record: Record, rewarded: Rewarded | None = None, names: Sequence[str] = ()):
+    def __init__(
+        self, record: FeedbackStore, rewarded: Rewarded | None = None, names: Sequence[str] = ()
+    ):
         """rewarded: the reward of an answer by the config's signals; None for none. names: what it
         tells.
         """
@@ -65,7 +58,7 @@ class RecordedStore:
     def mark_used(self, cycle: int, selection: Selection) -> None:
         try:
             self._record.mark_used(cycle, selection)
-        except ValueError as error:
+        except SelectionChanged as error:
             # Somebody took data back since it was selected; the cycle selects again.
             raise Overtaken(str(error)) from error
 

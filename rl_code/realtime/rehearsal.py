@@ -20,9 +20,10 @@ import numpy as np
 import sqlalchemy
 from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Table, func, select
 
+from rl_code.feedback.outcomes import Selection
 from rl_code.files import write_atomically
 from rl_code.read_config import at_least
-from rl_code.realtime.parts import Overtaken, Parts, Played, Routing, Selection, Sessions
+from rl_code.realtime.parts import Overtaken, Parts, Played, Routing, Sessions
 
 METADATA = MetaData()
 

@@ -25,6 +25,7 @@ from starlette.routing import BaseRoute
 from rl_code.feedback import http
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
+from rl_code.feedback.outcomes import Selection
 from rl_code.feedback.poisoning import weigh
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rewards.answered import answered
@@ -40,7 +41,6 @@ from rl_code.realtime.parts import (
     Parts,
     Played,
     Routing,
-    Selection,
     TrainingFailed,
 )
 from rl_code.realtime.recorded import RecordedStore

@@ -194,25 +194,16 @@ class Repositories(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Infill(Source):
-    """An endless stream of small files with a hole, without tests, see ``infill``."""
+class Infill(Generated):
+    """An endless stream of small files with a hole, without tests, see ``infill``. The functions in
+    them are those of ``Generated``.
+    """
 
-    # "train", "validation" or "test".
-    split: str
-    # Levels of ``generated``, of those whose functions stand in one file.
-    levels: tuple[int, ...] = (1, 2, 3)
     # Share of the files whose comment does not say what is wanted.
     silent: float = 0.0
-    # Another seed gives another stream of tasks.
-    seed: int = 0
-
-    endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_split(self.split)
-        if not self.levels or not set(self.levels) <= generated.LEVELS.keys():
-            raise ValueError(f"{self.levels=} must be some of {sorted(generated.LEVELS)}")
+        super().__post_init__()
         if not 0 <= self.silent <= 1:
             raise ValueError(f"{self.silent=} must be in [0, 1]")
 

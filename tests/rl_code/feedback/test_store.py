@@ -16,7 +16,8 @@ from alembic.migration import MigrationContext
 
 from rl_code.feedback import database
 from rl_code.feedback.identity import AnswerIds
-from rl_code.feedback.store import FeedbackStore, Overtaken
+from rl_code.feedback.outcomes import SelectionChanged
+from rl_code.feedback.store import FeedbackStore
 from rl_code.feedback.tables import METADATA
 from tests.rl_code.feedback.people import answer, event
 
@@ -206,7 +207,7 @@ def test_an_answer_is_in_one_cycle_at_most(store):
     store.mark_used(1, newest)
     store.mark_used(1, newest)
     assert store.used(1) == newest and store.used(2) is None
-    with pytest.raises(Overtaken, match="2 selected answers are used"):
+    with pytest.raises(SelectionChanged, match="2 selected answers are used"):
         store.mark_used(2, whole)
     with pytest.raises(ValueError, match="another training set"):
         store.mark_used(1, whole)
@@ -224,7 +225,7 @@ def test_of_many_cycles_that_want_the_same_answers_one_gets_them(store):
         try:
             store.mark_used(cycle, selection)
             won.append(cycle)
-        except Overtaken:
+        except SelectionChanged:
             pass
 
     threads = [threading.Thread(target=take, args=[cycle]) for cycle in range(6)]
@@ -277,7 +278,7 @@ def test_a_deleted_user_is_gone_and_marks_cycles(store):
     assert (
         marked.deleted == sum(id.startswith("ann") for id in selection.ids) and not marked.expired
     )
-    with pytest.raises(Overtaken, match="deleted"):
+    with pytest.raises(SelectionChanged, match="deleted"):
         store.mark_used(8, unused)
     assert store.delete_user("ann").answers == 0
     with store.engine.connect() as connection:

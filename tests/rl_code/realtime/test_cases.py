@@ -15,6 +15,7 @@ from rl_code.realtime import cases
 from rl_code.realtime.recorded import metrics_of, sessions_of
 from rl_code.redteam.recorded import append_case, outcomes, read_cases
 from rl_code.tasks.records import TaskFileError, load
+from tests.rl_code.feedback import people
 
 ROW = {
     "messages": "Write f, which gives its argument twice.",
@@ -28,28 +29,10 @@ SOLVED = "def f(x):\n    return x * 2\n"
 
 
 def answer(id: str, **fields) -> AnswerRecord:
-    base = dict(
-        id=id,
-        user="ann",
-        session="s",
-        model="policy",
-        version=3,
-        adapter="",
-        arm="",
-        asked_at=1.0,
-        answered_at=2.0,
-        first_token_s=0.5,
-        kind="chat",
-        finish_reason="stop",
-        context=0,
-        parent=-1,
-        kept=0,
-        given=(1, 2),
-        tokens=(3, 4, 5),
-        logprobs=(-0.1, -0.2, -0.3),
-        versions=(3, 3, 3),
-    )
-    return AnswerRecord(**base | fields)
+    chat = dict(kind="chat", session="s", model="policy", version=3, first_token_s=0.5)
+    times = dict(asked_at=1.0, answered_at=2.0)
+    tokens = dict(tokens=(3, 4, 5), logprobs=(-0.1, -0.2, -0.3), versions=(3, 3, 3))
+    return people.answer(id, **chat | times | tokens | fields)
 
 
 def written(path, joined) -> None:

@@ -11,28 +11,9 @@ from rl_code.feedback.records import AnswerRecord
 from rl_code.learner.advantages import group_advantages
 from rl_code.realtime.training import baselined, groups_of, leave_one_out
 from rl_code.types import Reward
+from tests.rl_code.feedback.people import answer
 
-ANSWER = AnswerRecord(
-    id="a",
-    user="ada",
-    session="s",
-    model="policy",
-    version=3,
-    adapter="",
-    arm="",
-    asked_at=1.0,
-    answered_at=2.0,
-    first_token_s=0.1,
-    kind="completion",
-    finish_reason="stop",
-    context=0,
-    parent=-1,
-    kept=0,
-    given=(5, 6, 7),
-    tokens=(8, 9),
-    logprobs=(-0.5, -0.25),
-    versions=(3, 3),
-)
+ANSWER = answer(user="ada", version=3, logprobs=(-0.5, -0.25), versions=(3, 3))
 
 
 def groups(answers, advantages=None):
