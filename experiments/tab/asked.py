@@ -1,8 +1,6 @@
 """What a simulated programmer does with the suggestion of an episode, and the reward for it.
 
-+0.75 for an acceptance, -0.25 for a rejection, 0 where nothing is shown (the published reward of a
-Tab model). So showing pays exactly where the chance of acceptance is above 1/4:
-0.75 p - 0.25 (1 - p) > 0.
+It is paid as people's decisions are (``rl_code.feedback.rewards.tab``).
 """
 
 from __future__ import annotations
@@ -10,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
+from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
 from rl_code.people.programmer import NAMED, Programmer
 from rl_code.rewards.finished import FinishedEpisode
 from rl_code.tasks import infill
 from rl_code.types import Task, Trajectory
 
-ACCEPTED, REJECTED = 0.75, -0.25
+# What is paid, and above which chance of acceptance showing pays.
+PAID = Tab()
 
 
 def suggested(trajectory: Trajectory) -> str:
@@ -53,7 +53,7 @@ class Asked:
         person = self._person(episode.task, history)
         before, _ = infill.around(episode.task)
         reaction = person.react(before, text, episode.task.meta["wanted"])
-        return ACCEPTED if reaction.accepted else REJECTED
+        return PAID.accepted if reaction.accepted else PAID.rejected
 
     def chance(self, task: Task, text: str) -> float:
         """The chance that the person of a task accepts a text."""

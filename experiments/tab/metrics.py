@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tab.asked import REJECTED, Asked, suggested
+from experiments.tab.asked import PAID, Asked, suggested
 from rl_code.types import Group, Trajectory
 
 COMPONENT = "asked"
@@ -61,7 +61,7 @@ class Tab:
             if not group.task.meta["stated"]
         ]
         needless = [
-            one is not None and asked.chance(group.task, suggested(trajectory)) <= -REJECTED
+            one is not None and asked.chance(group.task, suggested(trajectory)) <= PAID.threshold
             for (group, trajectory), one in zip(pairs, seen, strict=True)
         ]
         metrics = {

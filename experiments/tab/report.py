@@ -9,11 +9,12 @@ import numpy as np
 import rich.table
 from matplotlib.figure import Figure
 
+from experiments.tab.asked import PAID
 from experiments.tab.metrics import Shown, shown
 from rl_code.store.store import GroupStore
 from rl_code.workdir import STORE
 
-THRESHOLD = 0.25
+THRESHOLD = PAID.threshold
 _BINS = 8
 _REPEATS = 2_000
 

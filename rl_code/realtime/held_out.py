@@ -15,6 +15,7 @@ import numpy as np
 
 from models.transformer import Transformer
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
 from rl_code.people.programmer import NAMED, Programmer
 from rl_code.read_config import at_least
@@ -26,7 +27,7 @@ from rl_code.types import Group, Task, Trajectory
 
 # What a task scores on which nothing is suggested: the chance of acceptance above which showing
 # pays (``feedback.rewards.tab``). So a score above it is a suggestion that was worth showing.
-NOTHING = 0.25
+NOTHING = Tab().threshold
 
 
 @dataclasses.dataclass(frozen=True)
