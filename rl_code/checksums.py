@@ -60,7 +60,21 @@ def array_checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
 @any_mesh()
 def start_checksums(named: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Starts to compute what ``finish_checksums`` waits for; the arrays may be donated at once."""
-    return {name: _compiled_one(_everywhere(x.sharding))(x) for name, x in named.items()}
+    sums = {}
+    for name, x in named.items():
+        sums[name] = _compiled_one(_everywhere(x.sharding))(x)
+        if _shares_threads(x.sharding):
+            sums[name].block_until_ready()
+    return sums
+
+
+def _shares_threads(sharding: jax.sharding.Sharding) -> bool:
+    """Whether the devices are several of one CPU. They have few threads between them: of programs
+    under way at once some devices may run one and some the other, and each waits for the rest until
+    XLA ends the process.
+    """
+    devices = sharding.device_set
+    return len(devices) > 1 and next(iter(devices)).platform == "cpu"
 
 
 def finish_checksums(sums: Mapping[str, jax.Array]) -> dict[str, str]:
