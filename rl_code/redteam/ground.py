@@ -146,3 +146,5 @@ class Attack:
     # Flags of which at least one must be raised by the suite's grader; none where nothing is
     # proven, because nothing is earned.
     proof: tuple[str, ...] = ()
+    # Whether it guesses: who guesses wrong in every test earns nothing and proves nothing.
+    guesses: bool = False

@@ -25,6 +25,9 @@ from rl_code.types import Task, World
 # Where cheats are tried: each grader by itself, and an episode with the tests of one.
 ALONE = "suite alone"
 EPISODES = ("episode, cases", "episode, suite")
+# How often an attack that guesses is tried again while it has guessed wrong in every test, which
+# happens once in 2 ** canaries times.
+_GUESSES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +120,14 @@ class Trial:
     def against_grader(self, attack: Attack, grader: str) -> Outcome:
         """One attack, handed in as it is."""
         task = self._tasks[grader]
+        outcome = self._graded(task, attack, grader)
+        for _ in range(_GUESSES if attack.guesses else 0):
+            if outcome.flags or outcome.earned > outcome.failure:
+                break
+            outcome = self._graded(task, attack, grader)
+        return outcome
+
+    def _graded(self, task: Task, attack: Attack, grader: str) -> Outcome:
         grade = grade_work(task, work_of(task, attack.files), self._pool, LIMITS)
         if grader not in self._failures:
             given = grade_work(task, work_of(task, {}), self._pool, LIMITS)

@@ -1,15 +1,17 @@
 """Assertions of a suite that can be checked by value, by the split grader.
 
 ``assert double(2) == 4`` in a test without fixtures, with ``double`` imported from the repository,
-says all that there is to know: a call with plain arguments and the value that it must give. The
-split grader can repeat it without the expected value in reach of the candidate. Where the suite
-says that the test passed, both must agree.
+says all that there is to know: a call with plain arguments and the value that it must give. So does
+``assert double(x) == twice`` in a test that is parametrized with plain values. The split grader can
+repeat it without the expected value in reach of the candidate. Where the suite says that the test
+passed, both must agree.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,10 +62,14 @@ def values(
             sources[path] = _plain_source(files.get(path))
         source = sources[path]
         node = source and source.function(names)
-        if not source or not node or len(own) > 1:
+        if not source or not node:
+            continue
+        rows = _rows(node)
+        if len(rows) != len(own):  # a suite may leave some out, and which is not known
             continue
         bound = _imports(source.tree.body)
-        for call, statement in _assertions(node):
+        made = [made for row in rows for made in _assertions(_Put(row).visit(copy.deepcopy(node)))]
+        for call, statement in made:
             place = _place(call, bound, paths)
             if place is not None:
                 text = _statement(call, place[1], statement)
@@ -110,13 +116,45 @@ def _imports(body: Sequence[ast.stmt]) -> dict[str, tuple[str, str]]:
     return bound
 
 
+def _rows(node: ast.FunctionDef) -> list[dict[str, ast.expr]]:
+    """Argument -> value for each test that a function makes: an empty row for one without
+    arguments, one for each row of ``parametrize``, none where other things give arguments.
+    """
+    given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    arguments = [argument.arg for argument in given if argument.arg != "self"]
+    match node.decorator_list:
+        case []:
+            return [] if arguments else [{}]
+        case [ast.Call(made, [ast.Constant(str(names)), ast.List(rows) | ast.Tuple(rows)], [])] if (
+            name_of(made) == "parametrize"
+        ):
+            found = [name.strip() for name in names.split(",")]
+        case _:
+            return []
+    if sorted(found) != sorted(arguments) or not all(map(is_literal, rows)):
+        return []
+    if len(found) == 1:
+        return [{found[0]: row} for row in rows]
+    values = [getattr(row, "elts", ()) for row in rows]
+    if any(len(one) != len(found) for one in values):
+        return []
+    return [dict(zip(found, one, strict=True)) for one in values]
+
+
+class _Put(ast.NodeTransformer):
+    """Puts values where arguments are read."""
+
+    def __init__(self, row: Mapping[str, ast.expr]):
+        self._row = row
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._row.get(node.id, node)
+
+
 def _assertions(node: ast.FunctionDef) -> Iterator[tuple[ast.Call, ast.stmt]]:
     """The call of each assertion of a test that consists of nothing else, and the assertion as a
     statement without pytest; none where one of them cannot be checked by value.
     """
-    arguments = [argument.arg for argument in node.args.args]
-    if arguments not in ([], ["self"]) or node.decorator_list:
-        return
     found = []
     for statement in node.body:
         match statement:

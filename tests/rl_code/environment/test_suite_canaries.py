@@ -265,6 +265,44 @@ def test_more():
 '''
 
 
+PARAMETRIZED = """
+import pytest
+from shop.prices import discount
+@pytest.mark.parametrize("price, left", [(100, 90), (10, 9)])
+def test_pairs(price, left):
+    assert discount(price, percent=10) == left
+@pytest.mark.parametrize(("name",), [("a",), ("b",)])
+class TestOthers:
+    def test_class(self, name):
+        assert discount(name) == name
+@pytest.mark.parametrize("price", (0, -1))
+def test_one(price):
+    with pytest.raises(ValueError):
+        discount(price)
+@pytest.mark.parametrize("price", [0, made()])
+def test_made(price):
+    assert discount(price) == 0
+@pytest.mark.parametrize("price", [0])
+def test_fixture(price, tmp_path):
+    assert discount(price) == 0
+"""
+
+
+def test_rows_of_plain_values_are_values_each():
+    names = ("pairs[100-90]", "pairs[10-9]", "one[0]", "one[-1]", "made[0]", "fixture[0]")
+    ids = [f"{PATH}::test_{name}" for name in names]
+    classes = [f"{PATH}::TestOthers::test_class[{name}]" for name in "ab"]
+    found = values({PATH: PARAMETRIZED}, [*ids, *classes], {"shop/prices.py"}, [])
+    assert [(one.statement.replace("\n", " ")[:44], one.tests) for one in found] == [
+        ("assert discount(100, percent=10) == 90", tuple(ids[:2])),
+        ("assert discount(10, percent=10) == 9", tuple(ids[:2])),
+        ("try:     discount(0) except ValueError:     ", tuple(ids[2:4])),
+        ("try:     discount(-1) except ValueError:    ", tuple(ids[2:4])),
+    ]
+    # a suite with only some of the rows does not say which
+    assert values({PATH: PARAMETRIZED}, ids[:1], {"shop/prices.py"}, []) == []
+
+
 def test_assertions_of_plain_calls_are_values():
     ids = [f"{PATH}::test_{one}" for one in ("plain", "refuses", "fixture", "more")]
     paths = {"shop/prices.py", "shop/__init__.py"}
