@@ -44,6 +44,13 @@ class Ledger:
         with database.reading(self.engine) as connection:
             return connection.execute(select(CYCLES).where(CYCLES.c.ended_at.is_(None))).one()
 
+    def deployed(self) -> tuple[str, int]:
+        """The state of the open cycle, and how many versions are deployed at that moment."""
+        count = select(sqlalchemy.func.count()).where(VERSIONS.c.state == "deployed")
+        with database.reading(self.engine) as connection:
+            state = connection.scalar(select(CYCLES.c.state).where(CYCLES.c.ended_at.is_(None)))
+            return state, connection.scalar(count.select_from(VERSIONS))
+
     def edge(
         self,
         row: Row,

@@ -222,6 +222,7 @@ class System:
     def _servers(self) -> Fleet:
         with jax.set_mesh(self._run.mesh):
             made = make_fleet(self._run, self._secret, self._record.record_answer, self._engine)
+        made.opening = "the deployed version is being loaded"
         return self._ends.enter_context(made)
 
     @functools.cached_property
@@ -252,6 +253,7 @@ class System:
         """As ``parts.Fleet``."""
         with jax.set_mesh(self._run.mesh):
             self._fleet.apply(routing)
+        self._servers.opening = ""
 
     def routing(self) -> Routing | None:
         """As ``parts.Fleet``."""
