@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Seconds that a server may take to start.
+_START_S = 240.0
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
@@ -43,9 +45,14 @@ class Server:
         self._folder = folder
         self._data = folder / "data"
         self._binaries = BINARIES[-1].parent if BINARIES else Path(shutil.which("initdb")).parent
-        self._user = _other_user() if os.geteuid() == 0 else None
-        if self._user:
-            shutil.chown(folder, self._user)
+        self._as_user: list[str] = []
+        if os.geteuid() == 0:
+            user = _other_user()
+            shutil.chown(folder, user)
+            # by a program, since subprocess would fork for it: the memory of a process that has run
+            # many tests may not be there twice
+            group = pwd.getpwnam(user).pw_gid
+            self._as_user = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"]
         self._run(
             *("initdb", "-D", str(self._data), "-U", "test", "-A", "trust"),
             *("-E", "UTF8", "--locale=C", "--no-sync"),
@@ -56,43 +63,56 @@ class Server:
 
     def start(self) -> None:
         """Returns when connections are taken."""
-        options = f"-p {self._port} -h 127.0.0.1 -k {self._folder} -c shared_buffers=16MB"
-        self._control("-l", str(self._folder / "log"), "-o", options, "start")
+        with open(self._folder / "log", "ab") as log:
+            # its first process is a child of this one, so that nothing is left of it once it ends:
+            # a process id that is still taken would keep the next one from starting
+            self._first = subprocess.Popen(
+                [
+                    *self._as_user,
+                    *(str(self._binaries / "postgres"), "-D", str(self._data)),
+                    *("-p", str(self._port), "-h", "127.0.0.1", "-k", str(self._folder)),
+                    *("-c", "shared_buffers=16MB"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+            )
+        ready = ["-h", "127.0.0.1", "-p", str(self._port), "-t", "200"]
+        end = time.monotonic() + _START_S
+        while self._program("pg_isready", *ready).returncode:
+            if self._first.poll() is not None or time.monotonic() > end:
+                raise RuntimeError((self._folder / "log").read_text()[-2_000:])
+            time.sleep(0.1)
 
     def crash(self) -> None:
         """Ends all its processes at once; the next start recovers from its log."""
-        self._control("-m", "immediate", "stop")
+        self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "-t", "200", "stop")
+        self._first.wait()
 
     def kill(self) -> None:
         """Ends all its processes by SIGKILL, which leaves them no time for anything."""
-        first = int((self._data / "postmaster.pid").read_text().split()[0])
-        # the others notice the death of the first one and end; until then no new one may start
-        pids = [first, *children(first)]
+        pids = [self._first.pid, *children(self._first.pid)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._first.wait()
         while any(alive(pid) for pid in pids):
             time.sleep(0.01)
 
-    def _control(self, *arguments: str) -> None:
-        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "200", *arguments)
-
     def _run(self, program: str, *arguments: str) -> None:
-        as_user = []
-        if self._user:
-            # by a program, since subprocess would fork for it: the memory of a process that has run
-            # many tests may not be there twice
-            group = pwd.getpwnam(self._user).pw_gid
-            as_user = ["setpriv", f"--reuid={self._user}", f"--regid={group}", "--clear-groups"]
-        done = subprocess.run(
-            [*as_user, str(self._binaries / program), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            cwd=self._folder,
-        )
+        """Raises RuntimeError if the program fails."""
+        done = self._program(program, *arguments)
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stdout}{done.stderr}")
+
+    def _program(self, program: str, *arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [*self._as_user, str(self._binaries / program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            cwd=self._folder,
+        )
 
 
 def children(pid: int) -> list[int]:
