@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from rl_code.feedback import database
 from rl_code.realtime.parts import Overtaken
-from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
+from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
 
 # How a cycle can end.
 ENDS = ("promoted", "rolled_back", "refused")
@@ -25,7 +25,7 @@ class Ledger:
 
     def start(self, version: int, at: float) -> None:
         """Makes the tables, the first version and the first cycle, where there are none."""
-        METADATA.create_all(self.engine)
+        database.migrate(self.engine)
         try:
             with self.engine.begin() as connection:
                 if connection.execute(select(CYCLES.c.number)).first() is None:
