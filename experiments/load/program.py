@@ -7,8 +7,6 @@ import dataclasses
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -16,11 +14,10 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from experiments.load.nursery import Nursery
+
 # Seconds between two looks at the memory.
 _LOOK_S = 1.0
-# Seconds that the program has to end when it is told to.
-_END_S = 300.0
 
 
 class ProgramEnded(RuntimeError):
@@ -44,16 +41,17 @@ class Program:
     """Serves, records, trains and decides, on one port from life to life. A context manager, which
     kills it.
 
-    folder: for its log.
+    folder: for its log. nursery: starts it.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, nursery: Nursery):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._command: list[str] = []
-        self._log = open(folder / "program.log", "ab")
-        self._process: subprocess.Popen | None = None
+        self._log = folder / "program.log"
+        self._nursery = nursery
+        self._pid: int | None = None
         self._begin = time.monotonic()
         self.lives: list[Life] = []
         self._closed = threading.Event()
@@ -66,9 +64,8 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._watcher.join()
-        if self._process is not None and self._process.poll() is None:
+        if self._pid is not None and self._nursery.ended(self._pid) is None:
             self.kill()
-        self._log.close()
 
     @property
     def seconds(self) -> float:
@@ -86,17 +83,14 @@ class Program:
         command: the flags of ``launch.realtime`` but --port; None for those of the last life.
         """
         if command is not None:
-            program = [sys.executable, "-m", "launch.realtime"]
-            self._command = [*program, *command, f"--port={self._port}"]
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-        self.lives.append(Life(self._process.pid, self.seconds))
+            self._command = ["launch.realtime", *command, f"--port={self._port}"]
+        self._pid = self._nursery.start(self._command, self._log)
+        self.lives.append(Life(self._pid, self.seconds))
 
     def check(self) -> None:
         """Raises ProgramEnded if the program has ended by itself."""
-        if self._process is not None and (code := self._process.poll()) is not None:
-            raise ProgramEnded(f"the program ended with code {code}; see {self._log.name}")
+        if self._pid is not None and (code := self._nursery.ended(self._pid)) is not None:
+            raise ProgramEnded(f"the program ended with code {code}; see {self._log}")
 
     def wait_ready(self, timeout_s: float) -> None:
         """Raises ProgramEnded if it takes longer."""
@@ -104,24 +98,26 @@ class Program:
         while not self.ready:
             self.check()
             if time.monotonic() > end:
-                raise ProgramEnded(f"not ready after {timeout_s:g} s; see {self._log.name}")
+                raise ProgramEnded(f"not ready after {timeout_s:g} s; see {self._log}")
             time.sleep(0.1)
 
     def kill(self) -> None:
         """SIGKILL for the program and all that it has started."""
-        process = self._process
-        assert process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        pid = self._pid
+        assert pid is not None
+        # the group is not there yet of a process that has just been forked
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        self._nursery.wait(pid)
         self.lives[-1].ended_s = self.seconds
 
     def end(self) -> int:
         """Tells it to end, as an operator does, and waits; its exit code."""
-        process = self._process
-        assert process is not None
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(_END_S)
+        pid = self._pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        code = self._nursery.wait(pid)
         self.lives[-1].ended_s = self.seconds
         return code
 
@@ -134,7 +130,8 @@ class Program:
             if life.ready_s is None and answers(f"{self.url}/readyz"):
                 life.ready_s = self.seconds
             with contextlib.suppress(OSError):  # it has just been killed
-                life.memory.append((self.seconds, resident(life.pid)))
+                if size := resident(life.pid):  # none of one that was killed and is still listed
+                    life.memory.append((self.seconds, size))
 
 
 def resident(pid: int) -> int:

@@ -138,9 +138,12 @@ class FeedbackStore:
 
         Raises ValueError for a watermark in the future, after which events would still be received.
         """
+        # Alone for as long as it takes to look at the clock: what others had begun to write is then
+        # there, and whatever they write from now on is received after the watermark.
         with self._writing(alone=True) as connection:
             if watermark > (now := self._now(connection)):
                 raise ValueError(f"{watermark=} lies after the database's time, {now}")
+        with database.reading(self.engine) as connection:
             free = ~select(USES.c.answer).where(USES.c.answer == ANSWERS.c.id).exists()
             old = free & (ANSWERS.c.recorded_at <= watermark - silence_s)
             whole = ANSWERS.c.finish_reason != "aborted"

@@ -36,6 +36,9 @@ from rl_code.realtime.monitors import MonitorsConfig
 from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed
 from rl_code.realtime.watching import WatchConfig, finite
 
+# A look at thousands of sessions takes a processor from those who are being served. So it waits
+# for so many times as long as a look has taken, if that is longer than ``poll_s``.
+_REST = 4.0
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
 
 
@@ -99,13 +102,15 @@ class Cycle:
         """
         while not stop():
             taken = False
+            begin = time.monotonic()
             with _waiting():
                 if cycles is not None and self._ledger.current().number > cycles:
                     self._follow(self._ledger.current())
                     return
                 taken = self.step()
             if not taken:
-                self._parts.wait(self._config.poll_s)
+                took_s = time.monotonic() - begin
+                self._parts.wait(max(self._config.poll_s, _REST * took_s))
 
     def step(self) -> bool:
         """Does the work of the state and takes the edge if it is due; False if it is not.
