@@ -88,9 +88,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         clients = stack.enter_context(Clients(task))
         found = {"seed": seed, "flags": _flags(), "database": url.partition(":")[0]}
         beside = stack.enter_context(Beside(served.run, folder, realtime.cycle.anchor))
-        found["beside"] = beside.measure(
-            clients, journal, ledger.engine, FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, _say
-        )
+        ways = FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, lambda: program.cpu_s, _say
+        found["beside"] = beside.measure(clients, journal, ledger.engine, *ways)
         program.end()
         program.start(command)
         program.wait_ready(_START_S)

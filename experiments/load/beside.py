@@ -56,16 +56,22 @@ class Beside:
         rounds: int,
         share_s: float,
         max_tokens: int,
+        server_cpu_s: Callable[[], float],
         say: Callable[[str], None],
     ) -> dict[str, Any]:
-        """A pair of rates a round, of answers that ended within the time, and their ratios.
+        """A pair of rates a round, of answers that ended within the time, and their ratios: tokens
+        per second, and tokens per second of processor time of the server's process and of this one.
+        The latter tells what serving adds, whatever else the machine does.
+
+        server_cpu_s: what the server's process has taken so far.
 
         The first share of each is not counted: programs are compiled and connections made. The
         requests of the engine alone are those that the clients have made.
         """
         if not rounds:
             return {}
-        self._serve(clients, journal, share_s)
+        served = lambda: self._serve(clients, journal, share_s, server_cpu_s)  # noqa: E731
+        served()
         with engine.connect() as connection:
             prompts = connection.scalars(select(ANSWERS.c.given).limit(_PROMPTS)).all()
         if not prompts:
@@ -80,22 +86,38 @@ class Beside:
             bare = Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients.count)
             bare.run(share_s, max_tokens)
             for number in range(rounds):
-                served, cpu_s = self._serve(clients, journal, share_s)
+                pair = served()
+                begin_s = time.process_time()
                 tokens, taken_s = bare.run(share_s, max_tokens)
-                pair = {"served": served, "bare": tokens / taken_s, "clients_cpu": cpu_s}
+                pair["bare"] = tokens / taken_s
+                pair["bare_per_cpu_s"] = tokens / (time.process_time() - begin_s)
                 found.append(pair)
-                say(f"round {number + 1}: {served:.0f} tokens/s served, {pair['bare']:.0f} alone")
-        ratios = [one["served"] / one["bare"] for one in found]
-        return {"rounds": found, "ratio": statistics.median(ratios)}
+                say(f"round {number + 1}: {pair['served']:.0f} of {pair['bare']:.0f} tokens/s")
+        return {
+            "rounds": found,
+            "ratio": statistics.median(one["served"] / one["bare"] for one in found),
+            "ratio_per_cpu_s": statistics.median(
+                one["served_per_cpu_s"] / one["bare_per_cpu_s"] for one in found
+            ),
+        }
 
-    def _serve(self, clients: Clients, journal: Path, share_s: float) -> tuple[float, float]:
-        """Tokens per second that came to clients, and the share of a processor that they took."""
-        before = clients.cpu_s
+    def _serve(
+        self, clients: Clients, journal: Path, share_s: float, server_cpu_s: Callable[[], float]
+    ) -> dict[str, float]:
+        """Tokens per second that came to clients within the time, all tokens per second of the
+        server's processor time until the last answer, and the share of a processor that the clients
+        took.
+        """
+        clients_s, server_s = clients.cpu_s, server_cpu_s()
         begin = time.time()
         clients.go()
         time.sleep(share_s)
         end = time.time()
         clients.rest()
-        told = read_journal(journal).answers.values()
-        tokens = sum(one["tokens"] for one in told if begin <= one["at"] <= end)
-        return tokens / (end - begin), (clients.cpu_s - before) / (time.time() - begin)
+        last = time.time()
+        told = [one for one in read_journal(journal).answers.values() if one["at"] >= begin]
+        return {
+            "served": sum(one["tokens"] for one in told if one["at"] <= end) / (end - begin),
+            "served_per_cpu_s": sum(one["tokens"] for one in told) / (server_cpu_s() - server_s),
+            "clients_cpu": (clients.cpu_s - clients_s) / (last - begin),
+        }

@@ -77,6 +77,12 @@ class Program:
         """Whether this life has taken requests."""
         return bool(self.lives) and self.lives[-1].ready_s is not None
 
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time that this life has taken. Raises OSError for one that ended."""
+        words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def start(self, command: Sequence[str] | None = None) -> None:
         """Begins a life. It is not ready yet.
 

@@ -82,6 +82,12 @@ def table(found: dict[str, Any]) -> rich.table.Table:
         pairs = ", ".join(f"{one['served']:.0f} of {one['bare']:.0f}" for one in beside["rounds"])
         view.add_row("tokens/s served, of the engine alone", pairs)
         view.add_row("ratio, median", f"{beside['ratio']:.2f}")
+        pairs = ", ".join(
+            f"{one['served_per_cpu_s']:.0f} of {one['bare_per_cpu_s']:.0f}"
+            for one in beside["rounds"]
+        )
+        view.add_row("the same per second of processor time", pairs)
+        view.add_row("ratio, median", f"{beside['ratio_per_cpu_s']:.2f}")
     for number, life in enumerate(found["lives"]):
         if "mib" in life:
             sizes = ", ".join(f"{name} {size}" for name, size in life["mib"].items())
