@@ -129,7 +129,7 @@ class Program:
 
     def _watch(self) -> None:
         """Notes when a life becomes ready, and its memory."""
-        while not self._closed.wait(_LOOK_S if self.ready else 0.1):
+        while not self._closed.wait(_LOOK_S if self.ready else 0.3):
             life = self.lives[-1] if self.lives else None
             if life is None or life.ended_s is not None:
                 continue

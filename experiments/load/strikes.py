@@ -19,7 +19,7 @@ KINDS = ("trainer", "server", "database", "anytime")
 # The share of the time in which kills are due; the rest shows that it goes on.
 _UNTIL = 0.7
 # Seconds between two looks.
-_LOOK_S = 0.02
+_LOOK_S = 0.25
 
 
 class Strikes:
