@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -29,9 +30,9 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 from sqlalchemy.exc import SQLAlchemyError
 
+from experiments.load import beside as beside_lib
 from experiments.load import postgres, report
 from experiments.load.audit import Audit, Texts, check_cycles, check_record, read_journal
-from experiments.load.beside import Beside
 from experiments.load.clients import Clients, Task
 from experiments.load.nursery import Nursery
 from experiments.load.program import Program, ProgramEnded
@@ -70,6 +71,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     journal = folder / "clients.jsonl"
     if journal.exists():
         raise ConfigError(f"{journal} is there: a load begins in a workdir without one")
+    # what was started ends with this program, however it is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = random.randrange(1 << 32) if FLAGS.strike_seed is None else FLAGS.strike_seed
     counts = {kind: getattr(FLAGS, f"{kind}_kills") for kind in KINDS}
     print(f"{counts}, --strike_seed={seed}", flush=True)
@@ -87,9 +90,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         task = Task(program.url, str(journal), FLAGS.clients, seed, FLAGS.max_tokens)
         clients = stack.enter_context(Clients(task))
         found = {"seed": seed, "flags": _flags(), "database": url.partition(":")[0]}
-        beside = stack.enter_context(Beside(served.run, folder, realtime.cycle.anchor))
-        ways = FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, lambda: program.cpu_s, _say
-        found["beside"] = beside.measure(clients, journal, ledger.engine, *ways)
+        beside = stack.enter_context(beside_lib.Beside(served.run, folder, realtime.cycle.anchor))
+        plan = beside_lib.Plan(FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, _say)
+        asking = beside_lib.Served(clients, journal, lambda: program.cpu_s)
+        ways = ledger.engine, FLAGS.clients, plan
+        found["beside"] = beside_lib.measure(beside, asking, *ways)
         program.end()
         program.start(command)
         program.wait_ready(_START_S)

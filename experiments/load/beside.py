@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,51 +49,25 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    def measure(
-        self,
-        clients: Clients,
-        journal: Path,
-        engine: sqlalchemy.Engine,
-        rounds: int,
-        share_s: float,
-        max_tokens: int,
-        server_cpu_s: Callable[[], float],
-        say: Callable[[str], None],
-    ) -> dict[str, Any]:
+    def measure(self, served: Callable[[], dict[str, float]], bare: Bare, plan: Plan) -> dict:
         """A pair of rates a round, of answers that ended within the time, and their ratios: tokens
         per second, and tokens per second of processor time of the server's process and of this one.
         The latter tells what serving adds, whatever else the machine does.
 
-        server_cpu_s: what the server's process has taken so far.
-
-        The first share of each is not counted: programs are compiled and connections made. The
-        requests of the engine alone are those that the clients have made.
+        served: ``Served.measure`` of the same plan.
         """
-        if not rounds:
-            return {}
-        served = lambda: self._serve(clients, journal, share_s, server_cpu_s)  # noqa: E731
-        served()
-        with engine.connect() as connection:
-            prompts = connection.scalars(select(ANSWERS.c.given).limit(_PROMPTS)).all()
-        if not prompts:
-            raise RuntimeError(f"no answer came within {share_s:g} s")
         found = []
         with jax.set_mesh(self.run.mesh):
-            scheduler = make_scheduler(self.run, make_engine(self.run))
-            self._ends.callback(scheduler.close)
-            scheduler.load(
-                self.run.sampler(Versions(self.run).model(self._first)), version=self._first
-            )
-            bare = Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients.count)
-            bare.run(share_s, max_tokens)
-            for number in range(rounds):
+            # compiles; not counted
+            bare.run(plan.share_s, plan.max_tokens)
+            for number in range(plan.rounds):
                 pair = served()
                 begin_s = time.process_time()
-                tokens, taken_s = bare.run(share_s, max_tokens)
+                tokens, taken_s = bare.run(plan.share_s, plan.max_tokens)
                 pair["bare"] = tokens / taken_s
                 pair["bare_per_cpu_s"] = tokens / (time.process_time() - begin_s)
                 found.append(pair)
-                say(f"round {number + 1}: {pair['served']:.0f} of {pair['bare']:.0f} tokens/s")
+                plan.say(f"round {number + 1}: {pair['served']:.0f} of {pair['bare']:.0f} tokens/s")
         return {
             "rounds": found,
             "ratio": statistics.median(one["served"] / one["bare"] for one in found),
@@ -101,23 +76,70 @@ class Beside:
             ),
         }
 
-    def _serve(
-        self, clients: Clients, journal: Path, share_s: float, server_cpu_s: Callable[[], float]
-    ) -> dict[str, float]:
+    def bare(self, prompts: Sequence[Sequence[int]], clients: int) -> Bare:
+        """The engine alone with the weights of the first version."""
+        with jax.set_mesh(self.run.mesh):
+            scheduler = make_scheduler(self.run, make_engine(self.run))
+            self._ends.callback(scheduler.close)
+            weights = self.run.sampler(Versions(self.run).model(self._first))
+            scheduler.load(weights, version=self._first)
+        return Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How server and engine are measured in turns."""
+
+    rounds: int
+    # Seconds of each turn.
+    share_s: float
+    max_tokens: int
+    say: Callable[[str], None]
+
+
+class Served:
+    """What comes of the clients' requests.
+
+    journal: theirs. server_cpu_s: seconds of processor time that the server's process has taken.
+    """
+
+    def __init__(self, clients: Clients, journal: Path, server_cpu_s: Callable[[], float]):
+        self._clients, self._journal, self._server_cpu_s = clients, journal, server_cpu_s
+
+    def measure(self, share_s: float) -> dict[str, float]:
         """Tokens per second that came to clients within the time, all tokens per second of the
         server's processor time until the last answer, and the share of a processor that the clients
         took.
         """
-        clients_s, server_s = clients.cpu_s, server_cpu_s()
+        clients = self._clients
+        clients_s, server_s = clients.cpu_s, self._server_cpu_s()
         begin = time.time()
         clients.go()
         time.sleep(share_s)
         end = time.time()
         clients.rest()
         last = time.time()
-        told = [one for one in read_journal(journal).answers.values() if one["at"] >= begin]
+        told = [one for one in read_journal(self._journal).answers.values() if one["at"] >= begin]
+        tokens = sum(one["tokens"] for one in told)
         return {
             "served": sum(one["tokens"] for one in told if one["at"] <= end) / (end - begin),
-            "served_per_cpu_s": sum(one["tokens"] for one in told) / (server_cpu_s() - server_s),
+            "served_per_cpu_s": tokens / (self._server_cpu_s() - server_s),
             "clients_cpu": (clients.cpu_s - clients_s) / (last - begin),
         }
+
+
+def measure(
+    beside: Beside, served: Served, engine: sqlalchemy.Engine, clients: int, plan: Plan
+) -> dict[str, Any]:
+    """``Beside.measure`` with the requests that the clients make at first, which are not counted
+    themselves: connections are made and programs compiled. Empty without a round.
+    """
+    if not plan.rounds:
+        return {}
+    served.measure(plan.share_s)
+    with engine.connect() as connection:
+        prompts = connection.scalars(select(ANSWERS.c.given).limit(_PROMPTS)).all()
+    if not prompts:
+        raise RuntimeError(f"no answer came within {plan.share_s:g} s")
+    bare = beside.bare(prompts, clients)
+    return beside.measure(lambda: served.measure(plan.share_s), bare, plan)
