@@ -102,15 +102,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         ways = FLAGS.seconds, FLAGS.within_s, rng, program, ledger, database, _say
         strikes = Strikes(counts, *ways)
         found |= _load(program, clients, ledger, strikes)
+        told = read_journal(journal)
+        audit = Audit()
         run = beside.run
         texts = Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
-        audit = Audit()
-        check_record(audit, ledger.engine, read_journal(journal), texts)
+        check_record(audit, ledger.engine, told, texts)
         check_cycles(audit, ledger.engine, folder / "versions", realtime.cycle.batch)
         audit.none("looks that found not one deployed version", set(strikes.looks) - {1})
         if strikes.left:
             audit.problems.append(f"{strikes.left} kills were not made")
-        found |= report.measured(read_journal(journal), program.lives, found["span"])
+        found |= report.measured(told, program.lives, found["span"])
         found["audit"] = dataclasses.asdict(audit)
     write_atomically(folder / "load.json", json.dumps(found, indent=1).encode())
     flags.console().print(report.table(found))
