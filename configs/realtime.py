@@ -5,6 +5,7 @@ What: the model of configs/tab.py after its warm start is served over HTTP; simu
   held-out holes for a judge who is not in the field, and watches the new version with half of the
   users. people=None serves whoever has the URL instead.
 Command: python -m launch.realtime --config=configs/realtime.py --workdir=runs/realtime --cycles=3
+  configs/realtime.py:bad makes the first candidate bad on purpose and has the gate let it through.
 Hardware: 2 CPU cores. Run time: 10 minutes, of which the warm start takes half.
 Expected metric: three candidates are trained, judged, watched, and promoted or rolled back. A step
   of this size is too small to be proven by so few people (docs/results.md).
@@ -16,9 +17,9 @@ from configs import rehearsal, tab
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """arg: "" or "smoke" (a minute or two: no warm start to speak of, few people)."""
-    if arg not in ("", "smoke"):
-        raise ValueError(f"configs/realtime.py:{arg}: the argument must be empty or smoke")
+    """arg: "", "smoke" (a minute or two: no warm start to speak of, few people) or "bad"."""
+    if arg not in ("", "smoke", "bad"):
+        raise ValueError(f"configs/realtime.py:{arg}: the argument must be empty, smoke or bad")
     smoke = arg == "smoke"
     config = rehearsal.get_config()
     with config.ignore_type():
@@ -49,6 +50,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         at_end="promote",
     )
     config.cycle.monitors.update(rates=(dict(metric="length", chart="ewma", side="up"),))
+    if arg == "bad":
+        # noise as large as the weights themselves, which suites would notice
+        config.parts.spoiled = dict(cycles=(1,), noise=1.0)
+        config.cycle.gate.update(margin=1.0, anchor_margin=1.0, rates=())
     return config
 
 

@@ -5,7 +5,8 @@
 The editor starts it and speaks with it over standard input and output. It answers
 textDocument/inlineCompletion, finds the next edit (the command rlCode.nextEdit), and reports to the
 endpoint's /feedback what was shown, accepted, rejected and retained. The key is read from the
-environment, since others can read the words of a command.
+environment, since others can read the words of a command. Reports that the endpoint has not
+acknowledged are kept in --outbox, and the next start sends those of a program that was killed.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from absl import flags
 
 from launch import command
 from rl_code.editor.clock import ManualClock
+from rl_code.editor.outbox import outbox_of
 from rl_code.editor.server import EditorConfig, EditorServer
 
 SERVED_AT = flags.DEFINE_string("served_at", "http://127.0.0.1:8000/v1", "URL of the served model.")
 MODEL = flags.DEFINE_string("suggests", "auto", "Name of the model, or auto.")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "The most tokens of a suggestion.")
+OUTBOX = flags.DEFINE_string(
+    "outbox",
+    None,
+    "Folder for reports that are not acknowledged yet, of one person at one endpoint; '' for none. "
+    "Unless given, one in $XDG_STATE_HOME or ~/.local/state.",
+)
 CLOCK = flags.DEFINE_enum(
     "clock", "machine", ["machine", "manual"], "manual: stands still until rlCode.moveClock."
 )
@@ -30,9 +39,12 @@ CLOCK = flags.DEFINE_enum(
 
 def main(argv: list[str]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    key = os.environ.get("RL_CODE_KEY", "")
+    folder = outbox_of(SERVED_AT.value, key) if OUTBOX.value is None else OUTBOX.value
     config = EditorConfig(
         SERVED_AT.value,
-        os.environ.get("RL_CODE_KEY", ""),
+        key,
+        outbox=Path(folder) if folder else None,
         model=MODEL.value,
         max_tokens=MAX_TOKENS.value,
     )
@@ -41,6 +53,8 @@ def main(argv: list[str]) -> None:
         server = EditorServer(config, clock)
     except ValueError as error:
         command.refuse(f"--served_at: {error}")
+    except OSError as error:
+        command.refuse(f"--outbox={folder}: {error}")
     server.start_io()
     server.flush()  # an editor that died has not said so
 

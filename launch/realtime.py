@@ -18,13 +18,14 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ml_collections
 import rich.console
 import rich.table
 from absl import flags as absl_flags
+from sqlalchemy import Row
 
 from launch import flags
 from rl_code import named, read_config
@@ -132,14 +133,28 @@ def served(
 
 def table(ledger: Ledger) -> rich.table.Table:
     """A row for each cycle that has begun."""
-    view = rich.table.Table("cycle", "of", "candidate", "answers", "left out", "state", "why")
+    names = ("cycle", "of", "candidate", "answers", "left out", "watched", "state", "why")
+    view = rich.table.Table(*names)
     edges = ledger.rows(EDGES)
     # of the last decision; the two edges after it only carry it out
     reasons = {one.cycle: one.reason for one in edges if one.before not in ("promote", "roll_back")}
     for row in ledger.rows(CYCLES):
-        cells = (row.number, row.base, row.candidate, row.answers, row.outside, row.state)
+        cells = (row.number, row.base, row.candidate, row.answers, row.outside)
+        cells += (watched(row, edges), row.state)
         view.add_row(*("" if one is None else str(one) for one in cells), reasons.get(row.number))
     return view
+
+
+def watched(row: Row, edges: Sequence[Row]) -> str:
+    """How long the candidate of a cycle was watched until it was decided about, and in how many
+    sessions of the deployed version and of its own; "" for one that was not.
+    """
+    decided = ("promote", "roll_back")
+    ends = [one.at for one in edges if one.cycle == row.number and one.after in decided]
+    if not ends or row.watched_from is None or row.look is None:
+        return ""
+    before, after = row.look["sessions"]
+    return f"{ends[-1] - row.watched_from:.0f} s, {before} + {after} sessions"
 
 
 def define_flags() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 from lsprotocol import types
@@ -22,6 +23,7 @@ from pygls.workspace import TextDocument
 
 from rl_code.editor.clock import Clock, LoopClock, ManualClock
 from rl_code.editor.next_edit import Rename, next_place, rename
+from rl_code.editor.outbox import Outbox
 from rl_code.editor.reporter import Reporter
 from rl_code.editor.tracker import Tracker
 from rl_code.people.client import Client, ServerRefused, Suggestion
@@ -42,6 +44,8 @@ class EditorConfig:
     # The most characters before and after the cursor that are sent.
     prefix: int = 6000
     suffix: int = 2000
+    # Folder for events that are not acknowledged yet; None for none: they end with this process.
+    outbox: Path | None = None
     # Seconds after which a suggestion would come too late to be of use.
     timeout_s: float = 10.0
 
@@ -57,7 +61,8 @@ class EditorServer(LanguageServer):
         super().__init__("rl-code", "1")
         self.config = config
         self.clock = LoopClock() if clock is None else clock
-        self.reporter = Reporter(config.client(patience_s=600.0))
+        outbox = Outbox(config.outbox) if config.outbox else None
+        self.reporter = Reporter(config.client(patience_s=600.0), outbox)
         self.tracker = Tracker(self.clock, self.reporter.report)
         # The last change of a name in each document.
         self.renamed: dict[str, Rename] = {}

@@ -8,6 +8,7 @@ PostgreSQL needs the extra ``postgres`` (requirements/postgres.txt).
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,15 @@ import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, event, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 # Milliseconds that a process waits for another one that writes to the same file.
 _BUSY_MS = 60_000
 # Number of the lock that PostgreSQL's sessions share: writers together, a selection alone.
 _LOCK = 0x7265636F
+# What SQLite says while another process writes.
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def connect(url: str) -> Engine:
@@ -98,6 +102,19 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
             lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
             connection.execute(text(f"SELECT {lock}({_LOCK})"))
         yield connection
+
+
+def is_away(error: Exception) -> bool:
+    """Whether an error says that the database does not answer now, as while it is started again;
+    the same call may do later. What it was about to write may have been written.
+    """
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, OperationalError):
+        return False
+    # SQLite calls much else operational, such as a table that is missing
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is None or code & 0xFF in _LOCKED
 
 
 def now(connection: Connection) -> float:

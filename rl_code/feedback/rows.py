@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, update
 
+from rl_code.feedback.outcomes import Result
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.tables import ANSWERS, EVENTS, TRAINING_SETS, USES
 
@@ -92,3 +93,31 @@ def remove_answers(connection: Connection, ids: Sequence[str], mark: str) -> tup
         connection.execute(delete(USES).where(USES.c.answer.in_(chunk)))
         connection.execute(delete(ANSWERS).where(ANSWERS.c.id.in_(chunk)))
     return tuple(sorted(numbers))
+
+
+def results_of(
+    events: Sequence[Event],
+    refused: Collection[str],
+    new: set[str],
+    owners: Collection[str],
+    kept: Mapping[str, Event],
+) -> list[Result]:
+    """What became of each event that a user sent. All but the events are keys.
+
+    new: of those that were written now; changed here. owners: answers that are recorded. kept: the
+    event that has a key.
+    """
+    results = []
+    for event in events:
+        if event.key in refused:
+            why = f"the answer {event.answer!r} was not given to this key"
+            results.append(Result(event.key, "refused", why))
+        elif event.key in new:
+            new.remove(event.key)  # the same key again in this list is a repetition
+            status = "recorded" if event.answer in owners else "waiting"
+            results.append(Result(event.key, status))
+        else:
+            same = event == kept[event.key]
+            why = "" if same else "the key was used for another event, which stays as it is"
+            results.append(Result(event.key, "repeated", why))
+    return results

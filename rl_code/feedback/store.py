@@ -35,10 +35,12 @@ from rl_code.feedback.rows import (
     event_of,
     join,
     remove_answers,
+    results_of,
     rows_of,
     training_set_of,
 )
 from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS, SUSPECTS, TRAINING_SETS, USES
+from rl_code.feedback.together import Together
 
 _DAY_S = 86_400.0
 
@@ -67,9 +69,11 @@ class FeedbackStore:
             self.engine = database.connect(url)
         self._ids = ids
         self._clock = clock
+        self._is_file = self.engine.dialect.name == "sqlite"
         # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking
-        # the file again and again.
-        self._turn = threading.Lock() if self.engine.dialect.name == "sqlite" else None
+        # the file again and again. In PostgreSQL it is for answers and events alone.
+        self._turn = threading.Lock()
+        self._together = Together(lambda: database.writing(self.engine), self._turn)
 
     def __enter__(self) -> FeedbackStore:
         return self
@@ -88,10 +92,13 @@ class FeedbackStore:
         check_answer(answer)
         values = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
         values["extra"] = dict(answer.extra)
-        with self._writing() as connection:
+
+        def write(connection: Connection) -> bool:
             values["recorded_at"] = self._now(connection)
             statement = self._insert(ANSWERS).values(values).on_conflict_do_nothing()
             return connection.scalar(statement.returning(ANSWERS.c.id)) is not None
+
+        return self._together.write(write)
 
     def record_events(self, events: Sequence[Event], user: str) -> list[Result]:
         """Writes down events that a user sent, and says what became of each, in their order.
@@ -100,29 +107,18 @@ class FeedbackStore:
         """
         for event in events:
             check_event(event)
-        with self._writing() as connection:
-            at = self._now(connection)
-            owners = self._owners(connection, {event.answer for event in events})
-            refused = {event.key for event in events if not self._may(event, user, owners)}
-            fresh = {event.key: event for event in reversed(events) if event.key not in refused}
-            new = self._insert_events(connection, list(fresh.values()), user, at)
-            others = self._recorded(connection, set(fresh) - new, user)
-            if refused:
-                self._count_refusals(connection, user, len(refused), at)
-        results = []
-        for event in events:
-            if event.key in refused:
-                why = f"the answer {event.answer!r} was not given to this key"
-                results.append(Result(event.key, "refused", why))
-            elif event.key in new:
-                new.remove(event.key)  # the same key again in this list is a repetition
-                status = "recorded" if event.answer in owners else "waiting"
-                results.append(Result(event.key, status))
-            else:
-                same = event == others.get(event.key, fresh.get(event.key))
-                why = "" if same else "the key was used for another event, which stays as it is"
-                results.append(Result(event.key, "repeated", why))
-        return results
+        return self._together.write(lambda connection: self._record(connection, events, user))
+
+    def _record(self, connection: Connection, events: Sequence[Event], user: str) -> list[Result]:
+        at = self._now(connection)
+        owners = self._owners(connection, {event.answer for event in events})
+        refused = {event.key for event in events if not self._may(event, user, owners)}
+        fresh = {event.key: event for event in reversed(events) if event.key not in refused}
+        new = self._insert_events(connection, list(fresh.values()), user, at)
+        others = self._recorded(connection, set(fresh) - new, user)
+        if refused:
+            self._count_refusals(connection, user, len(refused), at)
+        return results_of(events, refused, new, owners, fresh | others)
 
     # Reading for training
 
@@ -142,9 +138,12 @@ class FeedbackStore:
 
         Raises ValueError for a watermark in the future, after which events would still be received.
         """
+        # Alone for as long as it takes to look at the clock: what others had begun to write is then
+        # there, and whatever they write from now on is received after the watermark.
         with self._writing(alone=True) as connection:
             if watermark > (now := self._now(connection)):
                 raise ValueError(f"{watermark=} lies after the database's time, {now}")
+        with database.reading(self.engine) as connection:
             free = ~select(USES.c.answer).where(USES.c.answer == ANSWERS.c.id).exists()
             old = free & (ANSWERS.c.recorded_at <= watermark - silence_s)
             whole = ANSWERS.c.finish_reason != "aborted"
@@ -322,7 +321,7 @@ class FeedbackStore:
         """SQLite's log still holds the pages from before; it is copied into the file and emptied,
         unless another process reads just now. Then a later checkpoint does it.
         """
-        if self._turn is None:
+        if not self._is_file:
             return
         with self._turn:
             connection = self.engine.raw_connection()
@@ -335,11 +334,11 @@ class FeedbackStore:
 
     @contextmanager
     def _writing(self, *, alone: bool = False) -> Iterator[Connection]:
-        if self._turn is None:
-            with database.writing(self.engine, alone=alone) as connection:
+        if self._is_file:
+            with self._turn, database.writing(self.engine) as connection:
                 yield connection
         else:
-            with self._turn, database.writing(self.engine) as connection:
+            with database.writing(self.engine, alone=alone) as connection:
                 yield connection
 
     def _now(self, connection: Connection) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy  # reads scipy.stats when it is first used, which servers and clients never do
 
 from rl_code.people.regression import Posterior, fit_linear, fit_logistic, mean_chance
 from rl_code.people.telemetry import HORIZONS_S, Decision, Seen
@@ -202,7 +202,7 @@ class Timing:
         mean, variance = self.posterior.linear(self.columns.rows(decisions))
         variance = variance + self.columns.unknown(decisions) * self.person_scale**2
         spread = np.sqrt(variance + self.posterior.noise**2)
-        return stats.norm.logpdf(np.log([one.shown_s for one in decisions]), mean, spread)
+        return scipy.stats.norm.logpdf(np.log([one.shown_s for one in decisions]), mean, spread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Share:
         if share >= 1:
             return math.log(self.whole)
         inner = min(max(share, 1e-3), 1 - 1e-3)
-        density = float(stats.beta.logpdf(inner, self.a, self.b))
+        density = float(scipy.stats.beta.logpdf(inner, self.a, self.b))
         return math.log(1 - self.none - self.whole) + density
 
     def draw(self, rng: random.Random) -> float:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy  # reads scipy.optimize when it is first used: only a fit does
 from scipy.special import expit, log_expit
 
 # Points of the Gauss-Hermite rule that averages over what is not known.
@@ -118,7 +118,7 @@ def _best_scales(evidence: Callable[[np.ndarray], float], blocks: Sequence[int])
     if not count:
         return np.zeros(0)
     low, high = np.log(_SCALES)
-    found = minimize(
+    found = scipy.optimize.minimize(
         lambda logs: -evidence(np.exp(np.clip(logs, low, high))),
         np.log(np.full(count, 0.5)),
         method="Nelder-Mead",

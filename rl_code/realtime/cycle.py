@@ -20,10 +20,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from absl import logging
 from sqlalchemy import Row
+from sqlalchemy.exc import SQLAlchemyError
 
+from rl_code.feedback import database
 from rl_code.feedback.outcomes import Selection
 from rl_code.read_config import at_least
 from rl_code.realtime import gate, monitors, watching
@@ -33,6 +36,9 @@ from rl_code.realtime.monitors import MonitorsConfig
 from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed
 from rl_code.realtime.watching import WatchConfig, finite
 
+# A look at thousands of sessions takes a processor from those who are being served. So it waits
+# for so many times as long as a look has taken, if that is longer than ``poll_s``.
+_REST = 4.0
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
 
 
@@ -95,15 +101,16 @@ class Cycle:
         without. stop: asked between two edges.
         """
         while not stop():
-            if cycles is not None and self._ledger.current().number > cycles:
-                self._follow(self._ledger.current())
-                return
             taken = False
-            # who was overtaken waits too, and then reads what is so now
-            with contextlib.suppress(Overtaken):
+            begin = time.monotonic()
+            with _waiting():
+                if cycles is not None and self._ledger.current().number > cycles:
+                    self._follow(self._ledger.current())
+                    return
                 taken = self.step()
             if not taken:
-                self._parts.wait(self._config.poll_s)
+                took_s = time.monotonic() - begin
+                self._parts.wait(max(self._config.poll_s, _REST * took_s))
 
     def step(self) -> bool:
         """Does the work of the state and takes the edge if it is due; False if it is not.
@@ -285,6 +292,21 @@ class Cycle:
         names = sorted(name for name, seen in known.items() if not seen)
         held = f"; held by {', '.join(names)}" if names else ""
         return found, alarms, held if found.decision == "promote" else ""
+
+
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Passes over what a step may meet through no fault of its own. Whoever was overtaken, or lost
+    the database and does not know whether the edge was taken, waits and reads what is so then.
+    """
+    try:
+        yield
+    except Overtaken:
+        pass
+    except SQLAlchemyError as error:
+        if not database.is_away(error):
+            raise
+        logging.warning("the database does not answer: %s", error)
 
 
 def desired(row: Row, share: float) -> Routing:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from rl_code.feedback import database
 from rl_code.realtime.parts import Overtaken
-from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
+from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
 
 # How a cycle can end.
 ENDS = ("promoted", "rolled_back", "refused")
@@ -25,7 +25,7 @@ class Ledger:
 
     def start(self, version: int, at: float) -> None:
         """Makes the tables, the first version and the first cycle, where there are none."""
-        METADATA.create_all(self.engine)
+        database.migrate(self.engine)
         try:
             with self.engine.begin() as connection:
                 if connection.execute(select(CYCLES.c.number)).first() is None:
@@ -43,6 +43,13 @@ class Ledger:
         """The open cycle."""
         with database.reading(self.engine) as connection:
             return connection.execute(select(CYCLES).where(CYCLES.c.ended_at.is_(None))).one()
+
+    def deployed(self) -> tuple[str, int]:
+        """The state of the open cycle, and how many versions are deployed at that moment."""
+        count = select(sqlalchemy.func.count()).where(VERSIONS.c.state == "deployed")
+        with database.reading(self.engine) as connection:
+            state = connection.scalar(select(CYCLES.c.state).where(CYCLES.c.ended_at.is_(None)))
+            return state, connection.scalar(count.select_from(VERSIONS))
 
     def edge(
         self,

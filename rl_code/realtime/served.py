@@ -44,7 +44,7 @@ from rl_code.realtime.parts import (
     TrainingFailed,
 )
 from rl_code.realtime.recorded import RecordedStore
-from rl_code.realtime.training import groups_of, leave_one_out
+from rl_code.realtime.training import groups_of, leave_one_out, spoiled
 from rl_code.realtime.versions import Versions
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
@@ -74,6 +74,20 @@ _BASELINED = Named("rl_code.realtime.training:baselined")
 
 
 @dataclasses.dataclass(frozen=True)
+class Spoiled:
+    """Versions that are made bad on purpose, to see what becomes of them."""
+
+    # Cycles whose versions are.
+    cycles: tuple[int, ...] = ()
+    # Noise on each array of weights, as a multiple of its root mean square.
+    noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.noise > 0:
+            raise ValueError(f"{self.noise=} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
 class Served:
     """What is served and trained, and who judges it."""
 
@@ -86,6 +100,7 @@ class Served:
     judge: JudgeConfig | None = JudgeConfig()
     # Simulated programmers who use the server; None where people do.
     people: CrowdConfig | None = None
+    spoiled: Spoiled = Spoiled()
     # Name of the model, and the address that the server listens on.
     model: str = "policy"
     host: str = "127.0.0.1"
@@ -222,6 +237,7 @@ class System:
     def _servers(self) -> Fleet:
         with jax.set_mesh(self._run.mesh):
             made = make_fleet(self._run, self._secret, self._record.record_answer, self._engine)
+        made.opening = "the deployed version is being loaded"
         return self._ends.enter_context(made)
 
     @functools.cached_property
@@ -252,6 +268,7 @@ class System:
         """As ``parts.Fleet``."""
         with jax.set_mesh(self._run.mesh):
             self._fleet.apply(routing)
+        self._servers.opening = ""
 
     def routing(self) -> Routing | None:
         """As ``parts.Fleet``."""
@@ -291,6 +308,12 @@ class System:
         with jax.set_mesh(self._run.mesh):
             state = self._versions.state(base)
             state, metrics = self._updates(state, [groups[i] for i in order], max(base, *versions))
+            if cycle in self._config.spoiled.cycles:
+                logging.warning("version %d is made bad on purpose (parts.spoiled)", version)
+                noise, seed = self._config.spoiled.noise, [self._config.run.seed, cycle]
+                model = spoiled(state.model, noise, seed)
+                state = dataclasses.replace(state, model=model)
+                told["spoiled"] = noise
             self._versions.write(version, state, made_of, told | metrics)
         logging.info("version %d of %d: %s", version, base, told | metrics)
 

@@ -1,6 +1,8 @@
 """The cycle's tables in the database that the store of feedback has too.
 
-They hold what was decided, and nothing about people but the names of sessions to read.
+They hold what was decided, and nothing about people but the names of sessions to read. They are
+made by the migrations of ``rl_code.feedback`` alone; a test holds that these come to the tables
+below.
 """
 
 from __future__ import annotations

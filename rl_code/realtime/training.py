@@ -7,7 +7,10 @@ nothing is tokenised again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
@@ -60,6 +63,24 @@ def leave_one_out(
     has_others = others > 1e-12 * max(count, 1e-12)
     mean = np.where(has_others, total - weights * rewards, 0.0) / np.where(has_others, others, 1.0)
     return np.where(has_others, weights * (rewards - mean), 0.0)
+
+
+def spoiled(model: Any, noise: float, seed: Sequence[int]) -> Any:
+    """Weights with normal noise on each array: ``noise`` times the root mean square of the array.
+    The same seed gives the same.
+    """
+    arrays, form = jax.tree.flatten(model)
+    rng = np.random.default_rng(seed)
+    keys = [jax.random.key(rng.integers(2**32)) for _ in arrays]
+
+    def with_noise(array: jax.Array, key: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        scale = noise * jnp.sqrt(jnp.mean(jnp.square(array.astype(jnp.float32))))
+        added = scale * jax.random.normal(key, array.shape)
+        return jax.device_put((array + added).astype(array.dtype), array.sharding)
+
+    return form.unflatten([with_noise(*pair) for pair in zip(arrays, keys, strict=True)])
 
 
 def _place(answer: AnswerRecord, context: int) -> tuple[str, str, int]:

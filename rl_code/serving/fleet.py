@@ -34,6 +34,8 @@ from rl_code.serving.service import Service
 
 # The longest time after which a client is told to ask again, in seconds.
 _LONGEST_RETRY_S = 60.0
+# Seconds after which a client asks again that came before the first version was there.
+_OPENING_RETRY_S = 1.0
 # The weight of the newest answer in the mean time that one takes.
 _NEWEST = 0.1
 
@@ -74,6 +76,9 @@ class Fleet:
         self._pages: dict[Service, int] = {}
         self._mean_s = 1.0
         self._draining = False
+        # Why no requests are taken yet; "" once they are. For who loads several things and routers
+        # before anybody may ask.
+        self.opening = ""
 
     def __enter__(self) -> Fleet:
         return self
@@ -86,6 +91,8 @@ class Fleet:
         """Why it takes no requests now; "" where it does."""
         if self._draining:
             return "the server ends"
+        if self.opening:
+            return self.opening
         services = self.models.services
         if not services:
             return "no model is loaded"
@@ -241,6 +248,10 @@ class Fleet:
         if self._draining:
             ends = dict(status=503, kind="server_error", retry_after_s=self.config.drain_s)
             raise ApiError("the server ends", **ends)
+        if self.opening:
+            # not 404: what is asked for is about to be there
+            begins = dict(status=503, kind="server_error", retry_after_s=_OPENING_RETRY_S)
+            raise ApiError(f"{self.opening}; ask again soon", **begins)
         with self._lock:
             if self._running >= self.config.most_requests:
                 raise self._busy(f"{self._running} requests wait already")

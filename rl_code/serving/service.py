@@ -27,11 +27,11 @@ from rl_code.types import Context, Reward, Task, Trajectory
 
 _IDLE_S = 0.5
 
-_TASK = Task(id="served", messages=())
+TASK = Task(id="served", messages=())
 
 # What the scheduler gets for an episode whose record is kept elsewhere.
 _NOTHING = Trajectory(
-    task_id=_TASK.id,
+    task_id=TASK.id,
     group=0,
     index=0,
     contexts=(
@@ -81,7 +81,7 @@ class Served:
     group = 0
 
     def __init__(self, job: Job, index: int, protocol: Protocol, length: int):
-        self.task = _TASK
+        self.task = TASK
         self.index = index
         self._job = job
         stop = job.request.stop
@@ -189,7 +189,7 @@ class Service:
         tag = next(self._tags)
         seed = secrets.randbits(64) if job.request.seed is None else job.request.seed
         self._scheduler.submit(
-            _TASK,
+            TASK,
             lambda task, group, index: Served(job, index, self._protocol, self.length),
             group=0,
             group_size=len(job.prompts),

@@ -34,9 +34,10 @@ def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
     cycle, ledger, _ = realtime.open_cycle(config(), tmp_path)
     cycle.run(3)
     columns = realtime.table(ledger).columns
-    states = list(columns[5].cells)
+    states = list(columns[6].cells)
     assert states == ["promoted", "rolled_back", "promoted", "collect"]
-    assert "worse than the deployed version" in list(columns[6].cells)[1]
+    assert "worse than the deployed version" in list(columns[7].cells)[1]
+    assert "sessions" in list(columns[5].cells)[1]
     assert realtime.dry_run(config(), tmp_path).startswith("cycle 4, collect: wait for 200")
     # a second start goes on where the first one ended
     again, ledger, _ = realtime.open_cycle(config(), tmp_path)

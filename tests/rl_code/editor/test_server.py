@@ -25,7 +25,8 @@ PATIENCE_S = 240.0
 
 
 @pytest.fixture
-def server():
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     server = FakeServer()
     yield server
     server.close()

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import sqlalchemy
 
-from tests.rl_code.feedback import postgres
+from experiments.load import postgres
 
 _NUMBERS = itertools.count()
 

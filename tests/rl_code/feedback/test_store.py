@@ -19,6 +19,7 @@ from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import SelectionChanged
 from rl_code.feedback.store import FeedbackStore
 from rl_code.feedback.tables import METADATA
+from rl_code.realtime import tables as realtime_tables
 from tests.rl_code.feedback.people import answer, event
 
 DAY = 86_400.0
@@ -53,7 +54,25 @@ def test_migrations_come_to_the_tables(url):
     engine = database.connect(url)
     database.migrate(engine)  # again: nothing to do
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        both = [METADATA, realtime_tables.METADATA]
+        assert compare_metadata(MigrationContext.configure(connection), both) == []
+    engine.dispose()
+
+
+def test_a_workdir_from_before_cycles_were_migrated_goes_on(url):
+    engine = database.make_engine(url)
+    realtime_tables.METADATA.create_all(engine)
+    first = sqlalchemy.insert(realtime_tables.VERSIONS).values(version=0, state="deployed")
+    with engine.begin() as connection:
+        connection.execute(first)
+    database.migrate(engine)
+    with engine.connect() as connection:
+        assert (
+            connection.execute(sqlalchemy.select(realtime_tables.VERSIONS)).one().state
+            == "deployed"
+        )
+        both = [METADATA, realtime_tables.METADATA]
+        assert compare_metadata(MigrationContext.configure(connection), both) == []
     engine.dispose()
 
 

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 import sqlalchemy
+from sqlalchemy.exc import OperationalError
 
+from rl_code.realtime.cycle import Cycle
 from rl_code.realtime.ledger import distance
 from rl_code.realtime.parts import Overtaken, Routing, TrainingFailed
 from rl_code.realtime.rehearsal import METADATA as PEOPLE
@@ -247,3 +249,44 @@ def test_distance_is_counted_along_the_tree_of_versions():
 def test_a_routing_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="share"):
         Routing(**wrong)
+
+
+class Away:
+    """A ledger whose database does not answer now and then, even after it has taken an edge."""
+
+    def __init__(self, ledger):
+        self._ledger = ledger
+        self._calls = 0
+
+    def __getattr__(self, name: str):
+        found = getattr(self._ledger, name)
+        if name not in ("current", "edge"):
+            return found
+
+        def call(*arguments, **fields):
+            result = found(*arguments, **fields)
+            self._calls += 1
+            if self._calls % 5 == 0:
+                raise OperationalError("SELECT", {}, ConnectionError("refused"))
+            return result
+
+        return call
+
+
+def test_a_database_that_goes_away_and_comes_back_stops_no_cycle(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    cycle = Cycle(Away(rehearsed.ledger), rehearsed.parts, rehearsed.config, rehearsed.clock)
+    cycle.run(1)
+    first = rehearsed.ledger.rows(CYCLES)[0]
+    assert first.state == "promoted"
+    edges = rehearsed.ledger.rows(EDGES)
+    assert [edge.number for edge in edges if edge.cycle == 1] == list(range(1, first.edges + 1))
+
+
+def test_a_mistake_in_what_is_asked_of_the_database_is_not_waited_for(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    with rehearsed.engine.begin() as connection:
+        connection.execute(sqlalchemy.text("DROP TABLE cycle_alarms"))
+        connection.execute(sqlalchemy.text("DROP TABLE cycle_edges"))
+    with pytest.raises(OperationalError, match="no such table"):
+        rehearsed.cycle.run(1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl_code.feedback.records import AnswerRecord
 from rl_code.learner.advantages import group_advantages
-from rl_code.realtime.training import baselined, groups_of, leave_one_out
+from rl_code.realtime.training import baselined, groups_of, leave_one_out, spoiled
 from rl_code.types import Reward
 from tests.rl_code.feedback.people import answer
 
@@ -77,3 +78,13 @@ def test_who_counts_little_moves_little():
     assert abs(found[3]) < 1e-6
     assert leave_one_out(np.array([2.0]), np.ones(1)).tolist() == [0.0]
     assert leave_one_out(np.array([2.0, 1.0]), np.zeros(2)).tolist() == [0.0, 0.0]
+
+
+def test_weights_that_are_bad_on_purpose_are_the_same_each_time():
+    model = {"a": jnp.full((64, 64), 2.0), "b": jnp.arange(3)}
+    first, again, other = (spoiled(model, 0.5, seed) for seed in ([0, 1], [0, 1], [0, 2]))
+    np.testing.assert_array_equal(first["a"], again["a"])
+    assert not np.array_equal(first["a"], other["a"])
+    # half of the root mean square, which is 2; what is no weight stays
+    assert np.std(np.asarray(first["a"])) == pytest.approx(1.0, rel=0.1)
+    np.testing.assert_array_equal(first["b"], [0, 1, 2])

@@ -330,3 +330,15 @@ def test_nothing_of_a_request_stays_when_it_is_over():
         assert [each for each in gc.get_objects() if isinstance(each, kinds)] == []
         assert made.fleet.models.running == made.fleet._running == 0
         assert made.fleet._pages == {} and made.services[1].jobs == []
+
+
+def test_who_comes_before_the_first_version_is_told_to_come_again():
+    with scripted() as made:
+        made.fleet.opening = "the deployed version is being loaded"
+        assert made.fleet.not_ready == "the deployed version is being loaded"
+        with pytest.raises(openai.InternalServerError) as refused:
+            said(client_of(made), model="auto")
+        assert refused.value.status_code == 503
+        assert refused.value.response.headers["retry-after"] == "1"
+        made.fleet.opening = ""
+        assert said(client_of(made)) == "one"

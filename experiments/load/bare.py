@@ -1,0 +1,87 @@
+"""The engine alone: the same requests, without HTTP, without a record, without threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from rl_code.environment.protocols.protocol import Protocol
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.serving.service import TASK, Served
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What ``service.Served`` reads of a request."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+class Job:
+    """A request that counts its tokens and nothing else."""
+
+    adapter = -1
+
+    def __init__(self, prompt: list[int], max_tokens: int, done: Callable[[int], None]):
+        self.request = Asked(max_tokens)
+        self.prompts = [prompt]
+        self._done = done
+
+    def sampled(self, index: int, tokens: Sequence[int]) -> None:
+        """As ``service.Job``."""
+
+    def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """As ``service.Job``."""
+        self._done(len(tokens))
+
+
+class Bare:
+    """A scheduler with weights, that has always as many requests as there are clients."""
+
+    def __init__(
+        self, scheduler: Scheduler, protocol: Protocol, prompts: Sequence[list[int]], clients: int
+    ):
+        self._scheduler, self._protocol = scheduler, protocol
+        self._prompts = itertools.cycle(prompts)
+        self._clients = clients
+
+    def run(self, seconds: float, max_tokens: int) -> tuple[int, float]:
+        """Tokens of the answers that ended within so many seconds, and how long these were; what
+        is left then is cut off.
+        """
+        tokens = 0
+
+        def done(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+
+        scheduler = self._scheduler
+        tags = itertools.count()
+        open_tags: set[int] = set()
+        begin = time.monotonic()
+        while (taken_s := time.monotonic() - begin) < seconds:
+            while len(open_tags) < self._clients:
+                tag = next(tags)
+                job = Job(next(self._prompts), max_tokens, done)
+                self._submit(job, tag)
+                open_tags.add(tag)
+            for tag, _ in scheduler.step():
+                open_tags.remove(tag)
+        for tag in open_tags:
+            scheduler.give_up(tag)
+        return tokens, taken_s
+
+    def _submit(self, job: Job, tag: int) -> None:
+        length = self._scheduler.engine.config.length
+        self._scheduler.submit(
+            TASK,
+            lambda task, group, index: Served(job, index, self._protocol, length),
+            group=0,
+            group_size=1,
+            key=(secrets.randbits(32), secrets.randbits(32)),
+            tag=tag,
+        )

@@ -1,0 +1,145 @@
+"""Tokens per second of the server beside those of the engine alone, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import sqlalchemy
+from sqlalchemy import select
+
+from experiments.load.audit import read_journal
+from experiments.load.bare import Bare
+from experiments.load.clients import Clients
+from rl_code.feedback.tables import ANSWERS
+from rl_code.realtime.versions import Versions
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from rl_code.serving.of_run import make_engine, make_scheduler
+
+# Prompts that the engine alone is given, again and again.
+_PROMPTS = 2_000
+
+
+class Beside:
+    """The run of a served model once more, in a folder of its own. A context manager.
+
+    folder: the workdir of the server, whose version ``first`` exists.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, first: int):
+        self._ends = contextlib.ExitStack()
+        own = folder / "beside"
+        own.mkdir(exist_ok=True)
+        for name in ("model", "versions"):
+            shutil.copytree(folder / name, own / name, dirs_exist_ok=True)
+        self.run = self._ends.enter_context(Run(config, own))
+        self._first = first
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def measure(self, served: Callable[[], dict[str, float]], bare: Bare, plan: Plan) -> dict:
+        """A pair of rates a round, of answers that ended within the time, and their ratios: tokens
+        per second, and tokens per second of processor time of the server's process and of this one.
+        The latter tells what serving adds, whatever else the machine does.
+
+        served: ``Served.measure`` of the same plan.
+        """
+        found = []
+        with jax.set_mesh(self.run.mesh):
+            # compiles; not counted
+            bare.run(plan.share_s, plan.max_tokens)
+            for number in range(plan.rounds):
+                pair = served()
+                begin_s = time.process_time()
+                tokens, taken_s = bare.run(plan.share_s, plan.max_tokens)
+                pair["bare"] = tokens / taken_s
+                pair["bare_per_cpu_s"] = tokens / (time.process_time() - begin_s)
+                found.append(pair)
+                plan.say(f"round {number + 1}: {pair['served']:.0f} of {pair['bare']:.0f} tokens/s")
+        return {
+            "rounds": found,
+            "ratio": statistics.median(one["served"] / one["bare"] for one in found),
+            "ratio_per_cpu_s": statistics.median(
+                one["served_per_cpu_s"] / one["bare_per_cpu_s"] for one in found
+            ),
+        }
+
+    def bare(self, prompts: Sequence[Sequence[int]], clients: int) -> Bare:
+        """The engine alone with the weights of the first version."""
+        with jax.set_mesh(self.run.mesh):
+            scheduler = make_scheduler(self.run, make_engine(self.run))
+            self._ends.callback(scheduler.close)
+            weights = self.run.sampler(Versions(self.run).model(self._first))
+            scheduler.load(weights, version=self._first)
+        return Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How server and engine are measured in turns."""
+
+    rounds: int
+    # Seconds of each turn.
+    share_s: float
+    max_tokens: int
+    say: Callable[[str], None]
+
+
+class Served:
+    """What comes of the clients' requests.
+
+    journal: theirs. server_cpu_s: seconds of processor time that the server's process has taken.
+    """
+
+    def __init__(self, clients: Clients, journal: Path, server_cpu_s: Callable[[], float]):
+        self._clients, self._journal, self._server_cpu_s = clients, journal, server_cpu_s
+
+    def measure(self, share_s: float) -> dict[str, float]:
+        """Tokens per second that came to clients within the time, all tokens per second of the
+        server's processor time until the last answer, and the share of a processor that the clients
+        took.
+        """
+        clients = self._clients
+        clients_s, server_s = clients.cpu_s, self._server_cpu_s()
+        begin = time.time()
+        clients.go()
+        time.sleep(share_s)
+        end = time.time()
+        clients.rest()
+        last = time.time()
+        told = [one for one in read_journal(self._journal).answers.values() if one["at"] >= begin]
+        tokens = sum(one["tokens"] for one in told)
+        return {
+            "served": sum(one["tokens"] for one in told if one["at"] <= end) / (end - begin),
+            "served_per_cpu_s": tokens / (self._server_cpu_s() - server_s),
+            "clients_cpu": (clients.cpu_s - clients_s) / (last - begin),
+        }
+
+
+def measure(
+    beside: Beside, served: Served, engine: sqlalchemy.Engine, clients: int, plan: Plan
+) -> dict[str, Any]:
+    """``Beside.measure`` with the requests that the clients make at first, which are not counted
+    themselves: connections are made and programs compiled. Empty without a round.
+    """
+    if not plan.rounds:
+        return {}
+    served.measure(plan.share_s)
+    with engine.connect() as connection:
+        prompts = connection.scalars(select(ANSWERS.c.given).limit(_PROMPTS)).all()
+    if not prompts:
+        raise RuntimeError(f"no answer came within {plan.share_s:g} s")
+    bare = beside.bare(prompts, clients)
+    return beside.measure(lambda: served.measure(plan.share_s), bare, plan)
