@@ -31,6 +31,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         split="train",
         levels=(1,),
         unclear="open",
+        right=0.95,
         broken=0.1,
     )
     config.limits = dict(turns=1, tokens=80, turn_tokens=48, test_runs=0, command_s=5.0)
@@ -42,9 +43,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.pack.update(targets=192)
     config.sft.update(rows=12, slots=64)
     if arg == "":
-        config.sft.update(steps=48, checkpoint_every=48)
-        config.train.update(steps=40, tasks_per_step=12, group_size=4)
-        config.checkpoint.update(every=20)
+        config.sft.update(steps=160, checkpoint_every=160)
+        config.train.update(steps=24, tasks_per_step=12, group_size=4)
+        config.checkpoint.update(every=24)
     return config
 
 

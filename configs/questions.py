@@ -3,13 +3,13 @@ where a task is ambiguous.
 
 What: functions to write from a few words, in two messages: the agent edits, or asks first. Half of
   the tasks name two constants of which one is meant; the simulated person who is asked says which.
-  All arms of a seed begin with the same warm start. Under "edits alone" a right edit earns 1, a wrong
-  one -1, and an episode without an edit 0. Under "deferring pays nothing" it earns -1, and each
-  question costs 1/4, on clear tasks or on all.
+  Both arms of a seed begin with the same warm start. Under "edits alone" a right edit earns 1, a
+  wrong one -1, and an episode without an edit 0. Under "deferring pays nothing" it earns -1, and
+  each question on a clear task costs 1/4.
 Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/questions
 Hardware: 2 CPU cores. Run time: see docs/results.md.
 Expected metric: under "edits alone" questions/edits_clear and questions/edits_unclear fall. Under
-  the other rewards they stay near 1, questions/asks_unclear rises and questions/asks_clear falls.
+  the other reward they stay near 1, questions/asks_unclear rises and questions/asks_clear falls.
 """
 
 from collections.abc import Iterator
@@ -44,9 +44,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.pack.update(targets=192)
     config.sft.update(rows=12, slots=80)
     if arg == "":
-        config.sft.update(steps=64, checkpoint_every=64)
-        config.train.update(steps=40, tasks_per_step=8, group_size=8)
-        config.checkpoint.update(every=20)
+        config.sft.update(steps=200, checkpoint_every=200)
+        config.train.update(steps=30, tasks_per_step=8, group_size=8)
+        config.checkpoint.update(every=30)
     return config
 
 
@@ -62,7 +62,6 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
         for variant, signals in (
             ("edits alone", paid()),
             ("deferring pays nothing", paid(without=-1.0, clear=0.25)),
-            ("the same, every question costs", paid(without=-1.0, clear=0.25, unclear=0.25)),
         ):
             yield {"variant": variant, "seed": seed, "reward.signals": signals}
 

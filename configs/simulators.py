@@ -1,8 +1,8 @@
 """A Tab model that is trained on one simulated programmer and judged by another.
 
 What: the model and the holes of configs/tab.py, at their lowest level. Two simulators that differ:
-  one rejects most of what is not exactly wanted, one accepts much of what is not. All runs of a seed
-  begin with the same warm start; each step's suggestions are judged by both, whoever pays.
+  one rejects most of what is not exactly wanted, one accepts much of what is not. Both runs of a
+  seed begin with the same warm start; each step's suggestions are judged by both, whoever pays.
 Command: python -m launch.sweep --config=configs/simulators.py --workdir=runs/simulators, then
   python -m experiments.simulators runs/simulators
 Hardware: 2 CPU cores. Run time: see docs/results.md.
@@ -33,9 +33,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.rollout.engine.update(prompt_length=64)
     config.sft.update(rows=16, slots=80)
     if arg == "":
-        config.sft.update(steps=96, checkpoint_every=96)
-        config.train.update(steps=40, tasks_per_step=16, group_size=4)
-        config.checkpoint.update(every=20)
+        config.sft.update(steps=120, checkpoint_every=120)
+        config.train.update(steps=30, tasks_per_step=12, group_size=4)
+        config.checkpoint.update(every=30)
     return config
 
 

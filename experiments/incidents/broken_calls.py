@@ -1,9 +1,9 @@
 """What becomes of episodes with a broken call: how they are credited, and how often they occur.
 
-People answer each suggestion once, so there is no group of answers to one task, and the baseline is
-the same for all tasks. An episode that is left out of training then earns exactly the baseline: less
-than a right answer, and more than a wrong one. So a policy that cannot solve a task does best to
-break its call, unless the broken call counts as the failure that it is.
+People react to each suggestion once, so there is no group of answers to one task, and the baseline
+is the same for all tasks. An episode that is left out of training then earns exactly the baseline:
+less than a right answer, and more than a wrong one. So a policy that cannot solve a task does best
+to break its call, unless the broken call counts as the failure that it is.
 
 With a group's own mean as the baseline this way out is closed: the credits of the others add up to
 0, so that leaving an episode out is worth as much as the mean of the others, on every task.

@@ -46,8 +46,6 @@ class Edited:
         return paid + (1.0 if episode.grade.solved else -1.0)
 
 
-
-
 def questions(trajectory: Trajectory) -> int:
     """How often an episode asks."""
     return sum(

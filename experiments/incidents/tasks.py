@@ -146,9 +146,7 @@ class FromWords(Source):
 
 def words(step: tuple[str, int | None], constant: str) -> str:
     """A step in a few words, with a text in place of its constant."""
-    return " ".join(
-        constant if word == "k" else word for word in OPERATIONS[step[0]].words.split()
-    )
+    return " ".join(constant if word == "k" else word for word in OPERATIONS[step[0]].words.split())
 
 
 def _edit(path: str, program: Program) -> str:

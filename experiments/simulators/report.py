@@ -32,9 +32,7 @@ def interval(values: Sequence[float]) -> str:
     return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
 
-def table(
-    habits: Sequence[str], runs: Mapping[str, Mapping[int, Path]]
-) -> rich.table.Table:
+def table(habits: Sequence[str], runs: Mapping[str, Mapping[int, Path]]) -> rich.table.Table:
     """One row for each simulator that policies were trained on, one column for each judge.
 
     runs: habits -> seed -> workdir. The last row is the difference within each seed between the

@@ -156,7 +156,9 @@ def test_a_reward_of_edits_alone_pays_deferring_and_the_other_does_not():
 def test_metrics_tell_clear_tasks_from_others():
     ask, submit = ToolCall("ask", {}), ToolCall("submit", {})
     groups = [
-        Group(source(share=0.0).task(0), (trajectory(submit, solved=True), trajectory(malformed=1))),
+        Group(
+            source(share=0.0).task(0), (trajectory(submit, solved=True), trajectory(malformed=1))
+        ),
         Group(source(share=1.0).task(0), (trajectory(ask, submit), trajectory(ask))),
     ]
     assert BrokenCalls()(groups, {}) == {
