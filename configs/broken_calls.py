@@ -2,7 +2,7 @@
 
 What: functions to write from a few words in one message; half of the tasks do not state a constant,
   so they can only be guessed. One demonstration of ten has a broken call. All arms of a seed begin
-  with the same warm start and the same reward, 1 for a solved task; credit is the reward minus 1/2.
+  with the same warm start and the same reward, 1 for a solved task; credit is the reward minus 2/3.
   An arm leaves episodes with a broken call out of training; one counts them as failures that also
   cost 0.1; one leaves them out, with the mean of a group as its baseline.
 Command: python -m launch.sweep --config=configs/broken_calls.py --workdir=runs/broken_calls
@@ -49,9 +49,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     return config
 
 
-def credited(**settings: bool | None) -> dict:
+# A right answer is credited with 1/3 and a wrong one with -2/3: it costs the person twice of what a
+# right one is worth, as in configs/questions.py.
+BASELINE = 2 / 3
+
+
+def credited(drop: bool, baseline: float | None = BASELINE) -> dict:
     """How episodes are credited."""
-    return dict(name="experiments.incidents.broken_calls:Credited", **settings)
+    name = "experiments.incidents.broken_calls:Credited"
+    return dict(name=name, drop=drop, baseline=baseline)
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:

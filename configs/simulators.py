@@ -31,11 +31,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     judged = dict(name="experiments.simulators.judged:Judged", habits=HABITS, **PEOPLE)
     config.metrics = dict(extra=(judged,))
     config.rollout.engine.update(prompt_length=64)
-    config.sft.update(rows=16, slots=80)
+    config.sft.update(rows=12, slots=80)
     if arg == "":
         config.sft.update(steps=120, checkpoint_every=120)
-        config.train.update(steps=30, tasks_per_step=12, group_size=4)
-        config.checkpoint.update(every=30)
+        config.train.update(steps=24, tasks_per_step=12, group_size=4)
+        config.checkpoint.update(every=24)
     return config
 
 

@@ -30,7 +30,7 @@ class Credited:
     # Whether episodes with a broken call are left out.
     drop: bool
     # The baseline; None for the mean of the group's episodes that are not left out.
-    baseline: float | None = 0.5
+    baseline: float | None
 
     def __call__(self, group: Group) -> np.ndarray:
         rewards, counts = rewards_of(group)

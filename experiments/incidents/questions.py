@@ -23,8 +23,10 @@ ASK = "ask"
 
 @dataclasses.dataclass(frozen=True)
 class Edited:
-    """A signal: 1 for an edit that is right, -1 for one that is wrong."""
+    """A signal: 1 for an edit that is right, and less than nothing for one that is wrong."""
 
+    # What a wrong edit earns: the person has to find and undo it.
+    wrong: float = -1.0
     # What an episode earns that hands no edit in.
     without: float = 0.0
     # What a question costs on a task that is clear, and on one that is not.
@@ -32,6 +34,8 @@ class Edited:
     unclear: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.wrong < 0:
+            raise ValueError(f"wrong={self.wrong} must be below 0")
         for name in ("clear", "unclear"):
             if not getattr(self, name) >= 0:
                 raise ValueError(
@@ -43,7 +47,7 @@ class Edited:
         paid = -cost * questions(episode.trajectory)
         if not episode.grade.submitted:
             return paid + self.without
-        return paid + (1.0 if episode.grade.solved else -1.0)
+        return paid + (1.0 if episode.grade.solved else self.wrong)
 
 
 def questions(trajectory: Trajectory) -> int:

@@ -122,8 +122,8 @@ def test_a_dropped_episode_earns_the_baseline_and_a_counted_one_its_reward():
     )
     group = Group(source().task(0), ones)
     for credited, wanted in (
-        (Credited(drop=True), (0.5, -0.5, 0.0)),
-        (Credited(drop=False), (0.5, -0.5, -0.6)),
+        (Credited(drop=True, baseline=0.5), (0.5, -0.5, 0.0)),
+        (Credited(drop=False, baseline=0.5), (0.5, -0.5, -0.6)),
         (Credited(drop=True, baseline=None), (0.5, -0.5, 0.0)),
         (Credited(drop=False, baseline=None), (0.7, -0.3, -0.4)),
     ):
