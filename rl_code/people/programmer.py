@@ -63,6 +63,7 @@ NAMED: dict[str, Habits] = {
     "recorded": Habits(),
     "exacting": Habits(taste=2.0, leniency=-0.5, pace=1.3),
     "lenient": Habits(leniency=1.0, rewriting=0.3),
+    "picky": Habits(taste=2.0, leniency=-3.0),
     "terse": Habits(taste=0.5, length=-0.5),
     "noisy": Habits(noise=0.3),
     "hasty": Habits(pace=0.3, noise=0.1),

@@ -32,6 +32,9 @@ _TOOLS = find_tools()
 _WRITTEN = ToolResult("write_file", "ok")
 _SUBMIT = ToolCall("submit", {})
 _TEST = ToolCall("run_tests", {})
+# The key of ``task.meta`` with a demonstration that the task's source wrote: pairs (text behind the
+# prompt, whether the agent writes it).
+PLAYED = "played"
 _TRIES = 20  # draws of a wrong attempt that was not made before
 
 
@@ -128,7 +131,7 @@ def demonstrate(
 ) -> list[Segment]:
     """One episode of a task, prompt first; no attempt is made twice. Or a drill, of which only the
     values that are asked for are learned. Or, where a source says so (``task.meta["hands_in"]``), a
-    file with that text is handed in at once.
+    file with that text is handed in at once. Or what the source wrote (``task.meta[PLAYED]``).
 
     documents: which parts of the texts are documents; None for none.
 
@@ -142,6 +145,9 @@ def demonstrate(
         return [prompt, Segment(_INFILL.message(text), True)]
     if task.meta.get("source") == repository_walks.SOURCE:
         return _walked(task, rng, config, limits, documents)
+    if PLAYED in task.meta:
+        prompt = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
+        return [*prompt, *(Segment(text, sampled) for text, sampled in task.meta[PLAYED])]
     if task.meta.get("source") not in KINDS:
         known = (*KINDS, repository_walks.SOURCE, infill.SOURCE)
         raise ValueError(

@@ -13,8 +13,8 @@ from tests import programs
 
 
 def test_every_tool_is_timed():
-    # a sub-agent takes as long as its messages, and a suggestion is a whole episode
-    assert {*TOOLS, "mcp_echo"} - {"mcp", "sub_agent", "suggest"} == set(tools.CALLS)
+    # a sub-agent takes as long as its messages, a suggestion is a whole episode, and a person answers
+    assert {*TOOLS, "mcp_echo"} - {"mcp", "sub_agent", "suggest", "ask"} == set(tools.CALLS)
 
 
 @pytest.mark.long

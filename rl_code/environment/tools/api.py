@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rl_code import named
+from rl_code.environment.tools.ask import Ask
 from rl_code.environment.tools.diagnostics import Diagnostics
 from rl_code.environment.tools.edit_file import EditFile
 from rl_code.environment.tools.grep import Grep
@@ -38,6 +39,7 @@ TOOLS: dict[str, type[Tool]] = {
     "run_tests": RunTests,
     "submit": Submit,
     "suggest": Suggest,
+    "ask": Ask,
     "replace_lines": ReplaceLines,
     "grep": Grep,
     "jump": Jump,

@@ -1,0 +1,78 @@
+"""A reward of edits alone, under which asking replaces editing, and one under which asking pays
+where a task is ambiguous.
+
+What: functions to write from a few words, in two messages: the agent edits, or asks first. Half of
+  the tasks name two constants of which one is meant; the simulated person who is asked says which.
+  Both arms of a seed begin with the same warm start. Under "edits alone" a right edit earns 1, a
+  wrong one -2, and an episode without an edit 0. Under "deferring pays nothing" it earns -2 too,
+  and each question on a clear task costs 1/4.
+Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/questions
+Hardware: 2 CPU cores. Run time: see docs/results.md.
+Expected metric: under "edits alone" questions/edits_clear and questions/edits_unclear fall. Under
+  the other reward they stay near 1, questions/asks_unclear rises and questions/asks_clear falls.
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import quickstart
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """The arm that is paid by edits alone. arg: "" or "smoke" (seconds)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/questions.py:{arg}: the argument must be empty or smoke")
+    config = quickstart.get_config(arg)
+    with config.ignore_type():
+        config.tools = ("write_file", "run_tests", "submit", "ask")
+    config.mesh.update(data=1)
+    config.tasks = dict(
+        name="experiments.incidents.tasks:FromWords",
+        split="train",
+        levels=(1,),
+        unclear="two",
+        asks=0.5,
+        again=0.4,
+    )
+    config.limits = dict(turns=2, tokens=96, turn_tokens=48, test_runs=0, command_s=5.0)
+    config.reward.signals = paid()
+    config.metrics = dict(extra=("experiments.incidents.questions:Questions",))
+    config.suites = ()
+    config.rollout.engine.update(prompt_length=32)
+    config.train.update(micro_batches=2)
+    config.train.pack.update(targets=192)
+    config.sft.update(rows=12, slots=64)
+    if arg == "":
+        config.sft.update(steps=160, checkpoint_every=160)
+        config.train.update(steps=24, tasks_per_step=6, group_size=8)
+        config.checkpoint.update(every=24)
+    return config
+
+
+# What a wrong edit earns.
+WRONG = -2.0
+
+
+def paid(**settings: float) -> tuple[dict, ...]:
+    """The signals of a reward: a broken call costs as in the quickstart."""
+    name = "experiments.incidents.questions:Edited"
+    edited = dict(name=name, label="edited", wrong=WRONG, **settings)
+    return edited, dict(name="malformed", weight=0.1)
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One set of overrides per run; every arm of a seed before the next seed."""
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for variant, signals in (
+            ("edits alone", paid()),
+            ("deferring pays nothing", paid(without=WRONG, clear=0.25)),
+        ):
+            yield {"variant": variant, "seed": seed, "reward.signals": signals}
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    window = 1 if arg == "smoke" else 3
+    names = (f"{what}_{kind}" for what in ("edits", "asks") for kind in ("clear", "unclear"))
+    return tuple(("curve", f"questions/{name}", "step", window) for name in names)
