@@ -38,11 +38,11 @@ def reading(shown: Sequence[tuple[Task, str]]) -> Reading:
     """From (task, text) of what was shown."""
     matches = [match(text, task.meta["wanted"]) for task, text in shown]
     kept = tuple(float(m) for m in np.quantile(matches, np.linspace(0, 1, _QUANTILES)).round(4))
-    leniency = brentq(lambda x: _rate(shown, Reading(kept, x)) - RECORDED, -6, 6, xtol=1e-3)
+    leniency = brentq(lambda x: rate(shown, Reading(kept, x)) - RECORDED, -6, 6, xtol=1e-3)
     return Reading(kept, round(leniency, 3))
 
 
-def _rate(shown: Sequence[tuple[Task, str]], read: Reading) -> float:
+def rate(shown: Sequence[tuple[Task, str]], read: Reading) -> float:
     """The share that programmers as recorded accept."""
     chances = []
     for number, (task, text) in enumerate(shown):

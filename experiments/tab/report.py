@@ -1,5 +1,5 @@
-"""What Tab runs came to: accepts and suggestions shown, first steps against last; calibration; where
-nothing is shown any more.
+"""What Tab runs came to: accepts and suggestions shown, first steps against last; calibration;
+where nothing is shown any more.
 """
 
 from __future__ import annotations
@@ -205,9 +205,7 @@ def _draw_kinds(
         # where next to nothing is shown in the last steps, no rate can be told of them alone
         rate = shares([g for g in found if g.kind == name])[2] / 100
         first, last = shares(a)[0] / 100, shares(b)[0] / 100
-        axis.annotate(
-            "", (rate, last), (rate, first), arrowprops=dict(arrowstyle="->", color="0.7")
-        )
+        axis.plot([rate, rate], [first, last], color="0.8", linewidth=1)
         axis.plot(rate, first, "o", color=_BEFORE)
         axis.plot(rate, last, "o", color=_AFTER)
         axis.annotate(name, (rate, last), xytext=(4, -10), textcoords="offset points", fontsize=7)

@@ -68,8 +68,8 @@ class Habits:
 NAMED: dict[str, Habits] = {
     "recorded": Habits(),
     "exacting": Habits(taste=2.0, leniency=-0.5, pace=1.3),
-    # Of what a warm-started model of configs/tab.py shows they accept as much as those recorded, but
-    # more of it is right: a recorded confidence says less about that than the wanted text does.
+    # Of what the warm-started model of configs/tab.py shows they accept as much as those recorded,
+    # but more of it is right: a confidence says less about that than the wanted text does.
     "particular": Habits(taste=4.0, leniency=-1.15),
     "lenient": Habits(leniency=1.0, rewriting=0.3),
     "terse": Habits(taste=0.5, length=-0.5),
