@@ -78,6 +78,13 @@ class Asked:
         before, _ = infill.around(task)
         return self._person(task, "").chance(before, text, task.meta["wanted"])
 
+    def expected(self, task: Task, text: str) -> float:
+        """What a suggestion earns on average; 0 for nothing."""
+        if not text.strip():
+            return 0.0
+        chance = self.chance(task, text)
+        return PAID.accepted * chance + PAID.rejected * (1 - chance)
+
     def _person(self, task: Task, history: str) -> Programmer:
         digest = hashlib.sha256(f"{self.seed}/{task.id}".encode()).digest()
         number = int.from_bytes(digest[:8], "big") % self.people
