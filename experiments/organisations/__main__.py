@@ -1,4 +1,4 @@
-"""Prints what each adapter earns at each organisation, and proves that none saw another's data.
+"""Prints what each adapter earns at each organisation, and checks that none saw another's data.
 
     python -m experiments.organisations runs/organisations [--holes=96]
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         command.refuse(f"{folder} holds no seed whose three runs have finished ({DONE} in each)")
     for seed, runs in seeds.items():
         isolation.check(runs)
-        print(f"seed {seed}: no episode, weight or page of one organisation in another's adapter")
+        print(f"seed {seed}: no episode of one organisation in another's training, one base model")
     played = [report.play(runs, ORGANISATIONS, _HOLES.value) for runs in seeds.values()]
     command.console().print(report.table(played, ORGANISATIONS))
 

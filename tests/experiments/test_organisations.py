@@ -87,4 +87,4 @@ def test_the_table_compares_home_with_shared():
     assert (one.reward[2] == 0).all() and (one.shown[2] == 0).all()
     home = one.reward[0, ::2].mean()
     view = report.table([one], BOTH)
-    assert list(view.columns[-1].cells)[0].startswith(f"{home:+.3f}")
+    assert next(iter(view.columns[-1].cells)).startswith(f"{home:+.3f}")
