@@ -57,10 +57,10 @@ def holes(organisations: tuple[str, ...], seed: int) -> dict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One run for each adapter and seed."""
-    for seed in (5,) if arg == "smoke" else (5, 6, 7):
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for name in (*ORGANISATIONS, "shared"):
             chosen = ORGANISATIONS if name == "shared" else (name,)
-            yield {"variant": name, "tasks.seed": seed, "tasks.organisations": chosen}
+            yield {"variant": name, "seed": seed, "tasks.organisations": chosen}
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:
