@@ -1,8 +1,8 @@
 """On-policy data against windows of old data, on Tab, with as many updates in each.
 
-What: configs/tab.py, 48 updates of one warm start for each seed. A window is what is sampled at once
-  and then trained on k times, as a cycle does that seldom collects: at its end the data are k - 1
-  updates old. They are weighted by the ratio of the policies, clipped (PPO) or not.
+What: configs/tab.py, 48 updates of one warm start for each seed. A window is what is sampled at
+  once and then trained on k times, as a cycle does that seldom collects: at its end the data are
+  k - 1 updates old. They are weighted by the ratio of the policies, clipped (PPO) or not.
 Command: python -m launch.sweep --config=configs/windows.py --workdir=runs/windows, then
   python -m experiments.tab.windows runs/windows
 Hardware: 2 CPU cores. Run time: see docs/results.md.
