@@ -2,9 +2,9 @@
 
     python -m experiments.tab runs/tab
 
-runs/tab is the workdir of a sweep, or of one run. The first and the last fifth of the steps are
-compared. Runs that are not finished are shown as far as they have come. The figure is tab.png in
-the folder; nothing is trained.
+runs/tab is the workdir of a sweep, or of one run. The first and the last steps are compared, a
+fifth of all and at most 24. Runs that are not finished are shown as far as they have come. The
+figure is tab.png in the folder; nothing is trained.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from rl_code.workdir import STORE
 THRESHOLD = PAID.threshold
 _BINS = 8
 _REPEATS = 2_000
+# The first and the last steps are a fifth of all, and at most so many, since the policy changes.
+_MOST = 24
 # Steps over which a curve is averaged.
 _WINDOW = 10
 _BEFORE, _AFTER, _BOUND = "#8a8f98", "#1f5fa8", "#c0392b"
@@ -65,9 +67,9 @@ def groups(run: Path, number: int = 0) -> Iterator[Played]:
 
 
 def periods(found: Sequence[Played]) -> tuple[list[Played], list[Played], int]:
-    """The groups of the first and of the last fifth of the steps, and how many steps that is."""
+    """The groups of the first and of the last steps, and how many steps that is."""
     steps = sorted({one.step for one in found})
-    part = max(1, len(steps) // 5)
+    part = max(1, min(_MOST, len(steps) // 5))
     first, last = set(steps[:part]), set(steps[-part:])
     return [g for g in found if g.step in first], [g for g in found if g.step in last], part
 
