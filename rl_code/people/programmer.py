@@ -72,8 +72,8 @@ NAMED: dict[str, Habits] = {
     # but more of it is right: a confidence says less about that than the wanted text does.
     "particular": Habits(taste=4.0, leniency=-1.15),
     # Two organisations: one wants the rest of a line, the other one whole lines.
-    "brief": Habits(taste=4.0, leniency=-1.15, length=-1.5),
-    "thorough": Habits(taste=4.0, leniency=-1.15, length=1.5),
+    "brief": Habits(taste=4.0, leniency=-1.15, length=-2.5),
+    "thorough": Habits(taste=4.0, leniency=-1.15, length=2.5),
     "lenient": Habits(leniency=1.0, rewriting=0.3),
     "terse": Habits(taste=0.5, length=-0.5),
     "noisy": Habits(noise=0.3),

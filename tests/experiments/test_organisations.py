@@ -35,13 +35,13 @@ def test_organisations_take_turns_and_share_no_file():
 def test_organisations_want_different_suggestions():
     asked = AskedAtHome()
 
-    def earned(name: str, short: bool) -> float:
-        wanted = [(task, task.meta["wanted"]) for task in tasks(name, count=200)]
-        some = [asked.expected(task, text) for task, text in wanted if (len(text) < 8) == short]
-        return float(np.mean(some))
+    def earned(name: str, least: int, most: int) -> float:
+        wanted = [(task, task.meta["wanted"]) for task in tasks(name, count=120)]
+        fitting = [asked.expected(*each) for each in wanted if least <= len(each[1]) <= most]
+        return float(np.mean(fitting))
 
-    assert earned("brief", short=True) > earned("thorough", short=True) + 0.2
-    assert earned("thorough", short=False) > earned("brief", short=False) + 0.2
+    assert earned("brief", 1, 8) > earned("thorough", 1, 8) + 0.2
+    assert earned("thorough", 24, 99) > earned("brief", 24, 99) + 0.2
     assert asked.expected(tasks("brief", count=1)[0], " ") == 0.0
 
 
