@@ -25,17 +25,24 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     with config.ignore_type():
         config.tools = ("suggest",)
     config.protocol = "infill"
-    config.tasks = dict(name="infill", split="train", levels=(1, 2, 3), silent=SILENT)
+    config.tasks = holes(seed=2)
     config.limits = dict(turns=1, tokens=128, turn_tokens=24, test_runs=0, command_s=5.0)
     config.reward.signals = (asked(),)
     config.metrics = dict(extra=(dict(name="experiments.tab.metrics:Tab", asked=HABITS),))
     config.rollout.engine.update(prompt_length=104)
     config.suites = ()
+    # One device: on two virtual ones a step of so small a model is mostly waiting.
+    config.mesh.update(data=1)
+    with config.ignore_type():
+        # One warm start for all seeds: their reinforcement learning is on files of their own.
+        config.sft.tasks = holes(seed=0)
+        config.train.advantage = "dr_grpo"
     config.train.pack.update(targets=96)
     config.train.micro_batches = 2
     if arg == "":
         config.sft.update(steps=240, checkpoint_every=80)
         config.train.update(steps=120)
+        config.train.optimizer.learning_rate = 8e-4
         config.checkpoint.update(every=10)
     return config
 
@@ -44,7 +51,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 # was accepted.
 SILENT = 0.4
 # Which simulator trains; others judge (docs/results.md).
-HABITS = dict(habits="exacting", people=64, seed=0)
+HABITS = dict(habits="particular", people=64, seed=0)
+
+
+def holes(seed: int) -> dict:
+    """The files of a seed. Seed 0 is for demonstrations, and 1 for what is compared in the end."""
+    return dict(name="infill", split="train", seed=seed, levels=(1, 2, 3), silent=SILENT)
 
 
 def asked() -> dict:
@@ -54,8 +66,8 @@ def asked() -> dict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One run per seed."""
-    for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        yield {"seed": seed}
+    for seed in (2,) if arg == "smoke" else (2, 3, 4):
+        yield {"tasks.seed": seed}
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:

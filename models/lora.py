@@ -178,6 +178,16 @@ def with_trained(model: Any, part: Any) -> Any:
     return copy
 
 
+def without_adapters(model: Transformer) -> Transformer:
+    """A copy of a model without its adapters; its other parameters are the model's own."""
+    copy = jax.tree.map(lambda x: x, model)
+    if model.config.lora is not None:
+        copy.config = dataclasses.replace(model.config, lora=None)
+        for name in trained(model):
+            del getattr(copy, name).lora
+    return copy
+
+
 def merged(model: Transformer) -> Transformer:
     """A model without adapters whose matrices are W + s A B, made in float32 and rounded once to
     the dtype of W. A model without adapters comes back as it is.

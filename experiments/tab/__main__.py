@@ -1,9 +1,10 @@
-"""Prints what a run of configs/tab.py came to, and draws its calibration.
+"""Prints what runs of configs/tab.py came to, and draws their curves and calibration.
 
     python -m experiments.tab runs/tab
 
-The first and the last fifth of the steps are compared. A run that is not finished is shown as far
-as it has come. The figure is tab.png in the folder of the run; nothing is trained.
+runs/tab is the workdir of a sweep, or of one run. The first and the last steps are compared, a
+fifth of all and at most 24. Runs that are not finished are shown as far as they have come. The
+figure is tab.png in the folder; nothing is trained.
 """
 
 from __future__ import annotations
@@ -17,22 +18,18 @@ from rl_code.workdir import STORE
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
-        command.refuse("name the workdir of a run, as in python -m experiments.tab runs/tab")
-    run = Path(argv[1])
-    if not (run / STORE).is_dir():
-        command.refuse(f"{run} holds no run that was trained")
-    found = list(report.episodes(run))
-    steps = sorted({step for step, _, _ in found})
-    if len(steps) < 2:
-        command.refuse(f"{run} has {len(steps)} trained steps; two are needed to compare")
-    part = max(1, len(steps) // 5)
-    before, after = (
-        report.Period([one for one in found if one[0] in chosen])
-        for chosen in (set(steps[:part]), set(steps[-part:]))
-    )
-    command.console().print(report.table(before, after, part))
-    report.draw(before, after, run / "tab.png")
-    print(f"Figure: {run / 'tab.png'}")
+        command.refuse("name the workdir of runs, as in python -m experiments.tab runs/tab")
+    folder = Path(argv[1])
+    runs = [one for one in (folder, *sorted(folder.glob("*/"))) if (one / STORE).is_dir()]
+    if not runs:
+        command.refuse(f"{folder} holds no run that was trained")
+    found = [one for number, run in enumerate(runs) for one in report.groups(run, number)]
+    steps = len({one.step for one in found})
+    if steps < 2:
+        command.refuse(f"{folder} has {steps} trained steps; two are needed to compare")
+    command.console().print(report.table(found), report.kinds(found))
+    report.draw(found, folder / "tab.png")
+    print(f"Figure: {folder / 'tab.png'}")
 
 
 if __name__ == "__main__":

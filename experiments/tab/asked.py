@@ -1,22 +1,38 @@
 """What a simulated programmer does with the suggestion of an episode, and the reward for it.
 
 It is paid as people's decisions are (``rl_code.feedback.rewards.tab``).
+
+How good people take a match to be, and how lenient they are, is calibrated on the suggestions of
+the model after its warm start: of these the programmers as recorded accept the recorded share
+(``python -m experiments.tab.calibrate``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import json
+from pathlib import Path
 
 from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
-from rl_code.people.programmer import NAMED, Programmer
+from rl_code.people.programmer import NAMED, Programmer, Reading
 from rl_code.rewards.finished import FinishedEpisode
 from rl_code.tasks import infill
 from rl_code.types import Task, Trajectory
 
 # What is paid, and above which chance of acceptance showing pays.
 PAID = Tab()
+# What experiments.tab.calibrate wrote.
+CALIBRATED = Path(__file__).parent / "reading.json"
+
+
+@functools.cache
+def calibrated() -> Reading:
+    """How matches are read, from the file."""
+    fields = json.loads(CALIBRATED.read_text())
+    return Reading(tuple(fields["matches"]), fields["leniency"])
 
 
 def suggested(trajectory: Trajectory) -> str:
@@ -38,6 +54,8 @@ class Asked:
     people: int = 64
     # Another seed gives other persons.
     seed: int = 0
+    # Whether matches are read as calibrated; else a match is its own rank.
+    calibrate: bool = True
 
     def __post_init__(self) -> None:
         if self.habits not in NAMED:
@@ -60,7 +78,16 @@ class Asked:
         before, _ = infill.around(task)
         return self._person(task, "").chance(before, text, task.meta["wanted"])
 
+    def expected(self, task: Task, text: str) -> float:
+        """What a suggestion earns on average; 0 for nothing."""
+        if not text.strip():
+            return 0.0
+        chance = self.chance(task, text)
+        return PAID.accepted * chance + PAID.rejected * (1 - chance)
+
     def _person(self, task: Task, history: str) -> Programmer:
         digest = hashlib.sha256(f"{self.seed}/{task.id}".encode()).digest()
         number = int.from_bytes(digest[:8], "big") % self.people
-        return Programmer(embedded(), NAMED[self.habits], f"{self.seed}/{number}", history)
+        reading = calibrated() if self.calibrate else Reading()
+        habits = NAMED[self.habits]
+        return Programmer(embedded(), habits, f"{self.seed}/{number}", history, reading)

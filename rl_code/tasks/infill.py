@@ -82,6 +82,11 @@ def around(task: Task) -> tuple[str, str]:
     return text[: task.meta["hole"]], text[task.meta["hole"] :]
 
 
+def is_silent(task: Task) -> bool:
+    """Whether the file's comment does not say what is wanted."""
+    return task.files[task.path].startswith(f"# {_SILENT}\n")
+
+
 def demonstrate(task: Task, rng: random.Random, p_right: float) -> str:
     """What is written into the hole: the right text with this probability, else what a plausible
     mistake would have there, or nothing.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from experiments.tab import report
-from experiments.tab.asked import Asked, suggested
+from experiments.tab import calibrate, report
+from experiments.tab.asked import Asked, calibrated, suggested
 from experiments.tab.metrics import Shown, Tab, shown
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
@@ -86,19 +84,42 @@ def test_metrics_count_what_was_shown():
     assert one.confidence == pytest.approx(np.exp(-0.5))
 
 
-def made(shown_count: int, accepted: int) -> report.Period:
+def made(run: int, step: int, shown_count: int, accepted: int) -> list[report.Played]:
     """Ten groups of ten episodes."""
-    ones = [Shown(0.5, i < accepted, True) if i < shown_count else None for i in range(10)]
-    return report.Period([(0, number, one) for number in range(10) for one in ones])
+    ones = tuple(Shown(0.5, i < accepted, True) if i < shown_count else None for i in range(10))
+    return [report.Played(run, step, f"kind {number % 2}", ones) for number in range(10)]
 
 
 def test_the_report_compares_shares_and_draws_them(tmp_path):
-    before, after = made(8, 3), made(6, 4)
-    assert before.shares() == pytest.approx([80, 30, 37.5])
-    view = report.table(before, after, 2)
-    changes = list(view.columns[-1].cells)
+    found = [one for run in (0, 1) for one in (*made(run, 0, 8, 3), *made(run, 1, 6, 4))]
+    before, after, steps = report.periods(found)
+    assert steps == 1 and {one.step for one in before} == {0} and {one.step for one in after} == {1}
+    assert report.shares(before) == pytest.approx([80, 30, 37.5])
+    view = report.table(found)
+    changes, each = (list(column.cells) for column in view.columns[-2:])
     assert changes[0].startswith("-25 %") and changes[1].startswith("+33 %")
-    report.draw(before, after, tmp_path / "tab.png")
+    assert each[0] == "-25, -25"
+    assert list(report.kinds(found).columns[2].cells) == ["80.0 %", "80.0 %"]
+    report.draw(found, tmp_path / "tab.png")
     assert (tmp_path / "tab.png").stat().st_size > 10_000
-    few = dataclasses.replace(Shown(0.5, True, True), confidence=0.9)
-    report.draw(report.Period([(0, 0, few)]), after, tmp_path / "few.png")
+    few = report.Played(0, 0, "kind 0", (Shown(0.9, True, True),))
+    report.draw([few, *made(0, 1, 6, 4)], tmp_path / "few.png")
+
+
+def test_the_kind_of_a_hole_is_what_can_be_seen():
+    silent = infill.generate("train", 0, 1, (2,), 1.0)
+    kinds = {report.kind(infill.generate("train", 0, i, (1, 2, 3), 0.5)) for i in range(60)}
+    assert report.kind(silent).startswith("silent, ")
+    said = ("stated", "open", "silent")
+    assert kinds == {f"{each}, {hole}" for each in said for hole in ("line", "rest")}
+
+
+def test_a_calibration_accepts_the_recorded_share():
+    tasks = [infill.generate("train", 1, i, (1, 2)) for i in range(12)]
+    right = [(task, task.meta["wanted"]) for task in tasks]
+    shown_ = [*right, *((task, "import os") for task in tasks)]
+    found = calibrate.reading(shown_)
+    assert found.matches[0] == 0.0 and found.matches[-1] == 1.0
+    assert abs(calibrate.rate(shown_, found) - calibrate.RECORDED) < 0.01
+    assert calibrate.rate(right, found) > calibrate.RECORDED
+    assert calibrated().matches[-1] == 1.0

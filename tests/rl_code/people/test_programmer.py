@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rl_code.people.fit import embedded
-from rl_code.people.programmer import NAMED, Habits, Programmer, match
+from rl_code.people.programmer import NAMED, Habits, Programmer, Reading, match
 
 BEFORE = "def f(x):\n    return "
 WANTED = "x + 1 if x > 2 else 0"
@@ -71,6 +71,32 @@ def test_match_reads_tokens():
     assert match("", "x") == 0.0
     assert match("y * 3", "import os") == 0.0
     assert 0 < match("x + 1", "x + 2") < 1
+
+
+def test_a_reading_ranks_a_match_among_those_that_are_shown():
+    read = Reading((0.0, 0.5, 0.9, 1.0, 1.0))
+    ranks = [read.rank(m) for m in (0.0, 0.25, 0.5, 0.7, 0.9)]
+    assert ranks == pytest.approx([0, 0.125, 0.25, 0.375, 0.5])
+    # those that are right share the middle of their ranks
+    assert read.rank(1.0) == 0.875
+    assert Reading((0.2, 0.8)).rank(0.1) == 0.0 and Reading((0.2, 0.8)).rank(0.9) == 1.0
+    assert Reading().rank(0.3) == 0.3
+
+
+def test_what_is_like_all_that_is_shown_is_accepted_less_often_with_a_reading():
+    def of(reading, text):
+        programmer = Programmer(embedded(), NAMED["particular"], 0, reading=reading)
+        return programmer.chance(BEFORE, text, WANTED)
+
+    common = Reading((0.0, 0.9, 0.95, 1.0, 1.0))
+    assert of(common, NEAR) < of(Reading(), NEAR)
+    assert of(dataclasses.replace(common, leniency=1.0), NEAR) > of(common, NEAR)
+
+
+@pytest.mark.parametrize("matches", [(0.5,), (0.9, 0.1), (0.0, 1.1)])
+def test_a_reading_needs_rising_shares(matches):
+    with pytest.raises(ValueError, match="rising shares"):
+        Reading(matches)
 
 
 @pytest.mark.parametrize("wrong", [{"noise": 1.5}, {"pace": 0.0}, {"ambiguity": -1.0}])

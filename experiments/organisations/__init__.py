@@ -1,0 +1,3 @@
+"""One Tab model and two organisations whose programmers want different suggestions: an adapter for
+each, beside one that both share.
+"""

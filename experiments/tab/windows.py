@@ -1,0 +1,92 @@
+"""What runs on windows of old data earn on fresh holes, by the updates made.
+
+    python -m experiments.tab.windows runs/windows
+
+runs/windows is the workdir of a sweep over configs/windows.py. Prints a table; the figure is
+windows.png in the folder. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import rich.table
+from matplotlib.figure import Figure
+
+from launch import command
+from launch.sweep_plan import DONE
+from rl_code.metrics import read_metrics
+
+_REWARD = "reward/total"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The runs of one variant."""
+
+    # Updates made before each step's holes were filled, [steps].
+    updates: np.ndarray
+    # What was earned at them, [seeds, steps].
+    rewards: np.ndarray
+
+
+def curves(folder: Path) -> dict[str, Curve]:
+    """By variant, of the runs that have finished."""
+    found: dict[str, list[np.ndarray]] = {}
+    epochs: dict[str, int] = {}
+    for path in sorted(folder.glob("variant=*")):
+        if not (path / DONE).exists():
+            continue
+        variant = path.name.removeprefix("variant=").rpartition(",seed=")[0].replace("_", " ")
+        epochs[variant] = json.loads((path / DONE).read_text())["config"]["train"]["epochs"]
+        rewards = np.array([row[_REWARD] for row in read_metrics(path)])
+        found.setdefault(variant, []).append(rewards)
+    return {
+        name: Curve(epochs[name] * np.arange(len(rewards[0])), np.array(rewards))
+        for name, rewards in found.items()
+    }
+
+
+def table(found: Mapping[str, Curve]) -> rich.table.Table:
+    """What each variant earns after its last update, and how far that is from the first one."""
+    view = rich.table.Table(caption="means over seeds; in brackets their range")
+    for name in ("window", "updates", "seeds", "earned first", "earned last", "last - first"):
+        view.add_column(name, justify="left" if name == "window" else "right")
+    for name, one in found.items():
+        ends = one.rewards[:, 0], one.rewards[:, -1], one.rewards[:, -1] - one.rewards[:, 0]
+        cells = [f"{x.mean():+.3f} [{x.min():+.3f}, {x.max():+.3f}]" for x in ends]
+        view.add_row(name, str(one.updates[-1]), str(len(one.rewards)), *cells)
+    return view
+
+
+def draw(found: Mapping[str, Curve], path: Path) -> None:
+    """What is earned on fresh holes against the updates made, with the range over seeds."""
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for name, one in found.items():
+        (line,) = axis.plot(one.updates, one.rewards.mean(axis=0), marker="o", label=name)
+        low, high = one.rewards.min(axis=0), one.rewards.max(axis=0)
+        axis.fill_between(one.updates, low, high, color=line.get_color(), alpha=0.15)
+    axis.set(xlabel="updates", ylabel="reward on fresh holes")
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2:
+        command.refuse("name the workdir of a sweep, as in python -m experiments.tab.windows a")
+    folder = Path(argv[1])
+    found = curves(folder)
+    if not found:
+        command.refuse(f"{folder} holds no run of configs/windows.py that has finished")
+    command.console().print(table(found))
+    draw(found, folder / "windows.png")
+    print(f"Figure: {folder / 'windows.png'}")
+
+
+if __name__ == "__main__":
+    command.run(main, arguments=True)

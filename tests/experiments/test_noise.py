@@ -1,0 +1,43 @@
+"""The noise of gradients is found from products of groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.tab import noise
+
+
+def made(mean: float, count: int = 300, size: int = 50) -> noise.Measured:
+    """Gradients of ``size`` numbers whose mean is ``mean`` each, with a variance of 1 each."""
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(mean, 1.0, (count, size))
+    return noise.Measured(gradients @ gradients.T, rng.normal(0.1, 0.3, count))
+
+
+def test_signal_and_noise_are_told_apart():
+    one = made(0.5)
+    squared, spread = one.signal(np.arange(300))
+    assert squared == pytest.approx(50 * 0.25, rel=0.1)
+    assert spread == pytest.approx(50, rel=0.05)
+    middle, low, high = noise.scale(one, np.arange(300))
+    assert low < middle < high and middle == pytest.approx(4, rel=0.15)
+
+
+def test_two_batches_agree_as_the_noise_scale_says():
+    one = made(0.5)
+    for size in (1, 4, 16):
+        assert noise.cosines(one, size).mean() == pytest.approx(size / (size + 4), abs=0.06)
+
+
+def test_a_gradient_of_nothing_but_noise_has_no_bound():
+    _, _, high = noise.scale(made(0.0), np.arange(300))
+    assert high > 1_000
+
+
+def test_the_report_has_a_row_for_each_policy(tmp_path):
+    found = {"before": made(0.5), "after": made(0.1)}
+    view = noise.table(found, 8)
+    assert list(view.columns[0].cells) == ["before", "after"]
+    noise.draw(found, tmp_path / "noise.png", 8)
+    assert (tmp_path / "noise.png").stat().st_size > 10_000
