@@ -27,7 +27,16 @@ from models.functions import swiglu
 from models.layers import Layers
 from models.model_config import MoE
 from models.quantised import MATRICES, expert_product, product, scale_name
-from models.sharding import constrain, cut_over, cuts_tokens, per_shard, shared_by, sum_parts
+from models.sharding import (
+    constrain,
+    cut_over,
+    cuts_parameters,
+    cuts_tokens,
+    gathered_part,
+    per_shard,
+    shared_by,
+    sum_parts,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -74,12 +83,22 @@ def feed_forward(
     tokens = ("batch", "tokens" if cut else "slots")
     spread = cut_over(tokens[1])
     extra = () if given is None else (given,)
+    in_parts = cuts_parameters()
+
+    def on_device(y, real, parameters, *extra):
+        if in_parts:
+            # experts in the dtype of their products, in fewer bytes
+            parameters = {
+                name: gathered_part(x, axes[name], y.dtype if name in matrices else x.dtype)
+                for name, x in parameters.items()
+            }
+        return _routed(layer.moe, cut, spread, parameters, y, real, *extra)
+
     routed = per_shard(
-        lambda y, real, parameters, *extra: _routed(
-            layer.moe, cut, spread, parameters, y, real, *extra
-        ),
+        on_device,
         (tokens, tokens, axes, *(tokens for _ in extra)),
         (tokens, Routing(experts=tokens, counts=rows, shares=rows, entropy=rows)),
+        whole=not in_parts,
     )
     out, routing = routed(y, real, parameters, *extra)
     if layer.moe.shared:

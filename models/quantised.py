@@ -28,6 +28,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from attention.products import project
+from models.cut_products import cut_product
+from models.sharding import cuts_parameters
 from pallas_kernels.grouped.api import grouped_product
 
 if TYPE_CHECKING:
@@ -94,9 +96,16 @@ def product(
 ) -> Float[Array, "B T *F"]:
     """The product of y with a matrix of one layer, quantised or not, in y's dtype.
 
+    A matrix that is cut over ``fsdp`` is gathered in that dtype, in fewer bytes.
+
     name: of the matrix, such as "q". contract: how many last axes of y it contracts.
     """
-    out = project(y, getattr(layer, name)[...].astype(y.dtype), contract)
+    parameter = getattr(layer, name)
+    matrix = parameter[...].astype(y.dtype)
+    if cuts_parameters():
+        # the axis of layers is gone
+        return cut_product(y, matrix, parameter.get_metadata("logical_axes")[1:], contract)
+    out = project(y, matrix, contract)
     scales = getattr(layer, scale_name(name), None)
     return out if scales is None else _scaled(out, scales[...])
 

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import (
     AbstractDevice,
@@ -222,23 +224,27 @@ def _only(spec: PartitionSpec, names: Collection[str]) -> PartitionSpec:
     return PartitionSpec(*map(of, spec))
 
 
-def gathered(parameters: Any) -> Any:
+def gathered(parameters: Any, but: Collection[str] = ()) -> Any:
     """Parameters as a layer computes with them: whole along ``fsdp``, in a program under a mesh.
 
     Gradients go the other way: they are added over the devices, and each keeps its part.
 
     parameters: a pytree of nnx.Variable. One of a single layer has lost the first of its logical
-      axes.
+      axes. but: names of parameters that stay as they are.
     """
 
-    def gather(parameter: nnx.Variable) -> nnx.Variable:
+    def gather(path: tuple, parameter: nnx.Variable) -> nnx.Variable:
+        if jax.tree_util.keystr(path[-1:], simple=True) in but:
+            return parameter
         x = parameter[...]
         axes = parameter.get_metadata("logical_axes")
         return parameter.replace(gathered_array(x, axes[len(axes) - x.ndim :]))
 
     if not cuts_parameters():
         return parameters
-    return jax.tree.map(gather, parameters, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return jax.tree_util.tree_map_with_path(
+        gather, parameters, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
 
 
 def gathered_array(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
@@ -263,24 +269,27 @@ def cuts_parameters() -> bool:
     return mesh.shape.get("fsdp", 1) > 1
 
 
-def all_but_whole_parameters(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy for ``jax.checkpoint``: the backward pass keeps everything but what ``gathered``
-    made, and gathers it again.
+def all_but_whole_parameters(primitive: Any, *_: Any, **given: Any) -> bool:
+    """A policy for ``jax.checkpoint``: the backward pass keeps everything but what ``gathered`` and
+    ``gathered_part`` made, and gathers it again.
     """
+    if primitive.name == "all_gather":
+        return "fsdp" not in given["axis_name"]
     # Products read a parameter through a reshape and a conversion, which would keep it as well.
     return primitive.name not in ("sharding_constraint", "reshape", "convert_element_type")
 
 
-def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
+def per_shard(function: Callable, in_axes: Any, out_axes: Any, *, whole: bool = True) -> Callable:
     """A function that every device runs on its own part of the arguments.
 
     It is for code that loops over rows or heads, and for kernels, which XLA cannot cut. Without a
     mesh (``jax.set_mesh``) it is the function itself. Inside another shard_map it cuts over those
     axes of the mesh that the other one has left to the compiler; the arguments are then the other
-    one's parts. Parameters come whole along ``fsdp``.
+    one's parts.
 
     in_axes, out_axes: the logical axes of arguments and results, as prefixes of their pytrees like
-      the specs of ``jax.shard_map``.
+      the specs of ``jax.shard_map``. whole: parameters come whole along ``fsdp``; else as they lie,
+      for ``gathered_part``.
     """
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -289,7 +298,7 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
         return function
 
     def spec(axes: Sequence[str | None]) -> PartitionSpec:
-        return _only(partition_spec(axes, whole=True), free)
+        return _only(partition_spec(axes, whole=whole), free)
 
     def specs(tree: Any) -> Any:
         return jax.tree.map(spec, tree, is_leaf=_is_axes)
@@ -302,6 +311,39 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
         axis_names=free,
         check_vma=False,
     )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gathered_part(x: jax.Array, logical_axes: Sequence[str | None], dtype: Any) -> jax.Array:
+    """Inside a ``per_shard`` function: a parameter of which x is this device's part, whole along
+    ``fsdp``, in another dtype.
+
+    Gradients are added in x's own dtype, and each device gets those of its part.
+    """
+    at = _place_of_fsdp(logical_axes)
+    x = x.astype(dtype)
+    return x if at is None else jax.lax.all_gather(x, "fsdp", axis=at, tiled=True)
+
+
+def _part_forward(x, logical_axes, dtype):
+    return gathered_part(x, logical_axes, dtype), jnp.zeros((), x.dtype)
+
+
+def _part_backward(logical_axes, dtype, own, gradient):
+    at = _place_of_fsdp(logical_axes)
+    gradient = gradient.astype(own.dtype)
+    if at is not None:
+        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=at, tiled=True)
+    return (gradient,)
+
+
+gathered_part.defvjp(_part_forward, _part_backward)
+
+
+def _place_of_fsdp(logical_axes: Sequence[str | None]) -> int | None:
+    """Which axis of a parameter is cut over ``fsdp``; None for none."""
+    entries = [None if axis is None else RULES[axis] for axis in logical_axes]
+    return entries.index("fsdp") if "fsdp" in entries else None
 
 
 def sum_parts(x: jax.Array, logical_axis: str) -> jax.Array:

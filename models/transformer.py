@@ -54,6 +54,8 @@ from models.sharding import (
 )
 from pallas_kernels.tokens import Tokens
 
+# Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
+GATHERED_LATER = (*MATRICES, "router")
 # The hidden states before a layer, and the policy by which they wait in the host's memory.
 _BEFORE_LAYER = "before_layer"
 _TO_HOST = jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -258,7 +260,7 @@ class Transformer(nnx.Module):
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                layer = gathered(self._for_products(layer))
+                layer = gathered(layer, but=GATHERED_LATER)
                 described = method.parameters(self.config.layer_shape)
                 parameters = {
                     name: gathered_array(x, described[name].axes)
@@ -449,29 +451,6 @@ class Transformer(nnx.Module):
             return rms_norm(x, layer.k_norm[...], self.config.norm_eps)
 
         return method.new_keys(parameters, y, normalise)
-
-    def _for_products(self, layer: Layers) -> Layers:
-        """A layer whose matrices are in the compute dtype, if the mesh cuts parameters.
-
-        So they are gathered in fewer bytes, and their gradients are added and cut before they are
-        converted back: a compiler makes a reduce-scatter of a sum and a cut only where nothing
-        stands between the two. A product would do the same conversion later.
-
-        Experts stay as they are: they enter a shard_map, and the gradients that leave it are added
-        in the dtype in which the experts came, which is the wider one.
-        """
-        if not cuts_parameters():
-            return layer
-
-        def convert(path: tuple, parameter: nnx.Variable) -> nnx.Variable:
-            name = jax.tree_util.keystr(path[-1:], simple=True)
-            if name not in MATRICES or name.startswith("expert_"):
-                return parameter
-            return parameter.replace(parameter[...].astype(self.config.dtype))
-
-        return jax.tree_util.tree_map_with_path(
-            convert, layer, is_leaf=lambda x: isinstance(x, nnx.Variable)
-        )
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""

@@ -14,6 +14,9 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
+from benchmarks.collectives import Kind, sent_bytes
+from models.model_config import MoE
+from models.quantised import MATRICES
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
 from pallas_kernels.tokens import Tokens
@@ -146,21 +149,20 @@ def test_memory_of_a_device_falls_as_one_over_fsdp():
     assert memory.temp_size_in_bytes > gradients
     assert less.temp_size_in_bytes < 0.6 * gradients
 
-    # A gradient leaves the backward pass of its layer as a part. TPU and GPU get a reduce-scatter
-    # from the same program; the CPU's compiler adds everything and takes a part.
+    # A gradient leaves the backward pass of its layer as a part.
     text = cut.as_text()
     shapes = re.findall(r"%\S*while\S* = \((.*?)\) while\(", text)
     stacked = [dims for carried in shapes for dims in re.findall(r"f32\[(12,[\d,]+)\]", carried)]
     parameters = {",".join(map(str, x.shape)) for x in jax.tree.leaves(state.model)}
     assert stacked and not parameters & set(stacked)
-    assert "reduce-scatter" in text or "all-reduce" in text
+    assert "reduce-scatter" in text
     assert "all-to-all" not in text
 
 
-def test_matrices_travel_in_the_dtype_of_their_products():
-    mesh = make_mesh(MeshConfig(1, 1, fsdp=8))
+def lowered_gradient(mesh, **shape):
+    """The gradient of a small model, and the model."""
     # sizes that differ, so that a shape names a matrix
-    shape = dict(embed_dim=64, mlp_dim=96, vocab_size=48, dtype="bfloat16", tied_embeddings=False)
+    shape = dict(embed_dim=64, mlp_dim=96, vocab_size=48, tied_embeddings=False) | shape
     with jax.set_mesh(mesh):
         model = abstract_model(small_config(**shape), mesh)
         tokens = jax.ShapeDtypeStruct((8, 16), np.int32, sharding=rows_of(mesh))
@@ -170,9 +172,32 @@ def test_matrices_travel_in_the_dtype_of_their_products():
             where = Tokens(zeros + 1, zeros, zeros, zeros + jnp.arange(16))
             return jnp.sum(model.logits(model.hidden(tokens, where.order, where)))
 
-        text = jax.jit(jax.grad(loss)).lower(model, tokens).as_text()
+        return jax.jit(jax.grad(loss)).lower(model, tokens), model
+
+
+def test_matrices_travel_in_the_dtype_of_their_products():
+    lowered, _ = lowered_gradient(make_mesh(MeshConfig(1, 1, fsdp=8)), dtype="bfloat16")
+    text = lowered.as_text()
     constrained = re.findall(r"sharding_constraint .*tensor<([x\d]+)x(\w+)>", text)
     matrices = {"64x4x8", "64x2x8", "4x8x64", "64x96", "96x64", "64x48"}
     found = {dims: {t for d, t in constrained if d == dims} for dims in matrices}
-    # there whole, and back as gradients that are added and cut
     assert found == {dims: {"bf16"} for dims in matrices}
+    # gradients of a layer's seven matrices on their way back
+    scattered = re.findall(r"reduce_scatter.*?tensor<[x\d]+x(\w+)>\) -> ", text, re.DOTALL)
+    assert scattered == ["bf16"] * 7
+
+
+@pytest.mark.parametrize("moe", [None, MoE(experts=8, active=2, mlp_dim=32)])
+def test_gradients_are_added_over_fsdp_and_their_parts_over_data(moe):
+    mesh = make_mesh(MeshConfig(data=2, tensor=1, fsdp=4))
+    lowered, model = lowered_gradient(mesh, moe=moe)
+    sent = sent_bytes(lowered.compile().as_text(), domain=8)
+    names = (*MATRICES, "router")
+    found = [getattr(model.layers, name, None) for name in names]
+    matrices = bytes_of([x for x in found if x is not None])
+    assert sent[Kind("reduce-scatter", 4, False)] == matrices * 3 / 4
+    # there and back, of a part
+    assert sent[Kind("all-reduce", 2, False)] == 2 * matrices / 4 / 2
+    # norms and both tables are added everywhere
+    rest = bytes_of(model) - matrices
+    assert sent[Kind("all-reduce", 8, False)] <= 2 * rest * 7 / 8
