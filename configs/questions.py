@@ -44,9 +44,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.pack.update(targets=192)
     config.sft.update(rows=12, slots=64)
     if arg == "":
-        config.sft.update(steps=160, checkpoint_every=160)
-        config.train.update(steps=24, tasks_per_step=6, group_size=8)
-        config.checkpoint.update(every=24)
+        config.sft.update(steps=120, checkpoint_every=120)
+        config.train.update(steps=20, tasks_per_step=6, group_size=8)
+        config.checkpoint.update(every=20)
     return config
 
 

@@ -33,9 +33,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.rollout.engine.update(prompt_length=64)
     config.sft.update(rows=12, slots=80)
     if arg == "":
-        config.sft.update(steps=120, checkpoint_every=120)
-        config.train.update(steps=24, tasks_per_step=12, group_size=4)
-        config.checkpoint.update(every=24)
+        config.sft.update(steps=80, checkpoint_every=80)
+        config.train.update(steps=16, tasks_per_step=12, group_size=4)
+        config.checkpoint.update(every=16)
     return config
 
 
