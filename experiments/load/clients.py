@@ -134,8 +134,8 @@ class Asking:
 
     def ask(self, hole: Hole, session: str, max_tokens: int) -> dict[str, Any]:
         """What came: ``id``, ``text``, ``tokens``, ``first_s``, ``whole_s`` of an answer that is
-        whole; else ``why`` there is none, the ``status`` of a refusal, and the ``id`` of an answer
-        that was cut off.
+        whole; else ``why`` there is none, the ``status`` of a refusal and in how many seconds to
+        ask again (``after_s``), and the ``id`` of an answer that was cut off.
         """
         asked = {"model": "auto", "prompt": hole.prefix, "suffix": hole.suffix, "stream": True}
         asked |= {"max_tokens": max_tokens, "stream_options": {"include_usage": True}}
@@ -145,7 +145,8 @@ class Asking:
             response = self._send(json.dumps(asked).encode(), session)
             if response.status != 200:
                 words = response.read()[:200].decode(errors="replace")
-                return {"why": words, "status": response.status}
+                after = response.getheader("Retry-After") or "0"
+                return {"why": words, "status": response.status, "after_s": float(after)}
             self._read(response, found, start)
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -251,7 +252,7 @@ class Persons:
         found = asking.ask(hole, session, self._task.max_tokens)
         if "why" in found:
             journal.note("no answer", **found)
-            time.sleep(rng.uniform(*_WAITS_S))
+            time.sleep(found.get("after_s", 0.0) + rng.uniform(*_WAITS_S))
             return
         journal.note("answer", **found)
         if not found["text"].strip():
