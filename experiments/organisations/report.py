@@ -13,11 +13,12 @@ import rich.table
 from experiments.organisations.holes import AskedAtHome, Holes, of
 from experiments.tab import held_out
 from experiments.tab.asked import suggested
-from launch.sweep_plan import DONE
 from models.adapter_rows import with_several
 from models.lora import trained, without_adapters
 from rl_code.types import Group
 
+# What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
+DONE = "sweep_done.json"
 _SAMPLES = 4
 _REPEATS = 2_000
 

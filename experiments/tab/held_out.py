@@ -8,13 +8,12 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from launch import flags
 from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.named import Named
 from rl_code.recording import kept_config
 from rl_code.run import Run
-from rl_code.run_config import RunConfig, meshes
+from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.types import Group, Task
 from rl_code.workdir import CONFIG_FILE
@@ -32,10 +31,8 @@ def config_of(workdir: Path) -> RunConfig:
 
 
 def opened(workdir: Path) -> Run:
-    """The run in a workdir, with the devices that it needs."""
-    config = config_of(workdir)
-    flags.use_virtual_devices(*meshes(config))
-    return Run(config, workdir)
+    """The run in a workdir."""
+    return Run(config_of(workdir), workdir)
 
 
 def holes(run: Run, count: int) -> list[Task]:

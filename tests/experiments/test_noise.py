@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tab import noise
+from experiments.tab import gradients as noise
 
 
 def made(mean: float, count: int = 300, size: int = 50) -> noise.Measured:

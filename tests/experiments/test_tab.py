@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tab import calibrate, report
+from experiments.tab import calibration as calibrate
+from experiments.tab import report
 from experiments.tab.asked import Asked, calibrated, suggested
 from experiments.tab.metrics import Shown, Tab, shown
 from models.tokenizer import Tokenizer

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from configs import windows as config
-from experiments.tab import windows
+from experiments.tab import stale as windows
+from experiments.tab.windows.__main__ import main
 from launch.sweep_plan import DONE, plan
 from rl_code.metrics import METRICS_FILE
 
@@ -42,5 +43,5 @@ def test_the_report_counts_updates(tmp_path):
 
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        windows.main(["windows", str(tmp_path)])
+        main(["windows", str(tmp_path)])
     assert "holds no run" in capsys.readouterr().err

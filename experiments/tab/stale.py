@@ -1,10 +1,4 @@
-"""What runs on windows of old data earn on fresh holes, by the updates made.
-
-    python -m experiments.tab.windows runs/windows
-
-runs/windows is the workdir of a sweep over configs/windows.py. Prints a table; the figure is
-windows.png in the folder. Nothing is trained.
-"""
+"""What runs on windows of old data earn on fresh holes, by the updates made."""
 
 from __future__ import annotations
 
@@ -17,10 +11,10 @@ import numpy as np
 import rich.table
 from matplotlib.figure import Figure
 
-from launch import command
-from launch.sweep_plan import DONE
 from rl_code.metrics import read_metrics
 
+# What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
+DONE = "sweep_done.json"
 _REWARD = "reward/total"
 
 
@@ -74,19 +68,3 @@ def draw(found: Mapping[str, Curve], path: Path) -> None:
     axis.set(xlabel="updates", ylabel="reward on fresh holes")
     axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) != 2:
-        command.refuse("name the workdir of a sweep, as in python -m experiments.tab.windows a")
-    folder = Path(argv[1])
-    found = curves(folder)
-    if not found:
-        command.refuse(f"{folder} holds no run of configs/windows.py that has finished")
-    command.console().print(table(found))
-    draw(found, folder / "windows.png")
-    print(f"Figure: {folder / 'windows.png'}")
-
-
-if __name__ == "__main__":
-    command.run(main, arguments=True)

@@ -1,12 +1,4 @@
-"""How much of the gradient of a batch is noise, by the size of the batch, and how well a batch
-tells the objective.
-
-    python -m experiments.tab.noise runs/tab/seed=2 [--groups=128]
-
-The argument is the workdir of a finished run of configs/tab.py. Its policy before reinforcement
-learning and after it fill held-out holes, three disjoint sets of them, and each group's gradient is
-taken alone. From the products of all pairs of gradients follows what batches of any size come to,
-so nothing is trained. Prints a table; the figure is noise.png in the folder.
+"""The noise of gradients and of the objective, by the size of a batch.
 
 The noise scale is tr(S) / |G|^2 groups (1812.06162, eq. 2.9), where G is the mean gradient of a
 group and S its covariance: at that size of a batch signal and noise are alike. Both are estimated
@@ -23,13 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rich.table
-from absl import flags as absl_flags
 from matplotlib.figure import Figure
 
 from experiments.tab import held_out
-from launch import command
 from models.transformer import Transformer
-from rl_code import named, sft
+from rl_code import named
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
 from rl_code.learner.objective import Denominators
@@ -37,12 +27,10 @@ from rl_code.learner.update import accumulate, loss_share, split, used
 from rl_code.run import Run
 from rl_code.run_sections import TrainConfig
 from rl_code.types import Batch, Group
-from rl_code.workdir import CONFIG_FILE
 
-_SETS = 3
+SETS = 3
 _REPEATS = 400
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_GROUPS = absl_flags.DEFINE_integer("groups", 64, "Groups of each of the three sets.", 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +128,7 @@ def table(found: dict[str, Measured], group_size: int) -> rich.table.Table:
     for name, one in found.items():
         numbers = np.arange(len(one.rewards))
         middle, low, high = scale(one, numbers)
-        each = ", ".join(f"{_scale(one, part):.0f}" for part in np.array_split(numbers, _SETS))
+        each = ", ".join(f"{_scale(one, part):.0f}" for part in np.array_split(numbers, SETS))
         told = f"{middle:.0f} [{low:.0f}, {high:.0f}]"
         view.add_row(name, told, each, f"{one.rewards.mean():+.3f}", f"{one.rewards.std():.3f}")
     return view
@@ -170,22 +158,3 @@ def draw(found: dict[str, Measured], path: Path, group_size: int) -> None:
     right.set(ylabel="95 % half-width of the mean reward")
     left.legend(frameon=False)
     figure.savefig(path, dpi=110)
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
-        command.refuse("name the workdir of a finished run of configs/tab.py")
-    folder = Path(argv[1])
-    with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
-        last, step = run.saved_model(folder)
-        policies = {"after the warm start": sft.initial_model(run), f"after step {step}": last}
-        count = _SETS * _GROUPS.value
-        found = {name: measure(run, model, count) for name, model in policies.items()}
-        size = run.config.train.group_size
-    command.console().print(table(found, size))
-    draw(found, folder / "noise.png", size)
-    print(f"Figure: {folder / 'noise.png'}")
-
-
-if __name__ == "__main__":
-    command.run(main, arguments=True)

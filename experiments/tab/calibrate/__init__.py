@@ -1,0 +1,1 @@
+"""The command that calibrates how matches are read."""

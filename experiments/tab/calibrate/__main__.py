@@ -1,0 +1,42 @@
+"""Measures how good a match is among those that the warm-started model shows, and how lenient
+people must be so that they accept of them the share that was accepted of the recorded suggestions.
+
+    python -m experiments.tab.calibrate runs/tab/seed=0 --out=experiments/tab/reading.json
+
+The argument is the workdir of a run of configs/tab.py whose warm start has finished.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+from absl import flags as absl_flags
+
+from experiments.tab import held_out
+from experiments.tab.asked import CALIBRATED
+from experiments.tab.calibration import RECORDED, reading, shown_by
+from launch import command, flags
+from rl_code import sft
+from rl_code.run_config import meshes
+from rl_code.workdir import CONFIG_FILE
+
+_OUT = absl_flags.DEFINE_string("out", str(CALIBRATED), "The file that is written.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
+        command.refuse("name the workdir of a run of configs/tab.py that has its warm start")
+    flags.use_virtual_devices(*meshes(held_out.config_of(Path(argv[1]))))
+    with held_out.opened(Path(argv[1])) as run, jax.set_mesh(run.mesh):
+        groups = held_out.fill(run, sft.initial_model(run), held_out.holes(run, 256), 4)
+    shown = shown_by(groups)
+    found = reading(shown)
+    fields = {"matches": list(found.matches), "leniency": found.leniency}
+    Path(_OUT.value).write_text(json.dumps(fields, indent=1) + "\n")
+    print(f"{len(shown)} suggestions: leniency {found.leniency:+.3f}, accepted {RECORDED:.1%}")
+
+
+if __name__ == "__main__":
+    command.run(main, arguments=True)

@@ -1,0 +1,1 @@
+"""The command that measures the noise of a batch's gradient."""

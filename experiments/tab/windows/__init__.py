@@ -1,0 +1,1 @@
+"""The command that compares windows of old data."""
