@@ -2,9 +2,9 @@
 
 What is wanted is a program of ``generated``, with its splits. Its description is all that the agent
 reads: no code, no examples. A clear task states every constant. An unclear one leaves one constant
-open ("add k"), or names two of which one is meant ("add 2 or 4"). So an unclear task cannot be
-known to be solved by a single edit, however good the policy is. A person who is asked says what is
-meant (``rl_code.environment.tools.ask``).
+open ("add k"), or names two of which one is meant ("add 2 or 4"). So no policy, however
+good, can do better than guess there. A person who is asked says what is meant
+(``rl_code.environment.tools.ask``).
 
 Each task also has its demonstration, for the warm start. Reinforcement learning can only pay what
 the policy sometimes does, and a model from scratch has never seen a broken call or a question; so a
