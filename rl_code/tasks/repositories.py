@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
@@ -183,8 +183,8 @@ def _attempt(
             "spans": tuple(_span(chain, link) for link in range(len(chain))),
             # index of the wrong step in ``program``
             "fault": _offset(chain, place),
-            # what could stand in its place, and the line that each makes
-            "lines": tuple(zip((right, *alternatives(right)), lines, strict=True)),
+            # of each step of ``program``, its file and the number of its line
+            "places": _places(broken, modules, texts),
         },
     )
 
@@ -246,6 +246,19 @@ def _span(chain: Sequence[Function], link: int) -> tuple[int, int]:
 def _offset(chain: Sequence[Function], place: Place) -> int:
     """Index in ``program_of(chain)`` of a place."""
     return _span(chain, place.link)[0] + place.step
+
+
+def _places(
+    chain: Sequence[Function], modules: Sequence[str], texts: Mapping[str, str]
+) -> tuple[tuple[str, int], ...]:
+    """The file of each step of ``program_of(chain)``, and the number of its line."""
+    places: list[tuple[str, int]] = []
+    for one, module in reversed(list(zip(chain, modules, strict=False))):
+        path = f"{module}.py"
+        heading = texts[path].splitlines().index(f"def {one.name}(xs):") + 1
+        first = heading + 1 + bool(one.calls)
+        places += [(path, first + at) for at in range(len(one.steps))]
+    return tuple(places)
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:

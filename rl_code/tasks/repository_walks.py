@@ -1,9 +1,14 @@
-"""Imperfect demonstrations of repository tasks: search, read, follow the imports, edit, run the
-tests, submit.
+"""Imperfect demonstrations of repository tasks: search, read along the imports, think, try lines,
+submit.
 
-Of each function that was read a thought says in words what it does, and below what it should do by
-the message. Where the two differ is the fault. A model that learns this from nothing is told by it
-which lines belong to which words.
+Of each line of a function that was read a thought says in words what it does, and behind it what it
+should do by the message. Where the two differ is the fault. A model that learns this from nothing
+is told by it which lines belong to which words. Thoughts are always right.
+
+Attempts are not. A wrong one puts a mistake in a line of the function that was thought about, also
+where the fault is in another one. Each is drawn for itself, whatever failed before; only what
+failed is not tried again. An attempt is tried (``try_lines``), or put in its place and submitted
+untested.
 
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
@@ -24,7 +29,8 @@ from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool, words_of
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
-from rl_code.tasks.programs import Program, Step, describe_inward, evaluate
+from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate
+from rl_code.tasks.repositories import alternatives
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Of ``task.meta["source"]``.
@@ -36,7 +42,7 @@ TOOLS = find_tools(
         Named("read_file", {"numbered": True}),
         Named("think"),
         Named("replace_lines"),
-        Named("run_tests"),
+        Named("try_lines"),
         Named("submit"),
     )
 )
@@ -46,8 +52,6 @@ Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
 _GREP = Grep()
 _READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
-_TEST = ToolCall("run_tests", {})
-_EDITED = ToolResult("replace_lines", "ok")
 _THOUGHT = ToolResult("think", "ok")
 
 
@@ -79,77 +83,97 @@ def walk(
 ) -> Iterator[Message]:
     """The messages of one episode.
 
-    The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
-    ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few turns to
-    come to the cause.
+    The probabilities are those of ``DemonstrationConfig``; in a function without the fault,
+    something is changed with half the probability of a wrong attempt. It keeps to the turns and
+    test runs of ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few
+    turns to come to the cause.
     """
-    chain = task.meta["chain"]
-    cause = chain.index(task.meta["cause"])
-    turns = limits.turns - cause - 2
-    if turns < 1:
+    cause = task.meta["chain"].index(task.meta["cause"])
+    if limits.turns < cause + 3:
         raise ValueError(f"{limits.turns=} must be at least {cause + 3} for {task.id}")
     pattern = f"def {task.entry_point}"
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
     yield (grep,), (found,)
-    thoughts = [_thought(task, link) for link in range(cause + 1)]
-    for link, path in enumerate(chain[: cause + 1]):
-        read = ToolCall("read_file", {"path": path})
-        text = ToolResult("read_file", shown(path, task.files[path], verbose=False, first=1))
-        # what was read last is thought about first
-        yield (*thoughts[:link][-1:], read), (*(_THOUGHT,) * min(link, 1), text)
-    edits = _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
-    calls, results = next(edits)
-    yield (thoughts[-1], *calls), (_THOUGHT, *results) if results else ()
-    yield from edits
+    # messages beyond the search and the readings
+    turns = limits.turns - cause - 2
+    runs = limits.test_runs
+    before: tuple[ToolCall, ...] = ()
+    for link in range(cause + 1):
+        read, text = _reading(task, link)
+        yield (*before, read), (*(_THOUGHT,) * len(before), text)
+        before = (_thought(task, link),)
+        right = p_right if link == cause else 0.0
+        for at, step in _attempts(task, link, rng, right):
+            if link < cause and rng.random() >= (1 - p_right) / 2:
+                break
+            path, number = task.meta["places"][at]
+            change = {"path": path, "first_line": number, "text": _line(task, at, step)}
+            if turns < 2 or runs < 1 or rng.random() >= p_test:
+                yield (*before, ToolCall("replace_lines", change), _SUBMIT), ()
+                return
+            turns -= 1
+            runs -= 1
+            failures = _failures(task, at, step)
+            told = describe(failures, len(task.visible_tests), runs, verbose=False)
+            results = (*(_THOUGHT,) * len(before), ToolResult("try_lines", told))
+            yield (*before, ToolCall("try_lines", change)), results
+            before = ()
+            if not failures or rng.random() < p_give_up:
+                yield (_SUBMIT,), ()
+                return
+
+
+def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
+    """The call that reads a file of the chain, and its result."""
+    path = task.meta["chain"][link]
+    text = shown(path, task.files[path], verbose=False, first=1)
+    return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
 
 
 def _thought(task: Task, link: int) -> ToolCall:
-    """What a function of the chain does, and what it should do."""
-    start, end = task.meta["spans"][link]
-    lines = (describe_inward(task.meta[kind][start:end]) for kind in ("broken", "program"))
-    return ToolCall("think", {"thought": "\n".join(lines)})
-
-
-def _edits(
-    task: Task,
-    rng: random.Random,
-    turns: int,
-    runs: int,
-    p_right: float,
-    p_test: float,
-    p_give_up: float,
-) -> Iterator[Message]:
-    """The messages from the first attempt on; no attempt is made twice."""
-    lines = dict(task.meta["lines"])
-    at = task.meta["fault"]
-    right = task.meta["program"][at]
-    stands = task.meta["broken"][at]
-    cause = task.meta["cause"]
-    text = task.files[cause].splitlines()
-    # the wrong line occurs once
-    (number,) = (n for n, line in enumerate(text, start=1) if line.strip() == lines[stands])
-    untried = [step for step in lines if step not in (right, stands)]
-    rng.shuffle(untried)
-    while True:
-        step: Step = right
-        if untried and rng.random() >= p_right:
-            step = untried.pop()
-        edit = ToolCall(
-            "replace_lines",
-            {"path": cause, "first_line": number, "text": f"    {lines[step]}"},
+    """Of each line of a function of the chain, the last one first: its number, what it does, and
+    what it should do.
+    """
+    thought = []
+    for at in reversed(range(*task.meta["spans"][link])):
+        does, should = (
+            describe_inward(task.meta[kind][at : at + 1]) for kind in ("broken", "program")
         )
-        if turns < 2 or runs < 1 or rng.random() >= p_test:
-            yield (edit, _SUBMIT), ()
-            return
-        turns -= 1
-        runs -= 1
-        failures = _failures(task, step)
-        told = describe(failures, len(task.visible_tests), runs, verbose=False)
-        yield (edit, _TEST), (_EDITED, ToolResult("run_tests", told))
-        if not failures or rng.random() < p_give_up:
-            yield (_SUBMIT,), ()
-            return
+        thought.append(f"{task.meta['places'][at][1]}: {does} | {should}")
+    return ToolCall("think", {"thought": "\n".join(thought)})
+
+
+# A step of the program, and what is put in its place.
+Attempt = tuple[int, Step]
+
+
+def _attempts(task: Task, link: int, rng: random.Random, p_right: float) -> Iterator[Attempt]:
+    """Attempts without end in a function of the chain: the right one with the probability
+    ``p_right``, else a mistake in any of its lines that was not made before, while there is one.
+    """
+    fault = task.meta["fault"]
+    right: Attempt = (fault, task.meta["program"][fault])
+    wrong = [
+        (at, step)
+        for at in range(*task.meta["spans"][link])
+        for step in alternatives(task.meta["broken"][at])
+        if (at, step) != right
+    ]
+    rng.shuffle(wrong)
+    while wrong or p_right > 0:
+        yield right if rng.random() < p_right or not wrong else wrong.pop()
+
+
+def _line(task: Task, at: int, step: Step) -> str:
+    """The line with a step in the place of another one."""
+    (span,) = (one for one in task.meta["spans"] if at in range(*one))
+    changed = _with(task.meta["broken"], at, step)
+    return body(changed[slice(*span)], "ints").splitlines()[at - span[0]]
+
+
+def _with(program: Program, at: int, step: Step) -> Program:
+    return (*program[:at], step, *program[at + 1 :])
 
 
 def _search(task: Task, pattern: str) -> Found:
@@ -163,10 +187,9 @@ def _search(task: Task, pattern: str) -> Found:
     return Found(matches[: _GREP.most], len(matches))
 
 
-def _failures(task: Task, step: Step) -> Sequence[str]:
-    """Texts of the visible tests that fail with a step in the fault's place, in order."""
-    at = task.meta["fault"]
-    attempt: Program = (*task.meta["program"][:at], step, *task.meta["program"][at + 1 :])
+def _failures(task: Task, at: int, step: Step) -> Sequence[str]:
+    """Texts of the visible tests that fail with a step in another one's place, in order."""
+    attempt = _with(task.meta["broken"], at, step)
     failures = []
     for case in task.visible_tests.cases:
         value = evaluate(attempt, case.args[0])

@@ -24,6 +24,7 @@ from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.think import Think
 from rl_code.environment.tools.tool import Answer, Tool, check_arguments
+from rl_code.environment.tools.try_lines import TryLines
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
 from rl_code.named import Named
@@ -39,6 +40,7 @@ TOOLS: dict[str, type[Tool]] = {
     "submit": Submit,
     "suggest": Suggest,
     "replace_lines": ReplaceLines,
+    "try_lines": TryLines,
     "grep": Grep,
     "jump": Jump,
     "history": History,

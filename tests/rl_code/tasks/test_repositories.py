@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import itertools
 import random
 import sys
@@ -241,47 +242,82 @@ def calls_of(task, segments):
     return [call for text in texts for call in Compact().parse(text, task, TOOLS)]
 
 
+EDITS = ("replace_lines", "try_lines")
+
+
+def with_edit(task, call) -> dict[str, str]:
+    """The files of a task with the lines of a call in their place."""
+    path, line, text = (call.arguments[name] for name in ("path", "first_line", "text"))
+    lines = task.files[path].splitlines()
+    lines[line - 1] = text
+    return {**task.files, path: "\n".join([*lines, ""])}
+
+
 def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
     for task, segments in walks(tasks):
         calls = calls_of(task, segments)
         assert not any(call.error for call in calls)
         names = [call.name for call in calls if call.name != "think"]
-        level = task.meta["level"]
-        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "replace_lines"]
-        assert names[-1] == "submit" and names.count("submit") == 1
-        assert names.count("run_tests") <= LIMITS.test_runs
+        assert names[:2] == ["grep", "read_file"] and names[-1] == "submit"
+        assert set(names[2:-1]) <= {"read_file", *EDITS} and names[-2] in EDITS
+        # what is put in its place untested is submitted at once
+        assert "replace_lines" not in names[:-2]
+        assert names.count("try_lines") <= LIMITS.test_runs
         assert sum(segment.sampled for segment in segments) <= LIMITS.turns
-        assert [c.arguments["path"] for c in calls if c.name == "read_file"] == [
-            *task.meta["chain"][: level + 1]
-        ]
+        read = [call.arguments["path"] for call in calls if call.name == "read_file"]
+        assert read == [*task.meta["chain"][: len(read)]] and len(read) <= task.meta["level"] + 1
+        # lines are changed in what was read last
+        for at, call in enumerate(calls):
+            if call.name in EDITS:
+                before = [one.arguments["path"] for one in calls[:at] if one.name == "read_file"]
+                assert call.arguments["path"] == before[-1]
 
 
 def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
-    for task, segments in walks(tasks):
+    perfect = DemonstrationConfig(p_right=1.0, p_test=0.5, p_give_up=0.0)
+    for task, segments in walks(tasks, perfect):
         calls = calls_of(task, segments)
+        chain = task.meta["chain"][: task.meta["level"] + 1]
         thoughts = [call.arguments["thought"].split("\n") for call in calls if call.name == "think"]
-        assert len(thoughts) == task.meta["level"] + 1
-        assert [does == should for does, should in thoughts] == [True] * task.meta["level"] + [
-            False
-        ]
-        # what the functions should do is what the symptom should do, part after part
+        found = []
+        for path, thought in zip(chain, thoughts, strict=True):
+            for number, words in (line.split(": ") for line in thought):
+                does, should = words.split(" | ")
+                found.append((path, int(number), does, should))
+        before = task.files[task.meta["cause"]].splitlines()
+        after = task.reference[task.meta["cause"]].splitlines()
+        (number,) = (n for n, pair in enumerate(zip(before, after), 1) if pair[0] != pair[1])
+        faults = [(path, number) for path, number, does, should in found if does != should]
+        assert faults == [(task.meta["cause"], number)]
+        # what the lines should do is what the symptom should do, part after part
         asked = task.messages[0]["content"].split("\n")[0]
-        should = " after ".join(should for _, should in thoughts)
-        assert asked.removeprefix(f"{task.entry_point}: ").startswith(should)
-        # it stands in front of what follows from it: another file, or the edit
+        should = " after ".join(should for *_, should in found)
+        assert asked.startswith(f"{task.entry_point}: {should}")
+        # a thought stands in front of what follows from it: another file, or the edit
         behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
-        assert behind == ["read_file"] * task.meta["level"] + ["replace_lines"]
+        assert behind[:-1] == ["read_file"] * (len(chain) - 1) and behind[-1] in EDITS
 
 
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
-        (edit,) = [call for call in calls_of(task, segments) if call.name == "replace_lines"]
-        path, line, text = (edit.arguments[name] for name in ("path", "first_line", "text"))
-        lines = task.files[path].splitlines()
-        lines[line - 1] = text
-        assert {path: "\n".join([*lines, ""])} == dict(task.reference)
+        (edit,) = [call for call in calls_of(task, segments) if call.name in EDITS]
+        assert with_edit(task, edit) == {**task.files, **task.reference}
         assert "PASS left 2" in segments[-2].text
+
+
+def test_wrong_attempts_are_made_once_and_the_tests_say_what_they_come_to(tasks):
+    wrong = DemonstrationConfig(p_right=0.0, p_test=1.0, p_give_up=0.0)
+    limits = dataclasses.replace(LIMITS, turns=30, test_runs=20)
+    for task, segments in walks(tasks, wrong, limits):
+        calls = calls_of(task, segments)
+        tried = [with_edit(task, call) for call in calls if call.name == "try_lines"]
+        told = [s.text for s in segments if not s.sampled and " left " in s.text]
+        for files, text in zip(tried, told, strict=True):
+            assert ("FAIL" in text) == any(failing(task, files, task.visible_tests))
+        repaired = {**task.files, **task.reference}
+        assert all(tried.count(files) == 1 for files in tried)
+        assert repaired not in tried
 
 
 def test_walks_say_what_an_episode_says(tasks, pool):
@@ -314,7 +350,7 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 
 
 def test_tools_that_speak_otherwise_are_refused():
-    names = ("grep", "read_file", "think", "replace_lines", "run_tests", "submit")
+    names = ("grep", "read_file", "think", "replace_lines", "try_lines", "submit")
     with pytest.raises(ValueError, match="numbered=True"):
         check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
     few = TOOLS | find_tools((Named("grep", {"most": 3}),))
@@ -327,5 +363,5 @@ def test_tools_that_speak_otherwise_are_refused():
 
 def test_too_few_turns_are_named(tasks):
     limits = Limits(turns=5, tokens=900, turn_tokens=80, test_runs=3, command_s=5.0)
-    with pytest.raises(ValueError, match=r"limits\.turns=5 must be at least 6"):
+    with pytest.raises(ValueError, match=r"limits\.turns=5 must be at least [67] for"):
         demonstrate(tasks[3][0], random.Random(0), IMPERFECT, limits)
