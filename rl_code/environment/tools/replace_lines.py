@@ -11,7 +11,6 @@ from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 
-
 LINES = {
     "path": {"type": "string", "description": "Path relative to the workspace."},
     "first_line": {

@@ -1,4 +1,4 @@
-"""try_lines: replaces some lines, runs the visible tests, and takes the change back if one fails."""
+"""try_lines: replaces some lines, runs the visible tests, and takes back what does not pass."""
 
 from __future__ import annotations
 

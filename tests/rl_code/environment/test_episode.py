@@ -114,13 +114,16 @@ def test_a_first_edit_that_failed_its_tests_is_not_graded_again(make, tokenizer,
     assert spoiled.first_edit_passed and len(pool.graded) == 2
 
 
-def test_lines_that_are_tried_are_the_first_edit_whether_they_stay_or_not(make, tokenizer, pool):
+def test_lines_that_are_tried_are_the_first_edit_whether_they_stay_or_not(
+    make, task, tokenizer, pool
+):
     tools = (*DEFAULT, Named("try_lines"))
+    task = dataclasses.replace(task, tools=None)
     right, wrong = (f"<|call|>try solution.py 2\n{t.splitlines()[1]}<|end|>" for t in (GOOD, BAD))
-    repaired = play(make(tools=tools), tokenizer, wrong, right, SUBMIT)
+    repaired = play(make(task, tools=tools), tokenizer, wrong, right, SUBMIT)
     assert repaired.solved and not repaired.first_edit_passed and len(pool.graded) == 1
     pool.graded.clear()
-    passed = play(make(tools=tools), tokenizer, right, SUBMIT)
+    passed = play(make(task, tools=tools), tokenizer, right, SUBMIT)
     assert passed.solved and passed.first_edit_passed and len(pool.graded) == 1
 
 

@@ -286,7 +286,9 @@ def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
                 found.append((path, int(number), does, should))
         before = task.files[task.meta["cause"]].splitlines()
         after = task.reference[task.meta["cause"]].splitlines()
-        (number,) = (n for n, pair in enumerate(zip(before, after), 1) if pair[0] != pair[1])
+        (number,) = (
+            n for n, pair in enumerate(zip(before, after, strict=True), 1) if pair[0] != pair[1]
+        )
         faults = [(path, number) for path, number, does, should in found if does != should]
         assert faults == [(task.meta["cause"], number)]
         # what the lines should do is what the symptom should do, part after part
