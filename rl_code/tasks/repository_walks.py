@@ -1,14 +1,15 @@
 """Imperfect demonstrations of repository tasks: search, read along the imports, think, try lines,
 submit.
 
-Of each line of a function that was read a thought says in words what it does, and behind it what it
-should do by the message. Where the two differ is the fault. A model that learns this from nothing
-is told by it which lines belong to which words. Thoughts are always right.
+Of each line of a function that was read a thought says in words what it should do by the message,
+what it does, and whether that is the same. A model that learns this from nothing is told by it
+which lines belong to which words. Thoughts are always right, since a model learns more slowly from
+some that are wrong.
 
-Attempts are not. A wrong one puts a mistake in a line of the function that was thought about, also
-where the fault is in another one. Each is drawn for itself, whatever failed before; only what
-failed is not tried again. An attempt is tried (``try_lines``), or put in its place and submitted
-untested.
+Attempts are not. A wrong one puts another mistake in the fault's place. Now and then something is
+tried in a function that is right, and then the walk goes on. Each attempt is drawn for itself,
+whatever failed before; only what failed is not tried again. An attempt is tried (``try_lines``), or
+put in its place and submitted untested.
 
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
@@ -53,6 +54,8 @@ _GREP = Grep()
 _READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
 _THOUGHT = ToolResult("think", "ok")
+# Probability of an attempt in a function of the chain that is right.
+_P_LOST = 0.05
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -83,10 +86,9 @@ def walk(
 ) -> Iterator[Message]:
     """The messages of one episode.
 
-    The probabilities are those of ``DemonstrationConfig``; in a function without the fault,
-    something is changed with half the probability of a wrong attempt. It keeps to the turns and
-    test runs of ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few
-    turns to come to the cause.
+    The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
+    ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few turns to
+    come to the cause.
     """
     cause = task.meta["chain"].index(task.meta["cause"])
     if limits.turns < cause + 3:
@@ -105,11 +107,12 @@ def walk(
         before = (_thought(task, link),)
         right = p_right if link == cause else 0.0
         for at, step in _attempts(task, link, rng, right):
-            if link < cause and rng.random() >= (1 - p_right) / 2:
+            lost = link < cause
+            if lost and (turns < 3 or runs < 1 or rng.random() >= _P_LOST):
                 break
             path, number = task.meta["places"][at]
             change = {"path": path, "first_line": number, "text": _line(task, at, step)}
-            if turns < 2 or runs < 1 or rng.random() >= p_test:
+            if not lost and (turns < 2 or runs < 1 or rng.random() >= p_test):
                 yield (*before, ToolCall("replace_lines", change), _SUBMIT), ()
                 return
             turns -= 1
@@ -119,7 +122,7 @@ def walk(
             results = (*(_THOUGHT,) * len(before), ToolResult("try_lines", told))
             yield (*before, ToolCall("try_lines", change)), results
             before = ()
-            if not failures or rng.random() < p_give_up:
+            if not failures or (not lost and rng.random() < p_give_up):
                 yield (_SUBMIT,), ()
                 return
 
@@ -132,15 +135,16 @@ def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
 
 
 def _thought(task: Task, link: int) -> ToolCall:
-    """Of each line of a function of the chain, the last one first: its number, what it does, and
-    what it should do.
+    """Of each line of a function of the chain, the last one first: its number, what it should do,
+    what it does, and whether that is the same.
     """
     thought = []
     for at in reversed(range(*task.meta["spans"][link])):
-        does, should = (
-            describe_inward(task.meta[kind][at : at + 1]) for kind in ("broken", "program")
+        should, does = (
+            describe_inward(task.meta[kind][at : at + 1]) for kind in ("program", "broken")
         )
-        thought.append(f"{task.meta['places'][at][1]}: {does} | {should}")
+        verdict = "yes" if does == should else "no"
+        thought.append(f"{task.meta['places'][at][1]}: {should} | {does} {verdict}")
     return ToolCall("think", {"thought": "\n".join(thought)})
 
 
@@ -150,13 +154,16 @@ Attempt = tuple[int, Step]
 
 def _attempts(task: Task, link: int, rng: random.Random, p_right: float) -> Iterator[Attempt]:
     """Attempts without end in a function of the chain: the right one with the probability
-    ``p_right``, else a mistake in any of its lines that was not made before, while there is one.
+    ``p_right``, else a mistake that was not made before, while there is one: in the line of the
+    fault, or in any where the function is right.
     """
     fault = task.meta["fault"]
     right: Attempt = (fault, task.meta["program"][fault])
+    start, end = task.meta["spans"][link]
+    places = (fault,) if start <= fault < end else range(start, end)
     wrong = [
         (at, step)
-        for at in range(*task.meta["spans"][link])
+        for at in places
         for step in alternatives(task.meta["broken"][at])
         if (at, step) != right
     ]
