@@ -282,7 +282,9 @@ def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
         found = []
         for path, thought in zip(chain, thoughts, strict=True):
             for number, words in (line.split(": ") for line in thought):
-                does, should = words.split(" | ")
+                *told, verdict = words.split()
+                should, does = " ".join(told).split(" | ")
+                assert verdict == ("yes" if does == should else "no")
                 found.append((path, int(number), does, should))
         before = task.files[task.meta["cause"]].splitlines()
         after = task.reference[task.meta["cause"]].splitlines()
@@ -297,15 +299,15 @@ def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
         assert asked.startswith(f"{task.entry_point}: {should}")
         # a thought stands in front of what follows from it: another file, or the edit
         behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
-        assert behind[:-1] == ["read_file"] * (len(chain) - 1) and behind[-1] in EDITS
+        assert behind[-1] in EDITS and {*behind[:-1]} <= {"read_file", "try_lines"}
 
 
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
-        (edit,) = [call for call in calls_of(task, segments) if call.name in EDITS]
+        *_, edit = [call for call in calls_of(task, segments) if call.name in EDITS]
         assert with_edit(task, edit) == {**task.files, **task.reference}
-        assert "PASS left 2" in segments[-2].text
+        assert "PASS left" in segments[-2].text
 
 
 def test_wrong_attempts_are_made_once_and_the_tests_say_what_they_come_to(tasks):
