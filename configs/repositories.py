@@ -30,7 +30,7 @@ WARM_START = dict(
     weight_of_read=0.25,
     demonstrations=40_000,
     checkpoint_every=100,
-    demonstration=dict(p_right=0.75, p_test=0.6, p_give_up=0.4),
+    demonstration=dict(p_right=0.65, p_test=0.7, p_give_up=0.3),
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 

@@ -8,7 +8,8 @@ in the function that the tests call, at level 3 three imports away. The other mo
 are distractors of the same kind, which import each other.
 
 The message says what the symptom should do, and shows two calls. Its operations stand there as one
-meets them from the symptom along its imports: the last one first. It names no file and shows none:
+meets them from the symptom along its imports: the last one first, each with a letter, which makes
+it easier to say which of them a line should do. The message names no file and shows none:
 the function has to be searched for, and its imports followed. All constants are stated, so the
 description and the files together tell which line is wrong.
 
@@ -415,4 +416,4 @@ def _of_cause(
 def _message(name: str, program: Program, visible: Sequence[Case]) -> str:
     """What the user says: what the symptom should do, and the visible cases."""
     calls = "\n".join(f"{name}({case.args[0]!r}) == {case.expected!r}" for case in visible)
-    return f"{name}: {describe_inward(program)}\n{calls}"
+    return f"{name}: {', '.join(describe_inward(program))}\n{calls}"

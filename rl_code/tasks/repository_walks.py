@@ -21,16 +21,17 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import ReadFile, shown
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
-from rl_code.environment.tools.tool import Tool, words_of
+from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
-from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate
+from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
 from rl_code.tasks.repositories import alternatives
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
@@ -63,10 +64,11 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
     otherwise.
     """
     for name, tool in TOOLS.items():
-        if words_of(tools[name]) != words_of(tool):
+        written, other = tool_lib.words_of(tool), tool_lib.words_of(tools[name])
+        if written != other:
             raise ValueError(
-                f"demonstrations of repositories write {name} as {words_of(tool)}, and the tool "
-                f"of the config as {words_of(tools[name])}; leave sft out"
+                f"demonstrations of repositories write {name} as {written}, and the tool of the "
+                f"config as {other}; leave sft out"
             )
     for tool in (_GREP, _READ):
         if tools[tool.name] != tool:
@@ -138,13 +140,13 @@ def _thought(task: Task, link: int) -> ToolCall:
     """Of each line of a function of the chain, the last one first: its number, what it should do,
     what it does, and whether that is the same.
     """
+    asked = describe_inward(task.meta["program"])
     thought = []
     for at in reversed(range(*task.meta["spans"][link])):
-        should, does = (
-            describe_inward(task.meta[kind][at : at + 1]) for kind in ("program", "broken")
-        )
-        verdict = "yes" if does == should else "no"
-        thought.append(f"{task.meta['places'][at][1]}: {should} | {does} {verdict}")
+        does = task.meta["broken"][at]
+        verdict = "yes" if does == task.meta["program"][at] else "no"
+        number = task.meta["places"][at][1]
+        thought.append(f"{number}: {asked[-1 - at]} | {words_of(does)} {verdict}")
     return ToolCall("think", {"thought": "\n".join(thought)})
 
 

@@ -284,18 +284,18 @@ def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
             for number, words in (line.split(": ") for line in thought):
                 *told, verdict = words.split()
                 should, does = " ".join(told).split(" | ")
-                assert verdict == ("yes" if does == should else "no")
+                assert verdict == ("yes" if does == should[2:] else "no")
                 found.append((path, int(number), does, should))
         before = task.files[task.meta["cause"]].splitlines()
         after = task.reference[task.meta["cause"]].splitlines()
         (number,) = (
             n for n, pair in enumerate(zip(before, after, strict=True), 1) if pair[0] != pair[1]
         )
-        faults = [(path, number) for path, number, does, should in found if does != should]
+        faults = [(path, number) for path, number, does, should in found if does != should[2:]]
         assert faults == [(task.meta["cause"], number)]
         # what the lines should do is what the symptom should do, part after part
         asked = task.messages[0]["content"].split("\n")[0]
-        should = " after ".join(should for *_, should in found)
+        should = ", ".join(should for *_, should in found)
         assert asked.startswith(f"{task.entry_point}: {should}")
         # a thought stands in front of what follows from it: another file, or the edit
         behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
