@@ -19,7 +19,7 @@ ENGINE = dict(
     page=16,
     prefill_rows=10,
     prefill_tokens=48,
-    prompt_length=80,
+    prompt_length=96,
     decode_steps=8,
 )
 WARM_START = dict(
@@ -42,7 +42,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = dict(
         seed=0,
         mesh=dict(data=2),
-        model=dict(preset="tiny"),
+        model=dict(preset="small_reader"),
         # Every name of a module or a function is one token.
         tokenizer=dict(source="train", vocab_size=896, texts=1500),
         protocol="compact",
