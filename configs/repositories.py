@@ -26,13 +26,13 @@ ENGINE = dict(
 )
 WARM_START = dict(
     # Demonstrations have 200 tokens on average and 372 at most; the agent writes 63.
-    steps=400,
+    steps=600,
     slots=384,
     rows=10,
     weight_of_read=0.25,
     demonstrations=40_000,
     checkpoint_every=50,
-    demonstration=dict(p_right=0.65, p_test=0.7, p_give_up=0.3),
+    demonstration=dict(p_right=0.5, p_test=0.6, p_give_up=0.4),
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 
@@ -71,9 +71,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=WARM_START,
         train=dict(
-            steps=48,
+            steps=40,
             tasks_per_step=16,
             group_size=8,
+            # An update takes a fifth of the time in which its batch is sampled.
+            epochs=2,
             # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound
             loss=dict(policy="ppo", aggregation="token"),
             optimizer=dict(learning_rate=6e-4, schedule="cosine", warmup_steps=5),
