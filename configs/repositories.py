@@ -12,7 +12,7 @@ Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in ea
 import ml_collections
 
 # A search, as many files as have to be read at level 2, three attempts with a test, and a submit.
-LIMITS = dict(turns=12, tokens=640, turn_tokens=64, test_runs=6, command_s=5.0)
+LIMITS = dict(turns=12, tokens=704, turn_tokens=64, test_runs=6, command_s=5.0)
 # A prompt has about 42 tokens, and a file that is read about 35. Turns are short.
 ENGINE = dict(
     slots=24,
@@ -32,7 +32,7 @@ WARM_START = dict(
     weight_of_read=0.25,
     demonstrations=40_000,
     checkpoint_every=50,
-    demonstration=dict(p_right=0.5, p_test=0.6, p_give_up=0.4),
+    demonstration=dict(p_right=0.55, p_test=0.65, p_give_up=0.4),
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 
@@ -80,7 +80,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             loss=dict(policy="ppo", aggregation="token"),
             optimizer=dict(learning_rate=6e-4, schedule="cosine", warmup_steps=5),
             # Episodes of a group search and read alike: in long rows they share that.
-            pack=dict(slots=1024, targets=640),
+            pack=dict(slots=1024, targets=704),
         ),
         # Level 3 is never trained on.
         suites=(

@@ -8,8 +8,9 @@ some that are wrong.
 
 Attempts are not. A wrong one puts another mistake in the fault's place. Now and then something is
 tried in a function that is right, and then the walk goes on. Each attempt is drawn for itself,
-whatever failed before; only what failed is not tried again. An attempt is tried (``try_lines``), or
-put in its place and submitted untested.
+whatever failed before, and has the thought in front of it again; only what failed is not tried
+again. So a second attempt is written as a first one is, and what a model learns of one helps with
+the other. An attempt is tried (``try_lines``), or put in its place and submitted untested.
 
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
@@ -121,9 +122,10 @@ def walk(
             runs -= 1
             failures = _failures(task, at, step)
             told = describe(failures, len(task.visible_tests), runs, verbose=False)
-            results = (*(_THOUGHT,) * len(before), ToolResult("try_lines", told))
-            yield (*before, ToolCall("try_lines", change)), results
-            before = ()
+            yield (
+                (*before, ToolCall("try_lines", change)),
+                (_THOUGHT, ToolResult("try_lines", told)),
+            )
             if not failures or (not lost and rng.random() < p_give_up):
                 yield (_SUBMIT,), ()
                 return
