@@ -12,7 +12,7 @@ Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in ea
 import ml_collections
 
 # A search, as many files as have to be read at level 2, three attempts with a test, and a submit.
-LIMITS = dict(turns=12, tokens=704, turn_tokens=64, test_runs=6, command_s=5.0)
+LIMITS = dict(turns=16, tokens=768, turn_tokens=64, test_runs=6, command_s=5.0)
 # A prompt has about 42 tokens, and a file that is read about 35. Turns are short.
 ENGINE = dict(
     slots=24,
@@ -26,13 +26,13 @@ ENGINE = dict(
 )
 WARM_START = dict(
     # Demonstrations have 200 tokens on average and 372 at most; the agent writes 63.
-    steps=600,
-    slots=384,
-    rows=10,
+    steps=400,
+    slots=512,
+    rows=8,
     weight_of_read=0.25,
     demonstrations=40_000,
     checkpoint_every=50,
-    demonstration=dict(p_right=0.55, p_test=0.65, p_give_up=0.4),
+    demonstration=dict(p_right=0.6, p_test=0.5, p_give_up=0.5),
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 
@@ -74,13 +74,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             steps=40,
             tasks_per_step=16,
             group_size=8,
-            # An update takes a fifth of the time in which its batch is sampled.
-            epochs=2,
             # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound
             loss=dict(policy="ppo", aggregation="token"),
             optimizer=dict(learning_rate=6e-4, schedule="cosine", warmup_steps=5),
             # Episodes of a group search and read alike: in long rows they share that.
-            pack=dict(slots=1024, targets=704),
+            pack=dict(slots=1024, targets=768),
         ),
         # Level 3 is never trained on.
         suites=(

@@ -3,14 +3,14 @@ submit.
 
 Of each line of a function that was read a thought says in words what it should do by the message,
 what it does, and whether that is the same. A model that learns this from nothing is told by it
-which lines belong to which words. Thoughts are always right, since a model learns more slowly from
-some that are wrong.
+which lines belong to which words. Where a line is wrong it is changed and tried (``try_lines``), or
+changed and submitted untested; else the function that is called is read.
 
-Attempts are not. A wrong one puts another mistake in the fault's place. Now and then something is
-tried in a function that is right, and then the walk goes on. Each attempt is drawn for itself,
-whatever failed before, and has the thought in front of it again; only what failed is not tried
-again. So a second attempt is written as a first one is, and what a model learns of one helps with
-the other. An attempt is tried (``try_lines``), or put in its place and submitted untested.
+Some walks go wrong first: a thought sees a fault where there is none, takes the fault for something
+else, or overlooks it. Then the walk begins again from the symptom, as if nothing had been thought
+before. What is wrong stands there and is not learned: a model makes mistakes enough of its own, and
+from thoughts that are wrong it would learn more slowly what is right. What it learns is to begin
+again, and not to believe what it thought before.
 
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
@@ -49,15 +50,33 @@ TOOLS = find_tools(
         Named("submit"),
     )
 )
-# A message of an episode: its calls, and their results; none behind a submit.
-Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
+
+
+class Message(NamedTuple):
+    """A message of an episode."""
+
+    calls: tuple[ToolCall, ...]
+    # None behind a submit.
+    results: tuple[ToolResult, ...]
+    # Whether it is right, and so may be learned.
+    right: bool = True
+
+
+class Mistake(NamedTuple):
+    """What a walk that goes wrong takes for something else."""
+
+    # The function of the chain.
+    link: int
+    # Index of the step in ``program``.
+    at: int
+    # What the line should do in its view; None where it overlooks the fault.
+    step: Step | None
+
 
 _GREP = Grep()
 _READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
 _THOUGHT = ToolResult("think", "ok")
-# Probability of an attempt in a function of the chain that is right.
-_P_LOST = 0.05
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -93,42 +112,60 @@ def walk(
     ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few turns to
     come to the cause.
     """
-    cause = task.meta["chain"].index(task.meta["cause"])
+    chain = task.meta["chain"]
+    cause = chain.index(task.meta["cause"])
     if limits.turns < cause + 3:
         raise ValueError(f"{limits.turns=} must be at least {cause + 3} for {task.id}")
     pattern = f"def {task.entry_point}"
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
-    yield (grep,), (found,)
-    # messages beyond the search and the readings
-    turns = limits.turns - cause - 2
-    runs = limits.test_runs
+    yield Message((grep,), (found,))
+    turns, runs = limits.turns - 1, limits.test_runs
     before: tuple[ToolCall, ...] = ()
-    for link in range(cause + 1):
-        read, text = _reading(task, link)
-        yield (*before, read), (*(_THOUGHT,) * len(before), text)
-        before = (_thought(task, link),)
-        right = p_right if link == cause else 0.0
-        for at, step in _attempts(task, link, rng, right):
-            lost = link < cause
-            if lost and (turns < 3 or runs < 1 or rng.random() >= _P_LOST):
-                break
-            path, number = task.meta["places"][at]
-            change = {"path": path, "first_line": number, "text": _line(task, at, step)}
-            if not lost and (turns < 2 or runs < 1 or rng.random() >= p_test):
-                yield (*before, ToolCall("replace_lines", change), _SUBMIT), ()
-                return
+    right = True
+    while True:
+        mistake = None
+        # one that goes wrong leaves turns for one that does not
+        if rng.random() >= p_right and turns > len(chain) + cause + 3 and runs > 1:
+            mistake = _mistake(task, rng)
+        overlooked = mistake is not None and mistake.step is None
+        last = len(chain) - 1 if overlooked else cause if mistake is None else mistake.link
+        for link in range(last + 1):
+            read, text = _reading(task, link)
+            yield Message((*before, read), (*(_THOUGHT,) * len(before), text), right)
             turns -= 1
-            runs -= 1
-            failures = _failures(task, at, step)
-            told = describe(failures, len(task.visible_tests), runs, verbose=False)
-            yield (
-                (*before, ToolCall("try_lines", change)),
-                (_THOUGHT, ToolResult("try_lines", told)),
-            )
-            if not failures or (not lost and rng.random() < p_give_up):
-                yield (_SUBMIT,), ()
-                return
+            before = (_thought(task, link, mistake),)
+            right = mistake is None or link != mistake.link
+        if overlooked:
+            continue
+        at = task.meta["fault"] if mistake is None else mistake.at
+        step = task.meta["program"][at] if mistake is None else mistake.step
+        path, number = task.meta["places"][at]
+        change = {"path": path, "first_line": number, "text": _line(task, at, step)}
+        if right and (turns < 2 or runs < 1 or rng.random() >= p_test):
+            yield Message((*before, ToolCall("replace_lines", change), _SUBMIT), ())
+            return
+        turns -= 1
+        runs -= 1
+        failures = _failures(task, at, step)
+        told = describe(failures, len(task.visible_tests), runs, verbose=False)
+        attempt = ToolCall("try_lines", change)
+        yield Message((*before, attempt), (_THOUGHT, ToolResult("try_lines", told)), right)
+        before, right = (), True
+        if not failures or rng.random() < p_give_up:
+            yield Message((_SUBMIT,), ())
+            return
+
+
+def _mistake(task: Task, rng: random.Random) -> Mistake:
+    """A mistake in one of the functions from the symptom to the cause."""
+    cause = task.meta["chain"].index(task.meta["cause"])
+    link = rng.randrange(cause + 1)
+    at = task.meta["fault"] if link == cause else rng.randrange(*task.meta["spans"][link])
+    # what stands there is right, or it is the fault, which has to be taken for something else
+    wrong = [s for s in alternatives(task.meta["broken"][at]) if s != task.meta["program"][at]]
+    overlooks = link == cause and (not wrong or rng.random() < 0.5)
+    return Mistake(link, at, None if overlooks else rng.choice(wrong))
 
 
 def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
@@ -138,42 +175,23 @@ def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
     return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
 
 
-def _thought(task: Task, link: int) -> ToolCall:
+def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
     """Of each line of a function of the chain, the last one first: its number, what it should do,
     what it does, and whether that is the same.
     """
-    asked = describe_inward(task.meta["program"])
+    asked = list(task.meta["program"])
+    stands = list(task.meta["broken"])
+    if mistake is not None and mistake.step is not None:
+        asked[mistake.at] = mistake.step
+    elif mistake is not None:
+        stands[mistake.at] = asked[mistake.at]
+    should = describe_inward(tuple(asked))
     thought = []
     for at in reversed(range(*task.meta["spans"][link])):
-        does = task.meta["broken"][at]
-        verdict = "yes" if does == task.meta["program"][at] else "no"
+        verdict = "yes" if stands[at] == asked[at] else "no"
         number = task.meta["places"][at][1]
-        thought.append(f"{number}: {asked[-1 - at]} | {words_of(does)} {verdict}")
+        thought.append(f"{number}: {should[-1 - at]} | {words_of(stands[at])} {verdict}")
     return ToolCall("think", {"thought": "\n".join(thought)})
-
-
-# A step of the program, and what is put in its place.
-Attempt = tuple[int, Step]
-
-
-def _attempts(task: Task, link: int, rng: random.Random, p_right: float) -> Iterator[Attempt]:
-    """Attempts without end in a function of the chain: the right one with the probability
-    ``p_right``, else a mistake that was not made before, while there is one: in the line of the
-    fault, or in any where the function is right.
-    """
-    fault = task.meta["fault"]
-    right: Attempt = (fault, task.meta["program"][fault])
-    start, end = task.meta["spans"][link]
-    places = (fault,) if start <= fault < end else range(start, end)
-    wrong = [
-        (at, step)
-        for at in places
-        for step in alternatives(task.meta["broken"][at])
-        if (at, step) != right
-    ]
-    rng.shuffle(wrong)
-    while wrong or p_right > 0:
-        yield right if rng.random() < p_right or not wrong else wrong.pop()
 
 
 def _line(task: Task, at: int, step: Step) -> str:
