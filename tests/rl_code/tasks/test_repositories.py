@@ -37,8 +37,8 @@ from rl_code.types import Limits, Task
 from tests.rl_code.signals import signals
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 
-LIMITS = Limits(turns=9, tokens=900, turn_tokens=80, test_runs=3, command_s=5.0)
-IMPERFECT = DemonstrationConfig(p_right=0.4, p_test=0.8, p_give_up=0.2)
+LIMITS = Limits(turns=16, tokens=2000, turn_tokens=80, test_runs=3, command_s=5.0)
+IMPERFECT = DemonstrationConfig(p_right=0.5, p_test=0.7, p_give_up=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,8 @@ def with_edit(task, call) -> dict[str, str]:
     return {**task.files, path: "\n".join([*lines, ""])}
 
 
-def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
+def test_a_walk_searches_reads_along_the_chain_edits_and_submits(tasks):
+    restarts = 0
     for task, segments in walks(tasks):
         calls = calls_of(task, segments)
         assert not any(call.error for call in calls)
@@ -264,67 +265,77 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
         assert "replace_lines" not in names[:-2]
         assert names.count("try_lines") <= LIMITS.test_runs
         assert sum(segment.sampled for segment in segments) <= LIMITS.turns
-        read = [call.arguments["path"] for call in calls if call.name == "read_file"]
-        assert read == [*task.meta["chain"][: len(read)]] and len(read) <= task.meta["level"] + 1
-        # lines are changed in what was read last
-        for at, call in enumerate(calls):
-            if call.name in EDITS:
-                before = [one.arguments["path"] for one in calls[:at] if one.name == "read_file"]
-                assert call.arguments["path"] == before[-1]
-
-
-def test_thoughts_tell_the_fault_in_words_and_are_the_same_each_time(tasks):
-    perfect = DemonstrationConfig(p_right=1.0, p_test=0.5, p_give_up=0.0)
-    for task, segments in itertools.chain(walks(tasks), walks(tasks, perfect)):
-        calls = calls_of(task, segments)
-        thoughts: dict[str, set[str]] = {}
-        path = ""
+        chain = list(task.meta["chain"])
+        read: list[str] = []
         for call in calls:
             if call.name == "read_file":
+                # along the chain, or again from its beginning
                 path = call.arguments["path"]
+                restarts += bool(read) and path == chain[0]
+                read = [path] if path == chain[0] else [*read, path]
+                assert read == chain[: len(read)]
+            if call.name in EDITS:
+                assert call.arguments["path"] == read[-1]
             if call.name == "think":
-                thoughts.setdefault(path, set()).add(call.arguments["thought"])
-        found = []
-        for path, (thought,) in thoughts.items():
-            for number, words in (line.split(": ") for line in thought.split("\n")):
-                *told, verdict = words.split()
-                should, does = " ".join(told).split(" | ")
-                assert verdict == ("yes" if does == should[2:] else "no")
-                found.append((path, int(number), should, verdict))
-        # what the lines should do is what the symptom should do, part after part
-        asked = task.messages[0]["content"].split("\n")[0]
-        should = ", ".join(should for _, _, should, _ in found)
-        assert asked.startswith(f"{task.entry_point}: {should}")
-        cause = task.meta["cause"]
-        pairs = zip(task.files[cause].splitlines(), task.reference[cause].splitlines(), strict=True)
-        (number,) = (n for n, (before, after) in enumerate(pairs, start=1) if before != after)
-        faults = [(path, number) for path, number, _, verdict in found if verdict == "no"]
-        assert faults == [(cause, number)] * (cause in thoughts)
-        # a thought stands in front of what follows from it: another file, or an edit
-        behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
-        assert {*behind} <= {"read_file", *EDITS} and calls[-2].name in EDITS
+                # of each line of what was read last
+                thought = call.arguments["thought"]
+                numbers = [int(line.split(":")[0]) for line in thought.split("\n")]
+                places = task.meta["places"]
+                assert numbers == [n for path, n in reversed(places) if path == read[-1]]
+        # a thought stands in front of what follows from it
+        behind = {after.name for call, after in itertools.pairwise(calls) if call.name == "think"}
+        assert behind <= {"read_file", *EDITS}
+    assert restarts > 20
+
+
+def test_what_is_learned_is_right_and_what_is_not_learned_is_wrong(tasks):
+    wrong = 0
+    for task, segments in walks(tasks):
+        asked = task.messages[0]["content"].split("\n")[0].partition(": ")[2].split(", ")
+        letter = asked[-1 - task.meta["fault"]].split()[0]
+        for segment in segments:
+            assert segment.learned or segment.sampled
+            if not segment.sampled:
+                continue
+            # what it says of each line, and what it does about it
+            calls = calls_of(task, [segment])
+            thoughts = [call.arguments["thought"] for call in calls if call.name == "think"]
+            lines = "\n".join(thoughts).split("\n") if thoughts else []
+            right = all(line.split(": ")[1].split(" | ")[0] in asked for line in lines)
+            faults = [int(line.split(":")[0]) for line in lines if line.endswith(" no")]
+            edits = [call for call in calls if call.name in EDITS]
+            if edits:
+                right &= with_edit(task, edits[0]) == {**task.files, **task.reference}
+                assert faults == [edits[0].arguments["first_line"]]
+            elif thoughts:
+                assert not faults
+                # the fault is overlooked
+                right &= not any(line.split(": ")[1].startswith(f"{letter} ") for line in lines)
+            assert segment.learned == right
+            wrong += not right
+    assert wrong > 20
 
 
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
-        *_, edit = [call for call in calls_of(task, segments) if call.name in EDITS]
+        (edit,) = [call for call in calls_of(task, segments) if call.name in EDITS]
         assert with_edit(task, edit) == {**task.files, **task.reference}
-        assert "PASS left" in segments[-2].text
+        assert "PASS left 2" in segments[-2].text
 
 
-def test_wrong_attempts_are_made_once_and_the_tests_say_what_they_come_to(tasks):
+def test_the_tests_say_what_wrong_attempts_come_to(tasks):
     wrong = DemonstrationConfig(p_right=0.0, p_test=1.0, p_give_up=0.0)
-    limits = dataclasses.replace(LIMITS, turns=30, test_runs=20)
+    limits = dataclasses.replace(LIMITS, turns=30, test_runs=6)
+    failed = 0
     for task, segments in walks(tasks, wrong, limits):
         calls = calls_of(task, segments)
         tried = [with_edit(task, call) for call in calls if call.name == "try_lines"]
         told = [s.text for s in segments if not s.sampled and " left " in s.text]
         for files, text in zip(tried, told, strict=True):
             assert ("FAIL" in text) == any(failing(task, files, task.visible_tests))
-        repaired = {**task.files, **task.reference}
-        assert all(tried.count(files) == 1 for files in tried)
-        assert repaired not in tried
+            failed += "FAIL" in text
+    assert failed > 50
 
 
 def test_walks_say_what_an_episode_says(tasks, pool):
