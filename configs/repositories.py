@@ -74,10 +74,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             steps=32,
             tasks_per_step=16,
             group_size=8,
-            # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound
-            # and a pull towards the warm start: without it thoughts get worse while it learns to try.
+            # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound. Without the pull
+            # towards the warm start thoughts get worse while it learns to try again.
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
-            optimizer=dict(learning_rate=4e-4, schedule="cosine", warmup_steps=5),
+            optimizer=dict(learning_rate=8e-4, schedule="cosine", warmup_steps=5),
             # Episodes of a group search and read alike: in long rows they share that.
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),
