@@ -62,6 +62,8 @@ class Demonstrations:
                 kinds += more
             tokens += piece
             weight = 1.0 if segment.sampled else run.config.sft.weight_of_read
+            if not segment.learned:
+                weight = 0.0
             weights += [weight] * len(piece)
         example = Demonstrated(tokens, weights, None if documents is None else kinds)
         self._known[index] = example.cut(run.config.sft.slots)

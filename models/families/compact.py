@@ -41,6 +41,21 @@ FAMILY = dataclasses.replace(
             norm_eps=1e-6,
             tied_embeddings=True,
         ),
+        # The same for an agent that has to find what it read: long wavelengths of RoPE and large
+        # random embeddings, as in "tiny_reader". 1 M parameters with a vocabulary of 896.
+        "small_reader": ModelConfig(
+            vocab_size=896,
+            embed_dim=128,
+            mlp_dim=256,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=64,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tied_embeddings=False,
+            embed_std=0.5,
+        ),
         # Learns to look things up in thousands of tokens. Long wavelengths of RoPE and large random
         # embeddings let a query find a name by the name alone, wherever it stands.
         "tiny_reader": ModelConfig(

@@ -192,7 +192,9 @@ class Calls:
         if first is None:
             if tool.edits and ok:
                 try:
-                    self.first_edit = FirstEdit(self.workspace.snapshot())
+                    # an edit may have run the tests itself
+                    failed = bool(self.workspace.tests_failed)
+                    self.first_edit = FirstEdit(self.workspace.snapshot(), failed=failed)
                 except PROVOKED:  # files that cannot be read in full are not graded
                     self.first_edit = FirstEdit({}, failed=True)
         elif tool.edits or tool.runs_commands:

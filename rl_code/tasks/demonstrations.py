@@ -98,6 +98,9 @@ class Segment:
     sampled: bool
     # Whether it is a document (``rl_code.documents``).
     document: bool = False
+    # Whether it may be learned. False for what the agent gets wrong, which stands there for what
+    # follows from it.
+    learned: bool = True
 
 
 def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: str) -> None:
@@ -195,8 +198,8 @@ def _walked(
     tools = repository_walks.TOOLS
     segments = _given(prompt_parts(_PROTOCOL, task, tools, documents))
     walk = repository_walks.walk(task, rng, limits, config.p_right, config.p_test, config.p_give_up)
-    for calls, results in walk:
-        segments.append(Segment(_PROTOCOL.message(calls, tools), True))
+    for calls, results, right in walk:
+        segments.append(Segment(_PROTOCOL.message(calls, tools), True, learned=right))
         if results:
             segments += _given(answer_parts(_PROTOCOL, results, tools, documents))
     return segments

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import random
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,11 +157,20 @@ def describe(program: Program, *, stated: bool) -> str:
     return ", ".join(_words(step, stated=stated) for step in program)
 
 
-def describe_inward(program: Program) -> str:
-    """The program in a few words, from its result inward: the last step first, as in "max after
-    times 3". Constants are stated.
+def describe_inward(program: Program) -> list[str]:
+    """What each step should do in a few words, from the result inward: the last step first, as in
+    "a max", "b times 3". Constants are stated, and letters say which step it is.
     """
-    return " after ".join(_words(step, stated=True) for step in reversed(program))
+    letters = string.ascii_lowercase
+    return [
+        f"{letter} {words_of(step)}"
+        for letter, step in zip(letters, reversed(program), strict=False)
+    ]
+
+
+def words_of(step: Step) -> str:
+    """A step in a few words, its constant stated."""
+    return _words(step, stated=True)
 
 
 def _words(step: Step, *, stated: bool) -> str:

@@ -8,7 +8,8 @@ in the function that the tests call, at level 3 three imports away. The other mo
 are distractors of the same kind, which import each other.
 
 The message says what the symptom should do, and shows two calls. Its operations stand there as one
-meets them from the symptom along its imports: the last one first. It names no file and shows none:
+meets them from the symptom along its imports: the last one first, each with a letter, which makes
+it easier to say which of them a line should do. The message names no file and shows none:
 the function has to be searched for, and its imports followed. All constants are stated, so the
 description and the files together tell which line is wrong.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
@@ -183,8 +184,8 @@ def _attempt(
             "spans": tuple(_span(chain, link) for link in range(len(chain))),
             # index of the wrong step in ``program``
             "fault": _offset(chain, place),
-            # what could stand in its place, and the line that each makes
-            "lines": tuple(zip((right, *alternatives(right)), lines, strict=True)),
+            # of each step of ``program``, its file and the number of its line
+            "places": _places(broken, modules, texts),
         },
     )
 
@@ -246,6 +247,19 @@ def _span(chain: Sequence[Function], link: int) -> tuple[int, int]:
 def _offset(chain: Sequence[Function], place: Place) -> int:
     """Index in ``program_of(chain)`` of a place."""
     return _span(chain, place.link)[0] + place.step
+
+
+def _places(
+    chain: Sequence[Function], modules: Sequence[str], texts: Mapping[str, str]
+) -> tuple[tuple[str, int], ...]:
+    """The file of each step of ``program_of(chain)``, and the number of its line."""
+    places: list[tuple[str, int]] = []
+    for one, module in reversed(list(zip(chain, modules, strict=False))):
+        path = f"{module}.py"
+        heading = texts[path].splitlines().index(f"def {one.name}(xs):") + 1
+        first = heading + 1 + bool(one.calls)
+        places += [(path, first + at) for at in range(len(one.steps))]
+    return tuple(places)
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:
@@ -402,4 +416,4 @@ def _of_cause(
 def _message(name: str, program: Program, visible: Sequence[Case]) -> str:
     """What the user says: what the symptom should do, and the visible cases."""
     calls = "\n".join(f"{name}({case.args[0]!r}) == {case.expected!r}" for case in visible)
-    return f"{name}: {describe_inward(program)}\n{calls}"
+    return f"{name}: {', '.join(describe_inward(program))}\n{calls}"

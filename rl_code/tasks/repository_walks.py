@@ -1,9 +1,16 @@
-"""Imperfect demonstrations of repository tasks: search, read, follow the imports, edit, run the
-tests, submit.
+"""Imperfect demonstrations of repository tasks: search, read along the imports, think, try lines,
+submit.
 
-Of each function that was read a thought says in words what it does, and below what it should do by
-the message. Where the two differ is the fault. A model that learns this from nothing is told by it
-which lines belong to which words.
+Of each line of a function that was read a thought says in words what it should do by the message,
+what it does, and whether that is the same. A model that learns this from nothing is told by it
+which lines belong to which words. Where a line is wrong it is changed and tried (``try_lines``), or
+changed and submitted untested; else the function that is called is read.
+
+Some walks go wrong first: a thought sees a fault where there is none, takes the fault for something
+else, or overlooks it. Then the walk begins again from the symptom, as if nothing had been thought
+before. What is wrong stands there and is not learned: a model makes mistakes enough of its own, and
+from thoughts that are wrong it would learn more slowly what is right. What it learns is to begin
+again, and not to believe what it thought before.
 
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
@@ -14,17 +21,20 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import ReadFile, shown
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
-from rl_code.environment.tools.tool import Tool, words_of
+from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
-from rl_code.tasks.programs import Program, Step, describe_inward, evaluate
+from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
+from rl_code.tasks.repositories import alternatives
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Of ``task.meta["source"]``.
@@ -36,18 +46,36 @@ TOOLS = find_tools(
         Named("read_file", {"numbered": True}),
         Named("think"),
         Named("replace_lines"),
-        Named("run_tests"),
+        Named("try_lines"),
         Named("submit"),
     )
 )
-# A message of an episode: its calls, and their results; none behind a submit.
-Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
+
+
+class Message(NamedTuple):
+    """A message of an episode."""
+
+    calls: tuple[ToolCall, ...]
+    # None behind a submit.
+    results: tuple[ToolResult, ...]
+    # Whether it is right, and so may be learned.
+    right: bool = True
+
+
+class Mistake(NamedTuple):
+    """What a walk that goes wrong takes for something else."""
+
+    # The function of the chain.
+    link: int
+    # Index of the step in ``program``.
+    at: int
+    # What the line should do in its view; None where it overlooks the fault.
+    step: Step | None
+
 
 _GREP = Grep()
 _READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
-_TEST = ToolCall("run_tests", {})
-_EDITED = ToolResult("replace_lines", "ok")
 _THOUGHT = ToolResult("think", "ok")
 
 
@@ -56,10 +84,11 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
     otherwise.
     """
     for name, tool in TOOLS.items():
-        if words_of(tools[name]) != words_of(tool):
+        written, other = tool_lib.words_of(tool), tool_lib.words_of(tools[name])
+        if written != other:
             raise ValueError(
-                f"demonstrations of repositories write {name} as {words_of(tool)}, and the tool "
-                f"of the config as {words_of(tools[name])}; leave sft out"
+                f"demonstrations of repositories write {name} as {written}, and the tool of the "
+                f"config as {other}; leave sft out"
             )
     for tool in (_GREP, _READ):
         if tools[tool.name] != tool:
@@ -85,71 +114,95 @@ def walk(
     """
     chain = task.meta["chain"]
     cause = chain.index(task.meta["cause"])
-    turns = limits.turns - cause - 2
-    if turns < 1:
+    if limits.turns < cause + 3:
         raise ValueError(f"{limits.turns=} must be at least {cause + 3} for {task.id}")
     pattern = f"def {task.entry_point}"
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
-    yield (grep,), (found,)
-    thoughts = [_thought(task, link) for link in range(cause + 1)]
-    for link, path in enumerate(chain[: cause + 1]):
-        read = ToolCall("read_file", {"path": path})
-        text = ToolResult("read_file", shown(path, task.files[path], verbose=False, first=1))
-        # what was read last is thought about first
-        yield (*thoughts[:link][-1:], read), (*(_THOUGHT,) * min(link, 1), text)
-    edits = _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
-    calls, results = next(edits)
-    yield (thoughts[-1], *calls), (_THOUGHT, *results) if results else ()
-    yield from edits
-
-
-def _thought(task: Task, link: int) -> ToolCall:
-    """What a function of the chain does, and what it should do."""
-    start, end = task.meta["spans"][link]
-    lines = (describe_inward(task.meta[kind][start:end]) for kind in ("broken", "program"))
-    return ToolCall("think", {"thought": "\n".join(lines)})
-
-
-def _edits(
-    task: Task,
-    rng: random.Random,
-    turns: int,
-    runs: int,
-    p_right: float,
-    p_test: float,
-    p_give_up: float,
-) -> Iterator[Message]:
-    """The messages from the first attempt on; no attempt is made twice."""
-    lines = dict(task.meta["lines"])
-    at = task.meta["fault"]
-    right = task.meta["program"][at]
-    stands = task.meta["broken"][at]
-    cause = task.meta["cause"]
-    text = task.files[cause].splitlines()
-    # the wrong line occurs once
-    (number,) = (n for n, line in enumerate(text, start=1) if line.strip() == lines[stands])
-    untried = [step for step in lines if step not in (right, stands)]
-    rng.shuffle(untried)
+    yield Message((grep,), (found,))
+    turns, runs = limits.turns - 1, limits.test_runs
+    before: tuple[ToolCall, ...] = ()
+    right = True
     while True:
-        step: Step = right
-        if untried and rng.random() >= p_right:
-            step = untried.pop()
-        edit = ToolCall(
-            "replace_lines",
-            {"path": cause, "first_line": number, "text": f"    {lines[step]}"},
-        )
-        if turns < 2 or runs < 1 or rng.random() >= p_test:
-            yield (edit, _SUBMIT), ()
+        mistake = None
+        # one that goes wrong leaves turns for one that does not
+        if rng.random() >= p_right and turns > len(chain) + cause + 3 and runs > 1:
+            mistake = _mistake(task, rng)
+        overlooked = mistake is not None and mistake.step is None
+        last = len(chain) - 1 if overlooked else cause if mistake is None else mistake.link
+        for link in range(last + 1):
+            read, text = _reading(task, link)
+            yield Message((*before, read), (*(_THOUGHT,) * len(before), text), right)
+            turns -= 1
+            before = (_thought(task, link, mistake),)
+            right = mistake is None or link != mistake.link
+        if overlooked:
+            continue
+        at = task.meta["fault"] if mistake is None else mistake.at
+        step = task.meta["program"][at] if mistake is None else mistake.step
+        path, number = task.meta["places"][at]
+        change = {"path": path, "first_line": number, "text": _line(task, at, step)}
+        if right and (turns < 2 or runs < 1 or rng.random() >= p_test):
+            yield Message((*before, ToolCall("replace_lines", change), _SUBMIT), ())
             return
         turns -= 1
         runs -= 1
-        failures = _failures(task, step)
+        failures = _failures(task, at, step)
         told = describe(failures, len(task.visible_tests), runs, verbose=False)
-        yield (edit, _TEST), (_EDITED, ToolResult("run_tests", told))
+        attempt = ToolCall("try_lines", change)
+        yield Message((*before, attempt), (_THOUGHT, ToolResult("try_lines", told)), right)
+        before, right = (), True
         if not failures or rng.random() < p_give_up:
-            yield (_SUBMIT,), ()
+            yield Message((_SUBMIT,), ())
             return
+
+
+def _mistake(task: Task, rng: random.Random) -> Mistake:
+    """A mistake in one of the functions from the symptom to the cause."""
+    cause = task.meta["chain"].index(task.meta["cause"])
+    link = rng.randrange(cause + 1)
+    at = task.meta["fault"] if link == cause else rng.randrange(*task.meta["spans"][link])
+    # what stands there is right, or it is the fault, which has to be taken for something else
+    wrong = [s for s in alternatives(task.meta["broken"][at]) if s != task.meta["program"][at]]
+    overlooks = link == cause and (not wrong or rng.random() < 0.5)
+    return Mistake(link, at, None if overlooks else rng.choice(wrong))
+
+
+def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
+    """The call that reads a file of the chain, and its result."""
+    path = task.meta["chain"][link]
+    text = shown(path, task.files[path], verbose=False, first=1)
+    return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
+
+
+def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
+    """Of each line of a function of the chain, the last one first: its number, what it should do,
+    what it does, and whether that is the same.
+    """
+    asked = list(task.meta["program"])
+    stands = list(task.meta["broken"])
+    if mistake is not None and mistake.step is not None:
+        asked[mistake.at] = mistake.step
+    elif mistake is not None:
+        stands[mistake.at] = asked[mistake.at]
+    should = describe_inward(tuple(asked))
+    thought = []
+    for at in reversed(range(*task.meta["spans"][link])):
+        verdict = "yes" if stands[at] == asked[at] else "no"
+        number = task.meta["places"][at][1]
+        thought.append(f"{number}: {should[-1 - at]} | {words_of(stands[at])} {verdict}")
+    return ToolCall("think", {"thought": "\n".join(thought)})
+
+
+def _line(task: Task, at: int, step: Step) -> str:
+    """The line with a step in the place of another one."""
+    (span,) = (one for one in task.meta["spans"] if at in range(*one))
+    changed = _with(task.meta["broken"], at, step)
+    return body(changed[slice(*span)], "ints").splitlines()[at - span[0]]
+
+
+def _with(program: Program, at: int, step: Step) -> Program:
+    return (*program[:at], step, *program[at + 1 :])
 
 
 def _search(task: Task, pattern: str) -> Found:
@@ -163,10 +216,9 @@ def _search(task: Task, pattern: str) -> Found:
     return Found(matches[: _GREP.most], len(matches))
 
 
-def _failures(task: Task, step: Step) -> Sequence[str]:
-    """Texts of the visible tests that fail with a step in the fault's place, in order."""
-    at = task.meta["fault"]
-    attempt: Program = (*task.meta["program"][:at], step, *task.meta["program"][at + 1 :])
+def _failures(task: Task, at: int, step: Step) -> Sequence[str]:
+    """Texts of the visible tests that fail with a step in another one's place, in order."""
+    attempt = _with(task.meta["broken"], at, step)
     failures = []
     for case in task.visible_tests.cases:
         value = evaluate(attempt, case.args[0])

@@ -75,6 +75,14 @@ def test_what_the_agent_reads_has_a_weight_of_its_own(weight):
     assert position == 6 and batch.mask[0].tolist() == one * 6 + [0.0] * 4
 
 
+def test_what_the_agent_gets_wrong_is_not_learned():
+    parts = [Segment("see", False), Segment("no", True, learned=False), Segment("on", True)]
+    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight=0.25)).batch(0)
+    assert position == 9 and batch.mask[0].tolist() == ([0.25] * 3 + [0.0] * 2 + [1.0] * 2) * 9 + [
+        0.0
+    ]
+
+
 def test_demonstrations_hold_their_documents():
     documents = dataclasses.replace(DocumentsConfig(longest=16, shortest=2), page=8)
     parts = [Segment("see", False), Segment("a file", False, document=True), Segment("?", False)]

@@ -25,6 +25,7 @@ from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.think import Think
 from rl_code.environment.tools.tool import Answer, Tool, check_arguments
+from rl_code.environment.tools.try_lines import TryLines
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
 from rl_code.named import Named
@@ -41,6 +42,7 @@ TOOLS: dict[str, type[Tool]] = {
     "suggest": Suggest,
     "ask": Ask,
     "replace_lines": ReplaceLines,
+    "try_lines": TryLines,
     "grep": Grep,
     "jump": Jump,
     "history": History,

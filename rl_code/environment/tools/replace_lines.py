@@ -11,6 +11,41 @@ from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 
+LINES = {
+    "path": {"type": "string", "description": "Path relative to the workspace."},
+    "first_line": {
+        "type": "integer",
+        "description": "First line to replace, counted from 1.",
+    },
+    "last_line": {
+        "type": "integer",
+        "description": "Last line to replace; the first one if left out.",
+    },
+    "text": {
+        "type": "string",
+        "description": "The new lines, with their indentation; nothing deletes the lines.",
+    },
+}
+"""The arguments, as in a schema, of a call that replaces lines."""
+
+
+def with_lines(arguments: Mapping[str, Any], text: str) -> str | Answer:
+    """A file's text with the lines replaced as a call asks; an answer where it has no such lines.
+
+    arguments: those of LINES.
+    """
+    lines = text.splitlines(keepends=True)
+    first = arguments["first_line"]
+    last = arguments.get("last_line", first)
+    if not 1 <= first <= last <= len(lines):
+        path = arguments["path"]
+        return Answer(f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False)
+    new = arguments["text"]
+    # the text's last line ends as the last line that it replaces
+    if new and lines[last - 1].endswith("\n"):
+        new = new.removesuffix("\n") + "\n"
+    return "".join([*lines[: first - 1], new, *lines[last:]])
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplaceLines(Tool):
@@ -22,21 +57,7 @@ class ReplaceLines(Tool):
         "replace_lines",
         "Replace some lines of a file, or delete them. Lines behind them get other numbers if the "
         "new text has more or fewer lines.",
-        {
-            "path": {"type": "string", "description": "Path relative to the workspace."},
-            "first_line": {
-                "type": "integer",
-                "description": "First line to replace, counted from 1.",
-            },
-            "last_line": {
-                "type": "integer",
-                "description": "Last line to replace; the first one if left out.",
-            },
-            "text": {
-                "type": "string",
-                "description": "The new lines, with their indentation; nothing deletes the lines.",
-            },
-        },
+        LINES,
         ("path", "first_line", "text"),
     )
     edits: ClassVar[bool] = True
@@ -49,20 +70,13 @@ class ReplaceLines(Tool):
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         path = arguments["path"]
         try:
-            lines = workspace.read(path).splitlines(keepends=True)
+            changed = with_lines(arguments, workspace.read(path))
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
+        if isinstance(changed, Answer):
+            return changed
         first = arguments["first_line"]
         last = arguments.get("last_line", first)
-        if not 1 <= first <= last <= len(lines):
-            return Answer(
-                f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False
-            )
-        text = arguments["text"]
-        # the text's last line ends as the last line that it replaces
-        if text and lines[last - 1].endswith("\n"):
-            text = text.removesuffix("\n") + "\n"
-        changed = "".join([*lines[: first - 1], text, *lines[last:]])
-        count = len(text.splitlines())
+        count = len(arguments["text"].splitlines())
         done = f"replaced lines {first} to {last} of {path} by {count} lines"
         return write(path, changed, workspace, done if workspace.verbose else "ok")

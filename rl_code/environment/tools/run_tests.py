@@ -66,6 +66,46 @@ def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bo
     return "\n".join([*lines, f"{runs_left} test runs left."])
 
 
+def none_left(workspace: Workspace) -> Answer:
+    """The answer to a call that needs a test run, where none is left."""
+    return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
+
+
+def run_visible(workspace: Workspace) -> list[str]:
+    """Runs the visible tests on the files as they stand, which uses up a test run. Returns the
+    texts of those that failed, in order. Raises SandboxFault.
+    """
+    workspace.test_runs_left -= 1
+    task = workspace.task
+    verbose = workspace.verbose
+    tests = task.visible_tests
+    failures = [
+        failure
+        for target in targets(task, tests)
+        for failure in _failed_cases(workspace, target, workspace.timeout_s)
+    ]
+    if tests.code:
+        code = Tests(code=tests.code)
+        marks = mark(task, code, workspace.snapshot(), workspace.pool, workspace.timeout_s)
+        failures += [
+            failed_code(statement, error, verbose=verbose)
+            for statement, error in zip(tests.code, marks.errors, strict=True)
+            if error
+        ]
+    if tests.suite is not None:
+        suite = Tests(suite=tests.suite)
+        files = workspace.snapshot()
+        # No canaries: what passes here pays nothing, and the agent reads what failed.
+        marks = mark(task, suite, files, workspace.pool, workspace.timeout_s, canaries=0)
+        failures += [
+            failed_code(test, error, verbose=verbose)
+            for test, error in zip(tests.suite.ids, marks.errors, strict=True)
+            if error
+        ]
+    workspace.tests_failed = bool(failures)
+    return failures
+
+
 @dataclasses.dataclass(frozen=True)
 class RunTests(Tool):
     """Runs the visible tests on the file as it stands and says what failed."""
@@ -82,36 +122,16 @@ class RunTests(Tool):
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         if workspace.test_runs_left == 0:
-            return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
-        workspace.test_runs_left -= 1
-        task = workspace.task
-        verbose = workspace.verbose
-        tests = task.visible_tests
-        failures = [
-            failure
-            for target in targets(task, tests)
-            for failure in _failed_cases(workspace, target, workspace.timeout_s)
-        ]
-        if tests.code:
-            code = Tests(code=tests.code)
-            marks = mark(task, code, workspace.snapshot(), workspace.pool, workspace.timeout_s)
-            failures += [
-                failed_code(statement, error, verbose=verbose)
-                for statement, error in zip(tests.code, marks.errors, strict=True)
-                if error
-            ]
-        if tests.suite is not None:
-            suite = Tests(suite=tests.suite)
-            files = workspace.snapshot()
-            # No canaries: what passes here pays nothing, and the agent reads what failed.
-            marks = mark(task, suite, files, workspace.pool, workspace.timeout_s, canaries=0)
-            failures += [
-                failed_code(test, error, verbose=verbose)
-                for test, error in zip(tests.suite.ids, marks.errors, strict=True)
-                if error
-            ]
-        workspace.tests_failed = bool(failures)
-        return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))
+            return none_left(workspace)
+        failures = run_visible(workspace)
+        return Answer(
+            describe(
+                failures,
+                len(workspace.task.visible_tests),
+                workspace.test_runs_left,
+                verbose=workspace.verbose,
+            )
+        )
 
 
 def _failed_cases(workspace: Workspace, target: Target, timeout_s: float) -> list[str]:

@@ -11,7 +11,7 @@ import copy
 import math
 import posixpath
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from rl_code.environment.notes import notes_of
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
@@ -95,6 +95,11 @@ class Workspace:
         if parents & self._files.keys() or any(name.startswith(path + "/") for name in self._files):
             raise IsADirectoryError(path)
         self._files[path] = text
+
+    @property
+    def texts(self) -> Mapping[str, str] | None:
+        """Path -> text of all files, while they are in memory; None once the sandbox has them."""
+        return None if self._opened is not None else self._files
 
     def paths(self) -> list[str]:
         """Paths of all files, sorted."""

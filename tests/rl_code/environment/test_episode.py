@@ -18,7 +18,8 @@ from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
-from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.api import DEFAULT, find_tools
+from rl_code.named import Named
 from rl_code.types import Limits, Task, Trajectory
 from tests.rl_code.signals import signals
 
@@ -37,13 +38,14 @@ def make(task, pool, limits, tokenizer):
         protocol=PROTOCOLS["compact"],
         reward=REWARD,
         tokenizer: Tokenizer = tokenizer,
+        tools=DEFAULT,
     ) -> Episode:
         return Episode(
             task,
             group=5,
             index=2,
             protocol=protocol,
-            tools=find_tools(),
+            tools=find_tools(tools),
             tokenizer=tokenizer,
             pool=pool,
             limits=limits,
@@ -110,6 +112,19 @@ def test_a_first_edit_that_failed_its_tests_is_not_graded_again(make, tokenizer,
     # What fails after a second change says nothing about the first.
     spoiled = play(make(), tokenizer, WRITE_GOOD, WRITE_BAD + TEST, SUBMIT)
     assert spoiled.first_edit_passed and len(pool.graded) == 2
+
+
+def test_lines_that_are_tried_are_the_first_edit_whether_they_stay_or_not(
+    make, task, tokenizer, pool
+):
+    tools = (*DEFAULT, Named("try_lines"))
+    task = dataclasses.replace(task, tools=None)
+    right, wrong = (f"<|call|>try solution.py 2\n{t.splitlines()[1]}<|end|>" for t in (GOOD, BAD))
+    repaired = play(make(task, tools=tools), tokenizer, wrong, right, SUBMIT)
+    assert repaired.solved and not repaired.first_edit_passed and len(pool.graded) == 1
+    pool.graded.clear()
+    passed = play(make(task, tools=tools), tokenizer, right, SUBMIT)
+    assert passed.solved and passed.first_edit_passed and len(pool.graded) == 1
 
 
 def test_a_failed_edit_is_not_the_first_edit(make, tokenizer):

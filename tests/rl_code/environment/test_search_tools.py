@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 
 import pytest
@@ -72,6 +73,39 @@ def test_grep_finds_lines_in_order_and_keeps_to_its_limits(workspace):
     # a long line is cut, and what is no text is left out
     found = use(workspace, "grep", pattern="total ").content
     assert "data.bin" not in found and len(found) < 120
+
+
+def test_words_are_found_alike_in_memory_and_in_the_sandbox(task, sandboxes, limits):
+    files = FILES | {
+        "lib/zoo.py": "total\n",
+        "b/c.py": "a total\n",
+        ".git/total": "total\n",
+        "b/__pycache__/x": "total\n",
+        "many.txt": "".join(f"{'needle' * 40} {i}\n" for i in range(4_000)),
+    }
+    asked = [
+        *itertools.product(("total", "def rate", "nowhere"), ("", "lib", "lib/a", "b", "tax.py")),
+        *itertools.product(("total",), ("none.py", ".git", "li", "b/__pycache__/x")),
+        ("needle", ""),
+        ("x < LIMIT", "./tax.py"),
+    ]
+
+    def answers(workspace):
+        places = [{"path": path} if path else {} for _, path in asked]
+        return [
+            use(workspace, "grep", pattern=pattern, **place).content
+            for (pattern, _), place in zip(asked, places, strict=True)
+        ]
+
+    (here,) = [answers(workspace) for workspace in opened(task, Unopened(), limits, files)]
+    made = opened(task, sandboxes, limits, files)
+    workspace = next(made)
+    assert workspace.sandbox and answers(workspace) == here
+    made.close()
+
+
+class Unopened:
+    """A pool without sandboxes."""
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(x+x+)+y", "(.*)*\\1z"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.environment.tools import try_lines
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case, failed_code
 from rl_code.environment.tools.text import cut_middle, one_line, show
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.named import Named
-from rl_code.types import Case, ToolCall
+from rl_code.types import Case, Tests, ToolCall
 
 ALL = find_tools()
-NUMBERED = find_tools((Named("read_file", {"numbered": True}), Named("replace_lines")))
+NUMBERED = find_tools(
+    (Named("read_file", {"numbered": True}), Named("replace_lines"), Named("try_lines"))
+)
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
 
@@ -84,6 +88,7 @@ def test_paths_outside_the_workspace_are_refused(workspace, path):
         ("write_file", {"content": ""}),
         ("edit_file", {"old": "a", "new": "b"}),
         ("replace_lines", {"first_line": 1, "text": "b"}),
+        ("try_lines", {"first_line": 1, "text": "b"}),
     ]:
         result = use(workspace, tool, ALL | NUMBERED, path=path, **more)
         assert not result.ok and "use a relative path" in result.content
@@ -206,12 +211,13 @@ class _InMemory:
         self._files[path] = text
 
 
-def test_lines_that_are_not_there_are_named(workspace):
+@pytest.mark.parametrize("tool", ["replace_lines", "try_lines"])
+def test_lines_that_are_not_there_are_named(workspace, tool):
     before = workspace.snapshot()
     for first, last in [(0, 1), (4, 4), (3, 2), (2, 4), (-1, 2)]:
         result = use(
             workspace,
-            "replace_lines",
+            tool,
             NUMBERED,
             path="notes.txt",
             first_line=first,
@@ -220,9 +226,14 @@ def test_lines_that_are_not_there_are_named(workspace):
         )
         assert not result.ok
         assert result.content == f"notes.txt has no lines {first} to {last}; it has 3 lines"
-    missing = use(workspace, "replace_lines", NUMBERED, path="no.py", first_line=1, text="x")
+    missing = use(workspace, tool, NUMBERED, path="no.py", first_line=1, text="x")
     assert not missing.ok and "solution.py" in missing.content
     assert workspace.snapshot() == before
+    # a call that tries nothing takes no test run
+    assert workspace.test_runs_left == workspace.limits.test_runs
+
+
+def test_long_answers_say_which_lines_were_replaced(workspace):
     workspace.verbose = True
     told = use(workspace, "replace_lines", NUMBERED, path="notes.txt", first_line=1, text="")
     assert told.content == "replaced lines 1 to 1 of notes.txt by 0 lines"
@@ -236,6 +247,56 @@ def test_test_runs_are_limited_and_counted_down(workspace, limits):
     workspace = Workspace(workspace.task, workspace.pool, limits, verbose=False)
     use(workspace, "write_file", path="solution.py", content=GOOD)
     assert use(workspace, "run_tests").content == "PASS left 1"
+
+
+def attempt(workspace, text, path="solution.py"):
+    return use(workspace, "try_lines", NUMBERED, path=path, first_line=2, text=text)
+
+
+def test_lines_that_fail_are_taken_back_and_lines_that_pass_stay(workspace):
+    before = workspace.snapshot()
+    failed = attempt(workspace, "    return [3 * y for y in x]")
+    assert failed.ok and failed.content == "FAIL f([1]) gave [3] want [2] left 1"
+    assert workspace.snapshot() == before and workspace.tests_failed is True
+    passed = attempt(workspace, "    return [2 * y for y in x]")
+    assert passed.ok and passed.content == "PASS left 0"
+    assert workspace.read("solution.py") == GOOD and workspace.tests_failed is False
+
+
+@pytest.mark.parametrize("text", ["    return (", "return x", "    return x.missing"])
+def test_lines_that_break_the_file_are_taken_back(workspace, text):
+    before = workspace.snapshot()
+    assert attempt(workspace, text).content.startswith("FAIL f([1]) error ")
+    assert workspace.snapshot() == before
+
+
+def test_lines_are_taken_back_where_the_tests_cannot_be_run(workspace, monkeypatch):
+    before = workspace.snapshot()
+
+    def fails(workspace):
+        raise ValueError("no tests")
+
+    monkeypatch.setattr(try_lines, "run_visible", fails)
+    result = attempt(workspace, "    return []")
+    assert not result.ok and result.content == "try_lines failed: no tests"
+    assert workspace.snapshot() == before
+
+
+def test_without_a_test_run_nothing_is_tried(workspace):
+    before = workspace.snapshot()
+    workspace.test_runs_left = 0
+    result = attempt(workspace, "    return [2 * y for y in x]")
+    assert not result.ok and result.content == "left 0" and workspace.snapshot() == before
+    workspace.task = dataclasses.replace(workspace.task, visible_tests=Tests())
+    result = attempt(workspace, "    return [2 * y for y in x]")
+    assert not result.ok and "no visible tests" in result.content
+    assert workspace.snapshot() == before
+
+
+def test_long_answers_say_what_became_of_tried_lines(workspace):
+    workspace.verbose = True
+    assert attempt(workspace, "    return x").content.endswith("The change was taken back.")
+    assert attempt(workspace, GOOD.splitlines()[1]).content.endswith("The change was kept.")
 
 
 def test_terminal_says_output_and_exit_code(workspace):
