@@ -7,7 +7,7 @@ What: a transformer of 1 M parameters learns to find a wrong line in 5 to 8 smal
 Command: python -m launch.train --config=configs/repositories.py --workdir=runs/repositories
 Hardware: 2 CPU cores. Run time: about 20 minutes beside other programs.
 Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in each of 3 seeds. Not
-  reached yet: docs/results.md says what was tried, and how far it came.
+  reached: seed 0 gained nothing. docs/results.md says what was tried, and how far it came.
 """
 
 import ml_collections
