@@ -27,6 +27,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.update(steps=_steps(1, arg))
     # the same for all, whatever the number of steps
     config.train.optimizer.update(schedule="constant")
+    with config.ignore_type():  # a name becomes a section, whose bounds the sweep sets
+        config.train.loss.policy = dict(name="ppo", clip_low=0.2, clip_high=0.28)
     return config
 
 
@@ -36,11 +38,11 @@ def _steps(window: int, arg: str) -> int:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One run for each window, way of weighting and seed."""
-    free = dict(name="ppo", clip_low=1.0, clip_high=1e6)
+    free = {"train.loss.policy.clip_low": 1.0, "train.loss.policy.clip_high": 1e6}
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for window in (1, 4) if arg == "smoke" else WINDOWS:
             chosen = {"train.epochs": window, "train.steps": _steps(window, arg)}
             yield {"variant": f"window {window}", "seed": seed} | chosen
             if window > 1:
                 name = f"window {window}, unclipped"
-                yield {"variant": name, "seed": seed, "train.loss.policy": free} | chosen
+                yield {"variant": name, "seed": seed} | free | chosen

@@ -1,7 +1,7 @@
 """Measures how good a match is among those that the warm-started model shows, and how lenient
 people must be so that they accept of them the share that was accepted of the recorded suggestions.
 
-    python -m experiments.tab.calibrate runs/tab/seed=0 --out=experiments/tab/reading.json
+    python -m experiments.tab.calibrate runs/tab/seed=0 --reading=experiments/tab/reading.json
 
 The argument is the workdir of a run of configs/tab.py whose warm start has finished.
 """
@@ -22,7 +22,7 @@ from rl_code import sft
 from rl_code.run_config import meshes
 from rl_code.workdir import CONFIG_FILE
 
-_OUT = absl_flags.DEFINE_string("out", str(CALIBRATED), "The file that is written.")
+_READING = absl_flags.DEFINE_string("reading", str(CALIBRATED), "The file that is written.")
 
 
 def main(argv: list[str]) -> None:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     shown = shown_by(groups)
     found = reading(shown)
     fields = {"matches": list(found.matches), "leniency": found.leniency}
-    Path(_OUT.value).write_text(json.dumps(fields, indent=1) + "\n")
+    Path(_READING.value).write_text(json.dumps(fields, indent=1) + "\n")
     print(f"{len(shown)} suggestions: leniency {found.leniency:+.3f}, accepted {RECORDED:.1%}")
 
 
