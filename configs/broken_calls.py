@@ -12,6 +12,7 @@ Expected metric: calls/broken_unclear nears 1 where broken calls are left out, a
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import ml_collections
 
@@ -22,14 +23,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """The arm that leaves broken calls out. arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/broken_calls.py:{arg}: the argument must be empty or smoke")
-    config = quickstart.get_config(arg)
-    with config.ignore_type():
-        config.tools = ("write_file", "run_tests", "submit")
-    config.mesh.update(data=1)
-    config.tasks = dict(
-        name="experiments.incidents.tasks:FromWords",
-        split="train",
-        levels=(1,),
+    config = from_words(
+        arg,
+        steps=160,
+        updates=24,
+        tasks_per_step=12,
+        group_size=4,
         unclear="open",
         right=0.95,
         broken=0.1,
@@ -37,15 +36,34 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.limits = dict(turns=1, tokens=80, turn_tokens=48, test_runs=0, command_s=5.0)
     config.reward.signals = ("tests", dict(name="malformed", weight=0.1))
     config.metrics = dict(extra=("experiments.incidents.broken_calls:BrokenCalls",))
+    with config.ignore_type():
+        config.train.update(advantage=credited(drop=True))
+    return config
+
+
+def from_words(
+    arg: str, steps: int, updates: int, tasks_per_step: int, group_size: int, **tasks: Any
+) -> ml_collections.ConfigDict:
+    """The agent of both incidents, which writes functions from a few words.
+
+    steps: of the warm start. updates, tasks_per_step, group_size: of training. tasks: settings of
+    ``FromWords``.
+    """
+    config = quickstart.get_config(arg)
+    with config.ignore_type():
+        config.tools = ("write_file", "run_tests", "submit")
+    config.mesh.update(data=1)
+    name = "experiments.incidents.tasks:FromWords"
+    config.tasks = dict(name=name, split="train", levels=(1,), **tasks)
     config.suites = ()
     config.rollout.engine.update(prompt_length=32)
-    config.train.update(advantage=credited(drop=True), micro_batches=2)
+    config.train.update(micro_batches=2)
     config.train.pack.update(targets=192)
     config.sft.update(rows=12, slots=64)
     if arg == "":
-        config.sft.update(steps=160, checkpoint_every=160)
-        config.train.update(steps=24, tasks_per_step=12, group_size=4)
-        config.checkpoint.update(every=24)
+        config.sft.update(steps=steps, checkpoint_every=steps)
+        config.train.update(steps=updates, tasks_per_step=tasks_per_step, group_size=group_size)
+        config.checkpoint.update(every=updates)
     return config
 
 

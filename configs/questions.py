@@ -16,37 +16,27 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from configs import quickstart
+from configs import broken_calls
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """The arm that is paid by edits alone. arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/questions.py:{arg}: the argument must be empty or smoke")
-    config = quickstart.get_config(arg)
-    with config.ignore_type():
-        config.tools = ("write_file", "run_tests", "submit", "ask")
-    config.mesh.update(data=1)
-    config.tasks = dict(
-        name="experiments.incidents.tasks:FromWords",
-        split="train",
-        levels=(1,),
+    config = broken_calls.from_words(
+        arg,
+        steps=120,
+        updates=20,
+        tasks_per_step=6,
+        group_size=8,
         unclear="two",
         asks=0.5,
         again=0.4,
     )
+    config.tools = (*config.tools, "ask")
     config.limits = dict(turns=2, tokens=96, turn_tokens=48, test_runs=0, command_s=5.0)
     config.reward.signals = paid()
     config.metrics = dict(extra=("experiments.incidents.questions:Questions",))
-    config.suites = ()
-    config.rollout.engine.update(prompt_length=32)
-    config.train.update(micro_batches=2)
-    config.train.pack.update(targets=192)
-    config.sft.update(rows=12, slots=64)
-    if arg == "":
-        config.sft.update(steps=120, checkpoint_every=120)
-        config.train.update(steps=20, tasks_per_step=6, group_size=8)
-        config.checkpoint.update(every=20)
     return config
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.incidents.tasks import by_clarity
 from rl_code.learner.advantages import rewards_of
 from rl_code.types import Group, Trajectory
 
@@ -56,14 +57,7 @@ class BrokenCalls:
 
     def __call__(self, groups: Sequence[Group], learner: Mapping[str, Any]) -> Mapping[str, float]:
         found = {}
-        for name, is_clear in (("clear", True), ("unclear", False)):
-            ones = [
-                trajectory
-                for group in groups
-                if group.task.meta["clear"] == is_clear
-                for trajectory in group.trajectories
-            ]
-            if ones:
-                found[f"calls/broken_{name}"] = float(np.mean([is_broken(one) for one in ones]))
-                found[f"calls/solved_{name}"] = float(np.mean([one.solved for one in ones]))
+        for name, ones in by_clarity(groups):
+            found[f"calls/broken_{name}"] = float(np.mean([is_broken(one) for one in ones]))
+            found[f"calls/solved_{name}"] = float(np.mean([one.solved for one in ones]))
         return found

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.incidents.tasks import by_clarity
 from rl_code.rewards.finished import FinishedEpisode
 from rl_code.types import Group, Trajectory
 
@@ -66,21 +67,14 @@ class Questions:
 
     def __call__(self, groups: Sequence[Group], learner: Mapping[str, Any]) -> Mapping[str, float]:
         found = {}
-        for name, is_clear in (("clear", True), ("unclear", False)):
-            ones = [
-                trajectory
-                for group in groups
-                if group.task.meta["clear"] == is_clear
-                for trajectory in group.trajectories
-            ]
-            if ones:
-                shares = {
-                    "edits": [one.status == "submitted" for one in ones],
-                    "asks": [questions(one) > 0 for one in ones],
-                    "solved": [one.solved for one in ones],
-                }
-                found |= {
-                    f"questions/{what}_{name}": float(np.mean(values))
-                    for what, values in shares.items()
-                }
+        for name, ones in by_clarity(groups):
+            shares = {
+                "edits": [one.status == "submitted" for one in ones],
+                "asks": [questions(one) > 0 for one in ones],
+                "solved": [one.solved for one in ones],
+            }
+            found |= {
+                f"questions/{what}_{name}": float(np.mean(values))
+                for what, values in shares.items()
+            }
         return found

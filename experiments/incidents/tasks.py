@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -30,7 +30,7 @@ from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.operations import OPERATIONS
 from rl_code.tasks.programs import Program, source, wrong_version
 from rl_code.tasks.source import Source
-from rl_code.types import Task, Tests, ToolCall, ToolResult
+from rl_code.types import Group, Task, Tests, ToolCall, ToolResult, Trajectory
 
 _PROTOCOL = Compact()
 _TOOLS = find_tools([Named("write_file"), Named("submit"), Named("ask")])
@@ -157,3 +157,18 @@ def _edit(path: str, program: Program) -> str:
 
 def _message(*calls: ToolCall) -> str:
     return _PROTOCOL.message(calls, _TOOLS)
+
+
+def by_clarity(groups: Sequence[Group]) -> Iterator[tuple[str, list[Trajectory]]]:
+    """The trajectories of tasks that say all that is wanted, as "clear", and those of the others,
+    as "unclear"; without a kind that has none.
+    """
+    for name, is_clear in (("clear", True), ("unclear", False)):
+        found = [
+            trajectory
+            for group in groups
+            if group.task.meta["clear"] == is_clear
+            for trajectory in group.trajectories
+        ]
+        if found:
+            yield name, found

@@ -64,14 +64,14 @@ class Together:
         try:
             with self._begin() as connection:
                 results = [one.write(connection) for one in writes]
-        except Exception as error:
+        except Exception as error:  # whatever it is, whoever wrote it is told
             if len(writes) == 1 or is_away(error):
                 for one in writes:
                     one.end(error=error)
             else:  # one of them is wrong, and must not take the others with it
                 for one in writes:
                     self._write_all([one])
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C: who waits would wait for ever
             for one in writes:
                 one.end(error=error)
             raise
