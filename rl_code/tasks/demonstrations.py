@@ -40,7 +40,7 @@ _TRIES = 20  # draws of a wrong attempt that was not made before
 
 @dataclasses.dataclass(frozen=True)
 class DemonstrationConfig:
-    """How imperfect demonstrations are: three probabilities."""
+    """How imperfect demonstrations are, as probabilities."""
 
     # Probability that an attempt is right; else it is a plausible mistake.
     p_right: float = 0.65
@@ -49,11 +49,15 @@ class DemonstrationConfig:
     # Probability that the file is submitted as it stands after a test failed; else there is a new
     # attempt.
     p_give_up: float = 0.4
+    # Probability that a file of a repository, once read, is changed without a thought, and handed
+    # in. Other tasks have nothing to read.
+    p_guess: float = 0.0
 
     def __post_init__(self):
-        for name in ("p_right", "p_test", "p_give_up"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be a probability")
+        for field in dataclasses.fields(self):
+            if not 0.0 <= getattr(self, field.name) <= 1.0:
+                value = getattr(self, field.name)
+                raise ValueError(f"{field.name}={value} must be a probability")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +201,7 @@ def _walked(
     """The demonstration of a task with a repository."""
     tools = repository_walks.TOOLS
     segments = _given(prompt_parts(_PROTOCOL, task, tools, documents))
-    walk = repository_walks.walk(task, rng, limits, config.p_right, config.p_test, config.p_give_up)
+    walk = repository_walks.walk(task, rng, limits, **dataclasses.asdict(config))
     for calls, results, right in walk:
         segments.append(Segment(_PROTOCOL.message(calls, tools), True, learned=right))
         if results:

@@ -12,6 +12,11 @@ before. What is wrong stands there and is not learned: a model makes mistakes en
 from thoughts that are wrong it would learn more slowly what is right. What it learns is to begin
 again, and not to believe what it thought before.
 
+Some walks guess: without a thought a line of the file that was just read is changed into something
+that is easily taken for it, and submitted. That is learned, since it is a bad habit and not a wrong
+belief: what the model knows does not suffer from it, and reinforcement learning can tell it from
+the careful habit by what each earns.
+
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
 """
@@ -21,7 +26,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
@@ -105,6 +110,7 @@ def walk(
     p_right: float,
     p_test: float,
     p_give_up: float,
+    p_guess: float,
 ) -> Iterator[Message]:
     """The messages of one episode.
 
@@ -134,14 +140,16 @@ def walk(
             read, text = _reading(task, link)
             yield Message((*before, read), (*(_THOUGHT,) * len(before), text), right)
             turns -= 1
+            if rng.random() < p_guess:
+                yield Message((_guess(task, link, rng), _SUBMIT), ())
+                return
             before = (_thought(task, link, mistake),)
             right = mistake is None or link != mistake.link
         if overlooked:
             continue
         at = task.meta["fault"] if mistake is None else mistake.at
         step = task.meta["program"][at] if mistake is None else mistake.step
-        path, number = task.meta["places"][at]
-        change = {"path": path, "first_line": number, "text": _line(task, at, step)}
+        change = _change(task, at, step)
         if right and (turns < 2 or runs < 1 or rng.random() >= p_test):
             yield Message((*before, ToolCall("replace_lines", change), _SUBMIT), ())
             return
@@ -192,6 +200,19 @@ def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
         number = task.meta["places"][at][1]
         thought.append(f"{number}: {should[-1 - at]} | {words_of(stands[at])} {verdict}")
     return ToolCall("think", {"thought": "\n".join(thought)})
+
+
+def _guess(task: Task, link: int, rng: random.Random) -> ToolCall:
+    """The call that changes a line of a function of the chain into some mistake for it."""
+    at = rng.randrange(*task.meta["spans"][link])
+    step = rng.choice(alternatives(task.meta["broken"][at]))
+    return ToolCall("replace_lines", _change(task, at, step))
+
+
+def _change(task: Task, at: int, step: Step) -> dict[str, Any]:
+    """The arguments of a call that puts a step in the place of another one."""
+    path, number = task.meta["places"][at]
+    return {"path": path, "first_line": number, "text": _line(task, at, step)}
 
 
 def _line(task: Task, at: int, step: Step) -> str:
