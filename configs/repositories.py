@@ -27,15 +27,15 @@ ENGINE = dict(
 )
 WARM_START = dict(
     # Demonstrations have 270 tokens on average, of which the agent writes 90; long ones are cut.
-    steps=400,
+    steps=640,
     slots=512,
     rows=8,
     weight_of_read=0.25,
     demonstrations=40_000,
-    checkpoint_every=50,
+    checkpoint_every=80,
     # Mistakes are shown and not learned; what is learned, and left to GRPO to unlearn, is to submit
     # without a test, and to give up.
-    demonstration=dict(p_right=0.6, p_test=0.3, p_give_up=0.2),
+    demonstration=dict(p_right=0.7, p_test=0.5, p_give_up=0.2, p_guess=0.25),
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 
@@ -59,7 +59,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "try_lines",
             "submit",
         ),
-        tasks=repositories(split="train", levels=(0, 0, 1, 1, 2)),
+        tasks=repositories(split="train", levels=(0, 1, 2)),
         limits=LIMITS,
         reward=dict(
             signals=(
