@@ -35,7 +35,9 @@ WARM_START = dict(
     checkpoint_every=80,
     # Mistakes are shown and not learned; what is learned, and left to GRPO to unlearn, is to submit
     # without a test, and to give up.
-    demonstration=dict(p_right=0.7, p_test=0.5, p_give_up=0.2, p_guess=0.25),
+    demonstration=dict(p_right=0.8, p_test=0.5, p_give_up=0.2, p_guess=0.2),
+    decisive=(" yes", " no"),
+    weight_of_decisive=5.0,
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 

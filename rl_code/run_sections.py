@@ -243,6 +243,10 @@ class SftConfig:
     # teaches a model without knowledge how files repeat what was said before them, which few of the
     # tokens that it writes tell.
     weight_of_read: float = 0.0
+    # Texts of tokens on which much of what follows depends and which are few, as a verdict, and
+    # the weight that they have where the agent writes them.
+    decisive: tuple[str, ...] = ()
+    weight_of_decisive: float = 4.0
     # Rows of a batch.
     rows: int = 32
     # Tokens of a row.
@@ -268,6 +272,8 @@ class SftConfig:
         )
         if not 0.0 <= self.weight_of_read <= 1.0:
             raise ValueError(f"weight_of_read={self.weight_of_read} must be between 0 and 1")
+        if self.weight_of_decisive < 0.0:
+            raise ValueError(f"weight_of_decisive={self.weight_of_decisive} must be at least 0")
         if self.least_slots is not None and not 2 <= self.least_slots <= self.slots:
             raise ValueError(
                 f"least_slots={self.least_slots} must be at least 2 and at most slots={self.slots}"

@@ -5,10 +5,11 @@ chose.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 
+from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code import checkpoint, read_config
 from rl_code.checkpoint import Checkpoints
@@ -21,6 +22,7 @@ from rl_code.progress import Progress
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
+from rl_code.tasks.demonstrations import Segment
 from rl_code.workdir import MAY_CHANGE
 
 FOLDER = "sft"
@@ -41,6 +43,7 @@ class Demonstrations:
     def __init__(self, run: Run):
         self._run = run
         self._count = run.config.sft.demonstrations
+        self._decisive = _tokens(run.tokenizer, run.config.sft.decisive)
         self._known: dict[int, Demonstrated] = {}
 
     def _example(self, index: int) -> Demonstrated:
@@ -61,13 +64,19 @@ class Demonstrations:
                 )
                 kinds += more
             tokens += piece
-            weight = 1.0 if segment.sampled else run.config.sft.weight_of_read
-            if not segment.learned:
-                weight = 0.0
-            weights += [weight] * len(piece)
+            weights += self._weights(segment, piece)
         example = Demonstrated(tokens, weights, None if documents is None else kinds)
         self._known[index] = example.cut(run.config.sft.slots)
         return self._known[index]
+
+    def _weights(self, segment: Segment, tokens: list[int]) -> list[float]:
+        """The weight of each token of a segment."""
+        sft = self._run.config.sft
+        if not segment.learned:
+            return [0.0] * len(tokens)
+        if not segment.sampled:
+            return [sft.weight_of_read] * len(tokens)
+        return [sft.weight_of_decisive if one in self._decisive else 1.0 for one in tokens]
 
     def after(self, position: int) -> Iterator[Demonstrated]:
         """The examples from number ``position`` on."""
@@ -118,6 +127,18 @@ class Demonstrations:
             rows *= 2
             slots //= 2
         return rows, slots
+
+
+def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
+    """The tokens with these texts. Raises ValueError where a text is not one token."""
+    found = {text: tokenizer.encode(text) for text in texts}
+    for text, tokens in found.items():
+        if len(tokens) != 1:
+            raise ValueError(
+                f"sft.decisive has {text!r}, which the tokenizer cuts into {len(tokens)} tokens; "
+                "name texts that are one token each, with the space in front where there is one"
+            )
+    return frozenset(token for (token,) in found.values())
 
 
 def warm_start(run: Run, stop: StopRequest) -> TrainState:

@@ -11,15 +11,15 @@ import pytest
 from models.sharding import MeshConfig
 from pallas_kernels.tokens import TAIL
 from rl_code.documents import DocumentsConfig
+from rl_code.run_sections import SftConfig
 from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
 
 
-def run_of(demonstration, alignment, documents=None, slots=64, least_slots=None, weight=0.0):
+def run_of(demonstration, alignment, documents=None, **sft):
     """What a warm start asks of a run whose tokens are characters."""
-    sft = types.SimpleNamespace(
-        demonstrations=3, rows=1, slots=slots, least_slots=least_slots, weight_of_read=weight
-    )
+    settings = dict(demonstrations=3, rows=1, slots=64, optimizer=None) | sft
+    sft = SftConfig(steps=1, **settings)
     return types.SimpleNamespace(
         config=types.SimpleNamespace(sft=sft, documents=documents, mesh=MeshConfig()),
         model_config=types.SimpleNamespace(alignment=alignment),
@@ -70,14 +70,23 @@ def test_rows_are_as_short_as_the_examples_of_their_batch_allow(lengths, least, 
 @pytest.mark.parametrize("weight", [0.0, 0.25])
 def test_what_the_agent_reads_has_a_weight_of_its_own(weight):
     parts = [Segment("see", False), Segment("ok", True), Segment("and", False), Segment("on", True)]
-    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight=weight)).batch(0)
+    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight_of_read=weight)).batch(0)
     one = [weight] * 3 + [1.0] * 2 + [weight] * 3 + [1.0] * 2
     assert position == 6 and batch.mask[0].tolist() == one * 6 + [0.0] * 4
 
 
+def test_decisive_tokens_weigh_more_where_the_agent_writes_them():
+    parts = [Segment("ny", False), Segment("any", True), Segment("y", True, learned=False)]
+    run = run_of(lambda i: parts, 1, slots=6, decisive=("n", "y"), weight_of_decisive=3.0)
+    batch, _ = Demonstrations(run).batch(0)
+    assert batch.mask[0].tolist() == [0.0, 0.0, 1.0, 3.0, 3.0, 0.0]
+    with pytest.raises(ValueError, match=r"'yes', which the tokenizer cuts into 3 tokens"):
+        Demonstrations(run_of(lambda i: parts, 1, decisive=("n", "yes")))
+
+
 def test_what_the_agent_gets_wrong_is_not_learned():
     parts = [Segment("see", False), Segment("no", True, learned=False), Segment("on", True)]
-    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight=0.25)).batch(0)
+    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight_of_read=0.25)).batch(0)
     assert position == 9 and batch.mask[0].tolist() == ([0.25] * 3 + [0.0] * 2 + [1.0] * 2) * 9 + [
         0.0
     ]

@@ -316,6 +316,30 @@ def test_what_is_learned_is_right_and_what_is_not_learned_is_wrong(tasks):
     assert wrong > 20
 
 
+def test_a_guess_changes_a_line_of_what_was_just_read_without_a_thought(tasks):
+    always = DemonstrationConfig(p_right=0.5, p_test=1.0, p_give_up=0.0, p_guess=1.0)
+    solved = 0
+    for task, segments in walks(tasks, always):
+        assert all(segment.learned for segment in segments)
+        calls = calls_of(task, segments)
+        assert [call.name for call in calls] == ["grep", "read_file", "replace_lines", "submit"]
+        assert calls[2].arguments["path"] == calls[1].arguments["path"] == task.meta["chain"][0]
+        changed = with_edit(task, calls[2])
+        assert changed != task.files
+        solved += changed == {**task.files, **task.reference}
+    # where the fault is in the first file, it is hit now and then
+    assert 0 < solved < len(tasks[0])
+    sometimes = dataclasses.replace(IMPERFECT, p_guess=0.3)
+    guesses, depths = 0, set()
+    for task, segments in walks(tasks, sometimes):
+        calls = calls_of(task, segments)
+        for before, call in itertools.pairwise(calls):
+            if call.name == "replace_lines" and before.name == "read_file":
+                guesses += 1
+                depths.add(task.meta["chain"].index(before.arguments["path"]))
+    assert guesses > 20 and depths >= {0, 1, 2}
+
+
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
