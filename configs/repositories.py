@@ -33,9 +33,10 @@ WARM_START = dict(
     weight_of_read=0.25,
     demonstrations=40_000,
     checkpoint_every=80,
-    # Mistakes are shown and not learned; what is learned, and left to GRPO to unlearn, is to submit
-    # without a test, and to give up.
+    # Mistakes are shown and not learned. What is learned, and left to GRPO to unlearn, is to change
+    # a line without a thought, to submit without a test, and to give up.
     demonstration=dict(p_right=0.8, p_test=0.5, p_give_up=0.2, p_guess=0.2),
+    # Whether a line is right, by a thought.
     decisive=(" yes", " no"),
     weight_of_decisive=5.0,
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
@@ -76,13 +77,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=WARM_START,
         train=dict(
-            steps=32,
+            steps=36,
             tasks_per_step=16,
             group_size=8,
             # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound. Without the pull
             # towards the warm start thoughts get worse while it learns to try again.
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
-            optimizer=dict(learning_rate=8e-4, schedule="cosine", warmup_steps=5),
+            optimizer=dict(learning_rate=5e-4, schedule="cosine", warmup_steps=5),
             # Episodes of a group search and read alike: in long rows they share that.
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),

@@ -184,8 +184,12 @@ def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
 
 
 def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
-    """Of each line of a function of the chain, the last one first: its number, what it should do,
+    """Of each line of a function of the chain, the last one first: what it should do, its number,
     what it does, and whether that is the same.
+
+    The number stands behind what the message asks for. In front of it, a model takes what the line
+    does for what it should do, since most lines are right. The dash is there for the letter behind
+    it: it has a space in front, as in the message, and so is the same token.
     """
     asked = list(task.meta["program"])
     stands = list(task.meta["broken"])
@@ -198,7 +202,7 @@ def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
     for at in reversed(range(*task.meta["spans"][link])):
         verdict = "yes" if stands[at] == asked[at] else "no"
         number = task.meta["places"][at][1]
-        thought.append(f"{number}: {should[-1 - at]} | {words_of(stands[at])} {verdict}")
+        thought.append(f"- {should[-1 - at]} | {number}: {words_of(stands[at])} {verdict}")
     return ToolCall("think", {"thought": "\n".join(thought)})
 
 

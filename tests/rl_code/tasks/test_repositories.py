@@ -245,6 +245,11 @@ def calls_of(task, segments):
 EDITS = ("replace_lines", "try_lines")
 
 
+def number_in(thought) -> int:
+    """The number of the line of which a line of a thought is."""
+    return int(thought.split(" | ")[1].partition(":")[0])
+
+
 def with_edit(task, call) -> dict[str, str]:
     """The files of a task with the lines of a call in their place."""
     path, line, text = (call.arguments[name] for name in ("path", "first_line", "text"))
@@ -279,7 +284,7 @@ def test_a_walk_searches_reads_along_the_chain_edits_and_submits(tasks):
             if call.name == "think":
                 # of each line of what was read last
                 thought = call.arguments["thought"]
-                numbers = [int(line.split(":")[0]) for line in thought.split("\n")]
+                numbers = [number_in(line) for line in thought.split("\n")]
                 places = task.meta["places"]
                 assert numbers == [n for path, n in reversed(places) if path == read[-1]]
         # a thought stands in front of what follows from it
@@ -301,8 +306,8 @@ def test_what_is_learned_is_right_and_what_is_not_learned_is_wrong(tasks):
             calls = calls_of(task, [segment])
             thoughts = [call.arguments["thought"] for call in calls if call.name == "think"]
             lines = "\n".join(thoughts).split("\n") if thoughts else []
-            right = all(line.split(": ")[1].split(" | ")[0] in asked for line in lines)
-            faults = [int(line.split(":")[0]) for line in lines if line.endswith(" no")]
+            right = all(line.removeprefix("- ").split(" | ")[0] in asked for line in lines)
+            faults = [number_in(line) for line in lines if line.endswith(" no")]
             edits = [call for call in calls if call.name in EDITS]
             if edits:
                 right &= with_edit(task, edits[0]) == {**task.files, **task.reference}
@@ -310,7 +315,7 @@ def test_what_is_learned_is_right_and_what_is_not_learned_is_wrong(tasks):
             elif thoughts:
                 assert not faults
                 # the fault is overlooked
-                right &= not any(line.split(": ")[1].startswith(f"{letter} ") for line in lines)
+                right &= not any(line.startswith(f"- {letter} ") for line in lines)
             assert segment.learned == right
             wrong += not right
     assert wrong > 20
