@@ -51,7 +51,7 @@ from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
-from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
+from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
@@ -99,6 +99,7 @@ class Run:
         agent = config.harness and find_agent(config.harness, "config.harness")
         # Plays the episodes where an agent of others does; None for our own.
         self.harness = Harness(agent) if agent else None
+        self._walk_words = walk_words(self.tools, config.documents, agent.chat if agent else None)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
@@ -255,7 +256,8 @@ class Run:
         kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
         limits = self.config.limits
         documents = self.config.documents
-        return demonstrate(self._demonstrated[index], rng, kind, limits, documents)
+        task = self._demonstrated[index]
+        return demonstrate(task, rng, kind, limits, documents, self._walk_words)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,

@@ -113,7 +113,9 @@ class RunConfig:
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
         if self.sft is not None:
-            check_demonstrable(protocol, tools, self.demonstrated()[1].name)
+            source = self.demonstrated()[1].name
+            agent = self.harness and find_agent(self.harness, "config.harness")
+            check_demonstrable(protocol, tools, source, agent.chat if agent else None)
         keepers = [name for name, tool in tools.items() if tool.notes]
         if keepers and self.record.keep is not None:
             raise ConfigError(

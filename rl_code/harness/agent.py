@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from rl_code.harness.command_chat import CommandChat
 from rl_code.types import Limits, Task
 
 
@@ -33,8 +34,13 @@ class Job:
 
     @property
     def text(self) -> str:
-        """The task in words: its messages one after another."""
-        return "\n\n".join(str(message["content"]) for message in self.task.messages)
+        """The task in words."""
+        return text_of(self.task)
+
+
+def text_of(task: Task) -> str:
+    """A task in words: its messages one after another."""
+    return "\n\n".join(str(message["content"]) for message in task.messages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +90,8 @@ class Agent:
     def host(self) -> Host:
         """What runs its programs, for one run. Raises HarnessError where that cannot be."""
         raise NotImplementedError
+
+    @property
+    def chat(self) -> CommandChat | None:
+        """How its conversations read, for demonstrations; None where that is not known."""
+        return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.harness.agent import Agent, Ending, HarnessError, Job
+from rl_code.harness.command_chat import CommandChat
 from rl_code.harness.forking import ForkingHost
 
 
@@ -43,6 +44,15 @@ class MiniSweAgent(Agent):
         if self.calls not in ("tools", "text"):
             raise HarnessError(f"harness.calls = {self.calls!r} must be 'tools' or 'text'")
         return MiniSweAgentHost(self)
+
+    @property
+    def chat(self) -> CommandChat | None:
+        """Known where calls are text, and the config has the templates: those of the package are
+        not here.
+        """
+        if self.calls != "text" or not (self.system and self.instance and self.observation):
+            return None
+        return CommandChat(self.system, self.instance, self.observation)
 
 
 class MiniSweAgentHost(ForkingHost):

@@ -1,5 +1,5 @@
-"""Imperfect demonstrations of tasks that are made up here, written like an episode in the compact
-protocol.
+"""Imperfect demonstrations of tasks that are made up here, written like an episode: in the compact
+protocol, or, for repositories, as an agent of others writes it.
 
 They teach the form of an episode and a variety of attempts. To find a good policy is left to
 reinforcement learning. What the tests say is computed from the operations themselves, so nothing is
@@ -21,9 +21,12 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
-from rl_code.tasks import infill, lookup, repository_walks
+from rl_code.harness.command_chat import CommandChat
+from rl_code.tasks import infill, lookup, repository_walks, walks_in_tools
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
+from rl_code.tasks.walks_in_shell import ShellWords
+from rl_code.tasks.walks_in_tools import ToolWords
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 _PROTOCOL = Compact()
@@ -107,8 +110,37 @@ class Segment:
     learned: bool = True
 
 
-def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: str) -> None:
-    """Raises ValueError unless what demonstrations of a source teach can be said in an episode."""
+def walk_words(
+    tools: Mapping[str, Tool],
+    documents: DocumentsConfig | None,
+    chat: CommandChat | None,
+) -> ToolWords | ShellWords:
+    """In which words walks through repositories are said: as a conversation with an agent of
+    others (``Agent.chat``), or, where ``chat`` is None, as calls of tools.
+
+    tools: those of the config. Where they do not do for a walk, those that do; a tokenizer that
+    is trained on walks need not be of a run that shows them.
+    """
+    if chat is not None:
+        return ShellWords(chat)
+    try:
+        walks_in_tools.check_tools(tools)
+    except ValueError:
+        tools = walks_in_tools.TOOLS
+    return ToolWords(tools, documents)
+
+
+def check_demonstrable(
+    protocol: Protocol,
+    tools: Mapping[str, Tool],
+    source: str,
+    chat: CommandChat | None = None,
+) -> None:
+    """Raises ValueError unless what demonstrations of a source teach can be said in an episode.
+
+    chat: the conversation of the agent of others that plays; None for an agent of our own, or one
+    whose conversation is not known.
+    """
     if source == infill.SOURCE:
         if not isinstance(protocol, Infill):
             raise ValueError(
@@ -116,17 +148,19 @@ def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: st
                 f"{type(protocol).__name__}"
             )
         return
-    if source == repository_walks.SOURCE:
-        needed = tuple(repository_walks.TOOLS)
-    else:
+    walked = source == repository_walks.SOURCE
+    in_shell = walked and chat is not None
+    needed: tuple[str, ...] = ()
+    if not walked:
         needed = (KINDS[source].tool if source in KINDS else "write_file", "run_tests", "submit")
     if not isinstance(protocol, Compact) or not set(needed) <= tools.keys():
         raise ValueError(
-            f"demonstrations are written in the protocol 'compact' with {', '.join(needed)}, and "
-            f"episodes have {type(protocol).__name__} with {', '.join(tools)}; leave sft out"
+            f"demonstrations are written in the protocol 'compact' with "
+            f"{', '.join(needed) or 'commands'}, and episodes have {type(protocol).__name__} with "
+            f"{', '.join(tools)}; leave sft out"
         )
-    if source == repository_walks.SOURCE:
-        repository_walks.check_tools(tools)
+    if walked and not in_shell:
+        walks_in_tools.check_tools(tools)
 
 
 def demonstrate(
@@ -135,12 +169,14 @@ def demonstrate(
     config: DemonstrationConfig,
     limits: Limits,
     documents: DocumentsConfig | None = None,
+    words: ToolWords | ShellWords | None = None,
 ) -> list[Segment]:
     """One episode of a task, prompt first; no attempt is made twice. Or a drill, of which only the
     values that are asked for are learned. Or, where a source says so (``task.meta["hands_in"]``), a
     file with that text is handed in at once. Or what the source wrote (``task.meta[PLAYED]``).
 
-    documents: which parts of the texts are documents; None for none.
+    documents: which parts of the texts are documents; None for none. words: in which a walk through
+    a repository is said (``walk_words``); None for calls of ``walks_in_tools.TOOLS``.
 
     It keeps to the turns and test runs of ``limits``; budgets of tokens are ignored. Raises
     ValueError for a task of a source that is not in KINDS nor of repositories, or when ``limits``
@@ -151,7 +187,9 @@ def demonstrate(
         prompt = Segment(_INFILL.prompt(task, {}), False)
         return [prompt, Segment(_INFILL.message(text), True)]
     if task.meta.get("source") == repository_walks.SOURCE:
-        return _walked(task, rng, config, limits, documents)
+        return _walked(
+            task, rng, config, limits, words or ToolWords(walks_in_tools.TOOLS, documents)
+        )
     if PLAYED in task.meta:
         prompt = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
         return [*prompt, *(Segment(text, sampled) for text, sampled in task.meta[PLAYED])]
@@ -196,16 +234,15 @@ def _walked(
     rng: random.Random,
     config: DemonstrationConfig,
     limits: Limits,
-    documents: DocumentsConfig | None,
+    words: ToolWords | ShellWords,
 ) -> list[Segment]:
     """The demonstration of a task with a repository."""
-    tools = repository_walks.TOOLS
-    segments = _given(prompt_parts(_PROTOCOL, task, tools, documents))
-    walk = repository_walks.walk(task, rng, limits, **dataclasses.asdict(config))
-    for calls, results, right in walk:
-        segments.append(Segment(_PROTOCOL.message(calls, tools), True, learned=right))
-        if results:
-            segments += _given(answer_parts(_PROTOCOL, results, tools, documents))
+    segments = _given(words.opening(task))
+    walk = repository_walks.walk(task, rng, words.limits(limits), **dataclasses.asdict(config))
+    for message in walk:
+        for text, answer in words.say(task, message):
+            segments.append(Segment(text, True, learned=message.right))
+            segments += _given(answer)
     return segments
 
 

@@ -1,9 +1,10 @@
-"""Imperfect demonstrations of repository tasks: search, read along the imports, think, try lines,
-submit.
+"""Imperfect demonstrations of repository tasks, as moves: search, read along the imports, think,
+try lines, submit. In which words a move is said, and what is answered to it, is not said here:
+``walks_in_tools`` writes calls of tools, ``walks_in_shell`` shell commands.
 
 Of each line of a function that was read a thought says in words what it should do by the message,
 what it does, and whether that is the same. A model that learns this from nothing is told by it
-which lines belong to which words. Where a line is wrong it is changed and tried (``try_lines``), or
+which lines belong to which words. Where a line is wrong it is changed and tried (``Try``), or
 changed and submitted untested; else the function that is called is read.
 
 Some walks go wrong first: a thought sees a fault where there is none, takes the fault for something
@@ -17,52 +18,76 @@ that is easily taken for it, and submitted. That is learned, since it is a bad h
 belief: what the model knows does not suffer from it, and reinforcement learning can tell it from
 the careful habit by what each earns.
 
-What the tools say is computed from the files and the operations, in exactly the words of an
-episode; nothing is executed in a sandbox.
+All that files and tests say follows from the files and the operations; nothing is executed in a
+sandbox.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rl_code.environment.tools import tool as tool_lib
-from rl_code.environment.tools.api import find_tools
-from rl_code.environment.tools.grep import Found, Grep, Match
-from rl_code.environment.tools.grep import describe as describe_found
-from rl_code.environment.tools.read_file import ReadFile, shown
-from rl_code.environment.tools.run_tests import describe, failed_case
-from rl_code.environment.tools.text import show
-from rl_code.environment.tools.tool import Tool
-from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
 from rl_code.tasks.repositories import alternatives
-from rl_code.types import Limits, Task, ToolCall, ToolResult
+from rl_code.types import Case, Limits, Task
 
 # Of ``task.meta["source"]``.
 SOURCE = "repositories"
-# What the demonstrations call.
-TOOLS = find_tools(
-    (
-        Named("grep"),
-        Named("read_file", {"numbered": True}),
-        Named("think"),
-        Named("replace_lines"),
-        Named("try_lines"),
-        Named("submit"),
-    )
-)
+
+
+class Search(NamedTuple):
+    """Looks for a text in all files."""
+
+    text: str
+
+
+class Read(NamedTuple):
+    """Reads a file."""
+
+    path: str
+
+
+class Change(NamedTuple):
+    """Puts another line in the place of one, which stays there."""
+
+    path: str
+    # Counted from 1.
+    number: int
+    line: str
+
+
+class Failed(NamedTuple):
+    """A visible test that failed."""
+
+    case: Case
+    # What the call returned, or a Failure with what it raised.
+    value: Any
+
+
+class Try(NamedTuple):
+    """Changes a line and runs the visible tests; the change is taken back if one fails."""
+
+    change: Change
+    failures: tuple[Failed, ...]
+    # Runs of tests that are left behind it.
+    runs_left: int
+
+
+class Submit(NamedTuple):
+    """Hands the files in."""
+
+
+Move = Search | Read | Change | Try | Submit
 
 
 class Message(NamedTuple):
-    """A message of an episode."""
+    """What the agent does at once: it thinks, and then it moves."""
 
-    calls: tuple[ToolCall, ...]
-    # None behind a submit.
-    results: tuple[ToolResult, ...]
+    moves: tuple[Move, ...]
+    # Lines; "" for no thought.
+    thought: str = ""
     # Whether it is right, and so may be learned.
     right: bool = True
 
@@ -78,31 +103,6 @@ class Mistake(NamedTuple):
     step: Step | None
 
 
-_GREP = Grep()
-_READ = ReadFile(numbered=True)
-_SUBMIT = ToolCall("submit", {})
-_THOUGHT = ToolResult("think", "ok")
-
-
-def check_tools(tools: Mapping[str, Tool]) -> None:
-    """Raises ValueError where a tool is written in another way than in demonstrations, or answers
-    otherwise.
-    """
-    for name, tool in TOOLS.items():
-        written, other = tool_lib.words_of(tool), tool_lib.words_of(tools[name])
-        if written != other:
-            raise ValueError(
-                f"demonstrations of repositories write {name} as {written}, and the tool of the "
-                f"config as {other}; leave sft out"
-            )
-    for tool in (_GREP, _READ):
-        if tools[tool.name] != tool:
-            raise ValueError(
-                f"demonstrations of repositories show what {tool} answers, and the config has "
-                f"{tools[tool.name]}; give it the same settings, or leave sft out"
-            )
-
-
 def walk(
     task: Task,
     rng: random.Random,
@@ -115,19 +115,16 @@ def walk(
     """The messages of one episode.
 
     The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
-    ``limits``; budgets of tokens are ignored. Raises ValueError when there are too few turns to
-    come to the cause.
+    ``limits``; budgets of tokens are ignored. Without test runs nothing is tried, and so nothing
+    goes wrong. Raises ValueError when there are too few turns to come to the cause.
     """
     chain = task.meta["chain"]
     cause = chain.index(task.meta["cause"])
     if limits.turns < cause + 3:
         raise ValueError(f"{limits.turns=} must be at least {cause + 3} for {task.id}")
-    pattern = f"def {task.entry_point}"
-    grep = ToolCall("grep", {"pattern": pattern})
-    found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
-    yield Message((grep,), (found,))
+    yield Message((Search(f"def {task.entry_point}"),))
     turns, runs = limits.turns - 1, limits.test_runs
-    before: tuple[ToolCall, ...] = ()
+    thought = ""
     right = True
     while True:
         mistake = None
@@ -137,13 +134,12 @@ def walk(
         overlooked = mistake is not None and mistake.step is None
         last = len(chain) - 1 if overlooked else cause if mistake is None else mistake.link
         for link in range(last + 1):
-            read, text = _reading(task, link)
-            yield Message((*before, read), (*(_THOUGHT,) * len(before), text), right)
+            yield Message((Read(chain[link]),), thought, right)
             turns -= 1
             if rng.random() < p_guess:
-                yield Message((_guess(task, link, rng), _SUBMIT), ())
+                yield Message((_guess(task, link, rng), Submit()))
                 return
-            before = (_thought(task, link, mistake),)
+            thought = _thought(task, link, mistake)
             right = mistake is None or link != mistake.link
         if overlooked:
             continue
@@ -151,17 +147,15 @@ def walk(
         step = task.meta["program"][at] if mistake is None else mistake.step
         change = _change(task, at, step)
         if right and (turns < 2 or runs < 1 or rng.random() >= p_test):
-            yield Message((*before, ToolCall("replace_lines", change), _SUBMIT), ())
+            yield Message((change, Submit()), thought)
             return
         turns -= 1
         runs -= 1
         failures = _failures(task, at, step)
-        told = describe(failures, len(task.visible_tests), runs, verbose=False)
-        attempt = ToolCall("try_lines", change)
-        yield Message((*before, attempt), (_THOUGHT, ToolResult("try_lines", told)), right)
-        before, right = (), True
+        yield Message((Try(change, failures, runs),), thought, right)
+        thought, right = "", True
         if not failures or rng.random() < p_give_up:
-            yield Message((_SUBMIT,), ())
+            yield Message((Submit(),))
             return
 
 
@@ -176,14 +170,7 @@ def _mistake(task: Task, rng: random.Random) -> Mistake:
     return Mistake(link, at, None if overlooks else rng.choice(wrong))
 
 
-def _reading(task: Task, link: int) -> tuple[ToolCall, ToolResult]:
-    """The call that reads a file of the chain, and its result."""
-    path = task.meta["chain"][link]
-    text = shown(path, task.files[path], verbose=False, first=1)
-    return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
-
-
-def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
+def _thought(task: Task, link: int, mistake: Mistake | None) -> str:
     """Of each line of a function of the chain, the last one first: what it should do, its number,
     what it does, and whether that is the same.
 
@@ -203,52 +190,33 @@ def _thought(task: Task, link: int, mistake: Mistake | None) -> ToolCall:
         verdict = "yes" if stands[at] == asked[at] else "no"
         number = task.meta["places"][at][1]
         thought.append(f"- {should[-1 - at]} | {number}: {words_of(stands[at])} {verdict}")
-    return ToolCall("think", {"thought": "\n".join(thought)})
+    return "\n".join(thought)
 
 
-def _guess(task: Task, link: int, rng: random.Random) -> ToolCall:
-    """The call that changes a line of a function of the chain into some mistake for it."""
+def _guess(task: Task, link: int, rng: random.Random) -> Change:
+    """A line of a function of the chain becomes some mistake for it."""
     at = rng.randrange(*task.meta["spans"][link])
-    step = rng.choice(alternatives(task.meta["broken"][at]))
-    return ToolCall("replace_lines", _change(task, at, step))
+    return _change(task, at, rng.choice(alternatives(task.meta["broken"][at])))
 
 
-def _change(task: Task, at: int, step: Step) -> dict[str, Any]:
-    """The arguments of a call that puts a step in the place of another one."""
+def _change(task: Task, at: int, step: Step) -> Change:
+    """A step in the place of another one."""
     path, number = task.meta["places"][at]
-    return {"path": path, "first_line": number, "text": _line(task, at, step)}
-
-
-def _line(task: Task, at: int, step: Step) -> str:
-    """The line with a step in the place of another one."""
     (span,) = (one for one in task.meta["spans"] if at in range(*one))
     changed = _with(task.meta["broken"], at, step)
-    return body(changed[slice(*span)], "ints").splitlines()[at - span[0]]
+    return Change(path, number, body(changed[slice(*span)], "ints").splitlines()[at - span[0]])
 
 
 def _with(program: Program, at: int, step: Step) -> Program:
     return (*program[:at], step, *program[at + 1 :])
 
 
-def _search(task: Task, pattern: str) -> Found:
-    """What grep finds, of files that are few and all in one folder."""
-    matches = [
-        Match(path, number, line)
-        for path, text in sorted(task.files.items())
-        for number, line in enumerate(text.splitlines(), start=1)
-        if re.search(pattern, line)
-    ]
-    return Found(matches[: _GREP.most], len(matches))
-
-
-def _failures(task: Task, at: int, step: Step) -> Sequence[str]:
-    """Texts of the visible tests that fail with a step in another one's place, in order."""
+def _failures(task: Task, at: int, step: Step) -> tuple[Failed, ...]:
+    """The visible tests that fail with a step in another one's place, in order."""
     attempt = _with(task.meta["broken"], at, step)
     failures = []
     for case in task.visible_tests.cases:
         value = evaluate(attempt, case.args[0])
-        error = value.error if isinstance(value, Failure) else ""
-        if error or value != case.expected:
-            told = "" if error else show(value)
-            failures.append(failed_case(task.entry_point, case, told, error, verbose=False))
-    return failures
+        if isinstance(value, Failure) or value != case.expected:
+            failures.append(Failed(case, value))
+    return tuple(failures)

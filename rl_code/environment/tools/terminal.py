@@ -14,6 +14,19 @@ _WIDTH = 160
 _VERBOSE_WIDTH = 8000
 
 
+def described(output: str, code: int, *, verbose: bool, stopped_s: float | None = None) -> str:
+    """What a command came to, as the model reads it.
+
+    output: what it printed. stopped_s: the seconds after which it was stopped, if it was.
+    """
+    parts = [cut_middle(output, _VERBOSE_WIDTH if verbose else _WIDTH).rstrip("\n")]
+    if stopped_s is not None:
+        parts.append(f"stopped after {stopped_s:g} s")
+    elif code != 0 or verbose or not parts[0]:
+        parts.append(f"exit {code}")
+    return "\n".join(part for part in parts if part)
+
+
 @dataclasses.dataclass(frozen=True)
 class Terminal(Tool):
     """One shell command inside the sandbox."""
@@ -35,11 +48,7 @@ class Terminal(Tool):
             return Answer("the command contains a NUL character", ok=False)
         timeout_s = workspace.timeout_s
         done = workspace.sandbox.run(["bash", "-c", arguments["command"]], timeout_s=timeout_s)
-        parts = [
-            cut_middle(done.stdout, _VERBOSE_WIDTH if workspace.verbose else _WIDTH).rstrip("\n")
-        ]
-        if done.timed_out:
-            parts.append(f"stopped after {timeout_s:g} s")
-        elif done.exit_code != 0 or workspace.verbose or not parts[0]:
-            parts.append(f"exit {done.exit_code}")
-        return Answer("\n".join(part for part in parts if part))
+        stopped_s = timeout_s if done.timed_out else None
+        return Answer(
+            described(done.stdout, done.exit_code, verbose=workspace.verbose, stopped_s=stopped_s)
+        )

@@ -35,7 +35,15 @@ def minimal(*options: str) -> Program:
 
 
 def agent_episode(
-    task, pool, harness: Harness, *, index=0, limits=LIMITS, protocol="hermes", reward=("tests",)
+    task,
+    pool,
+    harness: Harness,
+    *,
+    index=0,
+    limits=LIMITS,
+    protocol="hermes",
+    reward=("tests",),
+    tokenizer=None,
 ):
     """An episode that nobody drives yet."""
     return AgentEpisode(
@@ -43,7 +51,7 @@ def agent_episode(
         group=0,
         index=index,
         protocol=PROTOCOLS[protocol],
-        tokenizer=chat_tokenizer(),
+        tokenizer=tokenizer or chat_tokenizer(),
         pool=pool,
         limits=limits,
         reward=signals(*reward),

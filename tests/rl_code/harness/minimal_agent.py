@@ -1,11 +1,13 @@
 """An agent program for tests: the standard library, the OpenAI chat API, and one tool.
 
-python minimal_agent.py [tools | text] [forgetful]: "forgetful" leaves out all but the first message
-and the last two.
+python minimal_agent.py [tools | text | block] [forgetful]: "block" finds its command in the text as
+mini-swe-agent does, and hands in by that package's command; "forgetful" leaves out all but the
+first message and the last two.
 """
 
 import json
 import os
+import re
 import sys
 import urllib.request
 
@@ -21,6 +23,9 @@ BASH = {
         },
     },
 }
+# What "block" says around a task.
+SYSTEM = "Answer with a command in a block."
+END = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def post(path, body):
@@ -35,6 +40,9 @@ def post(path, body):
 
 def main(kind="tools", *options):
     messages = [{"role": "user", "content": sys.stdin.read()}]
+    if kind == "block":
+        messages[0]["content"] += f"\nEnd with {END}"
+        messages.insert(0, {"role": "system", "content": SYSTEM})
     tools = {"tools": [BASH]} if kind == "tools" else {}
     while True:
         body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **tools}
@@ -43,12 +51,16 @@ def main(kind="tools", *options):
         if kind == "tools":
             calls = message.get("tool_calls") or []
             commands = [json.loads(call["function"]["arguments"])["command"] for call in calls]
+        elif kind == "block":
+            calls = []
+            block = r"```mswea_bash_command\s*\n(.*?)\n```"
+            commands = re.findall(block, message["content"], re.DOTALL)
         else:
             calls, commands = [], [message["content"]]
         if not commands:
             messages.append({"role": "user", "content": "call bash"})
         for number, command in enumerate(commands):
-            if command.strip() == "submit":
+            if command.strip() in ("submit", END):
                 return
             done = post("execute", {"command": command})
             output = f"{done['output']}exit {done['returncode']}"
@@ -61,4 +73,5 @@ def main(kind="tools", *options):
             messages = [messages[0], *messages[-2:]]
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

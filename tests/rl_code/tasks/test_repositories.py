@@ -32,7 +32,7 @@ from rl_code.tasks.demonstrations import (
 )
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.repositories import LEVELS, MOST_FILES, generate
-from rl_code.tasks.repository_walks import TOOLS
+from rl_code.tasks.walks_in_tools import TOOLS
 from rl_code.types import Limits, Task
 from tests.rl_code.signals import signals
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
@@ -403,8 +403,11 @@ def test_tools_that_speak_otherwise_are_refused():
     few = TOOLS | find_tools((Named("grep", {"most": 3}),))
     with pytest.raises(ValueError, match=r"Grep\(most=3"):
         check_demonstrable(Compact(), few, "repositories")
-    with pytest.raises(ValueError, match="replace_lines"):
-        check_demonstrable(Compact(), find_tools(), "repositories")
+    silent = find_tools((Named("grep"), Named("try_lines"), Named("submit")))
+    with pytest.raises(ValueError, match="call read_file, replace_lines, and the config has grep"):
+        check_demonstrable(Compact(), silent, "repositories")
+    with pytest.raises(ValueError, match="call submit"):
+        check_demonstrable(Compact(), find_tools((Named("terminal"),)), "repositories")
     check_demonstrable(Compact(), TOOLS, "repositories")
 
 

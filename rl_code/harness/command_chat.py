@@ -1,0 +1,56 @@
+"""How the conversation of an agent reads whose messages have one shell command each.
+
+Demonstrations are written by it, in the words of an episode; episodes are not, since there the
+agent's own program says what is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jinja2
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandChat:
+    """The conversation of mini-swe-agent where it reads commands from the text of messages."""
+
+    # Templates of jinja2: the system message, what the user asks (with the variable ``task``), and
+    # what is answered to a command (``output.output``, ``output.returncode``).
+    system: str
+    instance: str
+    observation: str
+    # What the block of a command begins with, behind its three backticks.
+    fence: str = "mswea_bash_command"
+    # The command that hands the work in.
+    hands_in: str = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+    def opening(self, task: str) -> tuple[tuple[str, str], ...]:
+        """The messages before the agent's first one: (role, content) of each. task: in words."""
+        return (
+            ("system", _render(self.system, task=task)),
+            ("user", _render(self.instance, task=task)),
+        )
+
+    def message(self, thought: str, command: str) -> str:
+        """A message of the agent's. thought: "" for none."""
+        block = f"```{self.fence}\n{command}\n```"
+        return f"{thought}\n{block}" if thought else block
+
+    def answer(self, output: str, returncode: int) -> str:
+        """What the user's message behind a command says. output: what it printed."""
+        return _render(
+            self.observation,
+            output={"output": output, "returncode": returncode, "exception_info": ""},
+        )
+
+
+def _render(template: str, **variables: object) -> str:
+    """As the package renders its templates. Raises jinja2.UndefinedError for other variables."""
+    return _compiled(template).render(**variables)
+
+
+@functools.cache
+def _compiled(template: str) -> jinja2.Template:
+    return jinja2.Template(template, undefined=jinja2.StrictUndefined)

@@ -1,0 +1,103 @@
+"""Walks through a repository in shell commands, as an agent of others writes them.
+
+The agent's messages are a thought and one command (``harness.command_chat``). What a command prints
+is computed from the files, in exactly the words of GNU grep and sed; nothing is executed. No short
+command tries lines and takes them back. So walks in a shell have no test runs, and no mistakes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rl_code.environment.parts import Part
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.protocols.protocol import break_up
+from rl_code.harness.agent import text_of
+from rl_code.harness.command_chat import CommandChat
+from rl_code.tasks.repository_walks import Change, Message, Move, Read, Search, Submit
+from rl_code.types import Limits, Task
+
+# What the endpoint writes conversations in.
+_PROTOCOL = Compact()
+# An exchange of which only what follows it is looked at.
+_BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": "done"})
+
+
+class Command(NamedTuple):
+    """A command of the shell and what becomes of it."""
+
+    text: str
+    # What it prints.
+    output: str
+    code: int
+
+
+def command_of(task: Task, move: Move) -> Command:
+    """The command that makes a move, while no file of the task has been changed.
+
+    Raises ValueError for a move that no command makes.
+    """
+    match move:
+        case Search(text):
+            found = [
+                f"{path}:{number}:{line}\n"
+                for path, content in sorted(task.files.items())
+                for number, line in enumerate(content.splitlines(), start=1)
+                if text in line
+            ]
+            return Command(f'grep -n "{text}" *.py', "".join(found), 0 if found else 1)
+        case Read(path):
+            # the lines with their numbers, but for blank ones, which would only take tokens
+            lines = [
+                f"{number}:{line}\n"
+                for number, line in enumerate(task.files[path].splitlines(), start=1)
+                if line
+            ]
+            return Command(f"grep -n . {path}", "".join(lines), 0 if lines else 1)
+        case Change(path, number, line):
+            # a backslash behind c keeps the indentation; no operation has quotes or backslashes
+            return Command(f"sed -i '{number}c\\{line}' {path}", "", 0)
+        case _:
+            raise ValueError(f"no shell command makes the move {move}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShellWords:
+    """Walks as the conversation of an agent of others."""
+
+    chat: CommandChat
+
+    def limits(self, limits: Limits) -> Limits:
+        """Those of a walk: handing in takes a message of its own, and there are no test runs."""
+        return dataclasses.replace(limits, turns=limits.turns - 1, test_runs=0)
+
+    def opening(self, task: Task) -> list[Part]:
+        """The prompt."""
+        messages = [
+            {"role": role, "content": break_up(content)}
+            for role, content in self.chat.opening(text_of(task))
+        ]
+        return [(_PROTOCOL.conversation(messages, (), True), False)]
+
+    def say(self, task: Task, message: Message) -> Iterator[tuple[str, list[Part]]]:
+        """The texts of a walk's message, one for each move, and what is answered to each; nothing
+        behind a submit.
+        """
+        thought = message.thought
+        end = _PROTOCOL.stop_tokens[0]
+        for move in message.moves:
+            if isinstance(move, Submit):
+                yield self.chat.message(thought, self.chat.hands_in) + end, []
+                return
+            command = command_of(task, move)
+            answer = self.chat.answer(command.output, command.code)
+            yield self.chat.message(thought, command.text) + end, [(self._behind(answer), False)]
+            thought = ""
+
+    def _behind(self, answer: str) -> str:
+        """What stands between a message of the agent's, with its stop token, and the next one."""
+        given = {"role": "user", "content": break_up(answer)}
+        whole = _PROTOCOL.conversation([*_BEFORE, given], (), True)
+        return whole.removeprefix(_PROTOCOL.conversation(_BEFORE, (), False))

@@ -1,0 +1,157 @@
+"""Walks through a repository in calls of tools, as episodes of our own in the compact protocol.
+
+A move is said by the tool that is made for it where the config has it, else by a command in the
+terminal (``walks_in_shell.command_of``). What tools say is computed from the files, in exactly the
+words of an episode; nothing is executed in a sandbox.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from rl_code.documents import DocumentsConfig
+from rl_code.environment.parts import Part, answer_parts, prompt_parts
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools import tool as tool_lib
+from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.grep import Found, Grep, Match
+from rl_code.environment.tools.grep import describe as describe_found
+from rl_code.environment.tools.read_file import shown
+from rl_code.environment.tools.run_tests import describe, failed_case
+from rl_code.environment.tools.terminal import described
+from rl_code.environment.tools.text import show
+from rl_code.environment.tools.tool import Tool
+from rl_code.named import Named
+from rl_code.tasks.operations import Failure
+from rl_code.tasks.repository_walks import Change, Message, Move, Read, Search, Submit, Try
+from rl_code.tasks.walks_in_shell import command_of
+from rl_code.types import Limits, Task, ToolCall, ToolResult
+
+# What walks call, of which a config may leave out some.
+TOOLS = find_tools(
+    (
+        Named("terminal"),
+        Named("grep"),
+        Named("read_file", {"numbered": True}),
+        Named("think"),
+        Named("replace_lines"),
+        Named("try_lines"),
+        Named("submit"),
+    )
+)
+# The tools that say a move; without one the terminal does.
+_SAID_BY = {Search: "grep", Read: "read_file", Change: "replace_lines"}
+# What a tool answers depends on its settings.
+_AS_SET = ("grep", "read_file", "terminal")
+
+
+def check_tools(tools: Mapping[str, Tool]) -> None:
+    """Raises ValueError where a walk cannot be said in these tools, or where one is written in
+    another way than in ``TOOLS``, or answers otherwise.
+    """
+    needed = {"submit"}
+    if "terminal" not in tools:
+        needed |= set(_SAID_BY.values())
+    if missing := sorted(needed - tools.keys()):
+        raise ValueError(
+            f"demonstrations of repositories call {', '.join(missing)}, and the config has "
+            f"{', '.join(tools)}; offer them, or the terminal, or leave sft out"
+        )
+    for name in TOOLS.keys() & tools.keys():
+        written, other = tool_lib.words_of(TOOLS[name]), tool_lib.words_of(tools[name])
+        if written != other:
+            raise ValueError(
+                f"demonstrations of repositories write {name} as {written}, and the tool of the "
+                f"config as {other}; leave sft out"
+            )
+    for name in _AS_SET:
+        if name in tools and tools[name] != TOOLS[name]:
+            raise ValueError(
+                f"demonstrations of repositories show what {TOOLS[name]} answers, and the config "
+                f"has {tools[name]}; give it the same settings, or leave sft out"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolWords:
+    """Walks as episodes of our own."""
+
+    # Those of the config, by name.
+    tools: Mapping[str, Tool]
+    # Which answers are documents; None for none.
+    documents: DocumentsConfig | None = None
+    protocol: Compact = Compact()
+
+    def limits(self, limits: Limits) -> Limits:
+        """Those of a walk: no test runs where nothing tries lines."""
+        return limits if "try_lines" in self.tools else dataclasses.replace(limits, test_runs=0)
+
+    def opening(self, task: Task) -> list[Part]:
+        """The prompt."""
+        return prompt_parts(self.protocol, task, self.tools, self.documents)
+
+    def say(self, task: Task, message: Message) -> Iterator[tuple[str, list[Part]]]:
+        """The text of a walk's message, and what is answered; nothing behind a submit."""
+        said = [self._called(task, move) for move in message.moves]
+        if message.thought and "think" in self.tools:
+            thought = ToolCall("think", {"thought": message.thought})
+            said.insert(0, (thought, ToolResult("think", "ok")))
+        calls = [call for call, _ in said]
+        answer: list[Part] = []
+        if calls[-1].name != "submit":
+            results = [result for _, result in said]
+            answer = answer_parts(self.protocol, results, self.tools, self.documents)
+        yield self.protocol.message(calls, self.tools), answer
+
+    def _called(self, task: Task, move: Move) -> tuple[ToolCall, ToolResult]:
+        """A move as a call, and its result."""
+        if isinstance(move, Submit):
+            return ToolCall("submit", {}), ToolResult("submit", "")
+        if isinstance(move, Try):
+            return _tried(task, move)
+        if _SAID_BY[type(move)] not in self.tools:
+            command = command_of(task, move)
+            told = described(command.output, command.code, verbose=False)
+            call = ToolCall("terminal", {"command": command.text})
+            return call, ToolResult("terminal", told)
+        match move:
+            case Search(text):
+                told = describe_found(_search(task, text), verbose=False)
+                return ToolCall("grep", {"pattern": text}), ToolResult("grep", told)
+            case Read(path):
+                told = shown(path, task.files[path], verbose=False, first=1)
+                return ToolCall("read_file", {"path": path}), ToolResult("read_file", told)
+        return ToolCall("replace_lines", _arguments(move)), ToolResult("replace_lines", "ok")
+
+
+def _arguments(change: Change) -> dict[str, str | int]:
+    """Those of a call that changes a line."""
+    return {"path": change.path, "first_line": change.number, "text": change.line}
+
+
+def _tried(task: Task, move: Try) -> tuple[ToolCall, ToolResult]:
+    failures = [
+        failed_case(
+            task.entry_point,
+            case,
+            "" if isinstance(value, Failure) else show(value),
+            value.error if isinstance(value, Failure) else "",
+            verbose=False,
+        )
+        for case, value in move.failures
+    ]
+    told = describe(failures, len(task.visible_tests), move.runs_left, verbose=False)
+    return ToolCall("try_lines", _arguments(move.change)), ToolResult("try_lines", told)
+
+
+def _search(task: Task, pattern: str) -> Found:
+    """What grep finds, of files that are few and all in one folder."""
+    matches = [
+        Match(path, number, line)
+        for path, text in sorted(task.files.items())
+        for number, line in enumerate(text.splitlines(), start=1)
+        if re.search(pattern, line)
+    ]
+    return Found(matches[: Grep().most], len(matches))
