@@ -24,7 +24,7 @@ TEMPLATES = dict(
 )
 WARM_START = dict(
     # Demonstrations have 240 tokens on average, of which the agent writes 90.
-    steps=500,
+    steps=400,
     slots=512,
     rows=8,
     weight_of_read=0.25,
@@ -75,8 +75,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=WARM_START,
         train=dict(
-            steps=20,
-            tasks_per_step=8,
+            steps=16,
+            tasks_per_step=6,
             group_size=8,
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
             optimizer=dict(learning_rate=8e-4, schedule="cosine", warmup_steps=3),
@@ -86,7 +86,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dict(
                 name="held_out",
                 tasks=repositories(split="test", seed=1),
-                count=48,
+                count=32,
                 samples=4,
             ),
         ),
