@@ -51,7 +51,7 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired
+from launch import flags, sweep_costs, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired
 from launch.ray_placing import RayError, needs
 from launch.step import STEP
 from launch.sweep_figure import Panel
@@ -325,7 +325,7 @@ def report(
     variants: dict[str, list[Path]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run.workdir)
-    views: list[Any] = [table(variants)] if runs else []
+    views: list[Any] = [table(variants), sweep_costs.table(variants)] if runs else []
     views += [missing_table(missing)] if missing else []
     if runs:
         views += (sweep_figure.table(panel, variants) for panel in panels)

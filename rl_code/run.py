@@ -99,7 +99,9 @@ class Run:
         agent = config.harness and find_agent(config.harness, "config.harness")
         # Plays the episodes where an agent of others does; None for our own.
         self.harness = Harness(agent) if agent else None
-        self._walk_words = walk_words(self.tools, config.documents, agent.chat if agent else None)
+        protocol = find_protocol(config.protocol, self.tools, "config.protocol")
+        chat = agent.chat if agent else None
+        self._walk_words = walk_words(protocol, self.tools, config.documents, chat)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)

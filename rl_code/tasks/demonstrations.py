@@ -111,6 +111,7 @@ class Segment:
 
 
 def walk_words(
+    protocol: Protocol,
     tools: Mapping[str, Tool],
     documents: DocumentsConfig | None,
     chat: CommandChat | None,
@@ -127,7 +128,7 @@ def walk_words(
         walks_in_tools.check_tools(tools)
     except ValueError:
         tools = walks_in_tools.TOOLS
-    return ToolWords(tools, documents)
+    return ToolWords(tools, documents, protocol if isinstance(protocol, Compact) else Compact())
 
 
 def check_demonstrable(

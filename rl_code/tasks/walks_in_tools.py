@@ -1,8 +1,9 @@
 """Walks through a repository in calls of tools, as episodes of our own in the compact protocol.
 
 A move is said by the tool that is made for it where the config has it, else by a command in the
-terminal (``walks_in_shell.command_of``). What tools say is computed from the files, in exactly the
-words of an episode; nothing is executed in a sandbox.
+terminal (``walks_in_shell.command_of``). A thought is a call of ``think``, else the text in front
+of the calls where the protocol allows that, else it is not said. What tools say is computed from
+the files, in exactly the words of an episode; nothing is executed in a sandbox.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ class ToolWords:
         if calls[-1].name != "submit":
             results = [result for _, result in said]
             answer = answer_parts(self.protocol, results, self.tools, self.documents)
-        yield self.protocol.message(calls, self.tools), answer
+        # it thinks first where that is no call
+        first = message.thought if self.protocol.thoughts and "think" not in self.tools else ""
+        yield first + self.protocol.message(calls, self.tools), answer
 
     def _called(self, task: Task, move: Move) -> tuple[ToolCall, ToolResult]:
         """A move as a call, and its result."""

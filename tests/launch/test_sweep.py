@@ -264,7 +264,11 @@ def write_results(
     """A finished run with ``before`` and ``after`` of 4 tasks solved, and metrics."""
     run.workdir.mkdir(parents=True)
     for label, step, solved in (("before", 0, before), ("after", 2, after)):
-        tasks = tuple(TaskResult(f"t{i}", 1, int(i < solved), 0, 0, 5.0) for i in range(4))
+        # the more are solved, the more tokens each episode has
+        tasks = tuple(
+            TaskResult(f"t{i}", 1, int(i < solved), 0, 0, 5.0 * solved, calls=3, mean_seconds=0.5)
+            for i in range(4)
+        )
         SuiteResult("held_out", label, step, {}, tasks).save(run.workdir)
     lines = [json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)]
     (run.workdir / "metrics.jsonl").write_text("".join(lines))
@@ -303,8 +307,16 @@ def test_the_tables_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path,
     sweep.report(runs, sweep_figure.parse(FIGURE), tmp_path, str(copy))
     text = (tmp_path / "sweep.txt").read_text()
     assert "mean [lowest, highest] over seeds" in text
-    passed, steps, minutes, bars, totals, ages = cells(text.splitlines(), "kind=grpo")
+    passed, costs, steps, minutes, bars, totals, ages = cells(text.splitlines(), "kind=grpo")
     assert passed == ["2", "25.0 [25.0, 25.0]", "87.5 [75.0, 100.0]", "62.5 [50.0, 75.0]", "2.0"]
+    # the last evaluation's
+    assert costs == [
+        "held_out",
+        "18 [15, 20]",
+        "3.0 [3.0, 3.0]",
+        "0.00 [0.00, 0.00]",
+        "0.50 [0.50, 0.50]",
+    ]
     assert steps[1] == "0.263 [0.225, 0.300]"  # from 0.5 to 1 step
     assert minutes[0] == "-"  # the first value is known after a minute
     assert bars == ["0.017", "0.350 [0.300, 0.400]"]

@@ -18,6 +18,7 @@ from rl_code.read_config import ConfigError
 # dict(name="rl_code.environment.protocols.chat:Chat", family=..., calls=...).
 PROTOCOLS: dict[str, Protocol] = {
     "compact": Compact(),
+    "compact_thoughts": Compact(thoughts=True),
     "hermes": Chat("qwen2", "json"),
     "qwen3_coder": Chat("qwen3_coder", "tags"),
     "llama3": Chat("llama3", "bare", stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),

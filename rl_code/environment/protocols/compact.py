@@ -28,9 +28,13 @@ class Compact(Protocol):
                  run\\n<command> | submit
     observation  <|tool|>answers, one a line<|eot|>
 
+    With ``thoughts`` an assistant's message may begin with text in front of its calls.
     The ``words`` of a tool say how its calls are written. write and edit work on ``task.path``.
     """
 
+    # Whether a message may begin with text in front of its calls, a thought; else such text is a
+    # malformed call.
+    thoughts: bool = False
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
     verbose: bool = dataclasses.field(default=False, kw_only=True)
     converses: typing.ClassVar[bool] = True
@@ -79,7 +83,7 @@ class Compact(Protocol):
         before, *pieces = text.split("<|call|>")
         if not pieces:
             return [ToolCall("", {}, f"no call; use {', '.join(known)}")]
-        calls = [_outside(before)] if before.strip() else []
+        calls = [_outside(before)] if before.strip() and not self.thoughts else []
         for piece in pieces:
             body, end, rest = piece.partition("<|end|>")
             head, newline, content = body.partition("\n")

@@ -51,6 +51,16 @@ def test_compact_messages_are_parsed_back(made):
     assert COMPACT.parse(text.removesuffix("<|eot|>"), TASK, ALL) == made
 
 
+@given(calls, plain)
+def test_a_thought_in_front_of_calls_is_no_error_where_the_protocol_has_thoughts(made, thought):
+    text = thought + COMPACT.message(made, ALL).removesuffix("<|eot|>")
+    assert PROTOCOLS["compact_thoughts"].parse(text, TASK, ALL) == made
+    first, *others = COMPACT.parse(text, TASK, ALL)
+    assert "outside" in first.error and others == made if thought.strip() else True
+    (silent,) = PROTOCOLS["compact_thoughts"].parse(thought, TASK, ALL)
+    assert "no call" in silent.error
+
+
 @given(st.integers(1, 999), st.none() | st.integers(1, 999), plain)
 def test_lines_are_replaced_in_few_words(first, last, text):
     tools = find_tools((Named("replace_lines"),))

@@ -37,7 +37,7 @@ MINIMAL = CommandChat(
 
 def assert_recorded(agent, chat, sandboxes):
     """That episodes in which walks are said record the walks' tokens."""
-    words = walk_words({}, None, chat)
+    words = walk_words(Compact(), {}, None, chat)
     tasks = [generate("train", 0, i, (LEVELS[i % 4],), (5, 8)) for i in range(6)]
     config = DemonstrationConfig(p_guess=0.2)
     walks = [

@@ -58,17 +58,18 @@ def test_commands_print_and_do_what_the_shell_does(pool):
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "protocol"),
     [
-        ("terminal", "submit"),
-        ("terminal", "grep", "think", "submit"),
-        ("terminal", "replace_lines", "try_lines", "submit"),
+        (("terminal", "submit"), Compact()),
+        (("terminal", "submit"), Compact(thoughts=True)),
+        (("terminal", "grep", "think", "submit"), Compact()),
+        (("terminal", "replace_lines", "try_lines", "submit"), Compact()),
     ],
 )
-def test_walks_with_a_terminal_say_what_an_episode_says(pool, names):
+def test_walks_with_a_terminal_say_what_an_episode_says(pool, names, protocol):
     tools = find_tools(tuple(map(Named, names)))
-    check_demonstrable(Compact(), tools, "repositories")
-    words = walk_words(tools, None, None)
+    check_demonstrable(protocol, tools, "repositories")
+    words = walk_words(protocol, tools, None, None)
     pairs = [
         (task, demonstrate(task, random.Random(i), CARELESS, LIMITS, words=words))
         for i, task in enumerate(some_tasks(6))
@@ -76,13 +77,14 @@ def test_walks_with_a_terminal_say_what_an_episode_says(pool, names):
     texts = ["".join(segment.text for segment in segments) for _, segments in pairs]
     assert ("<|call|>think" in "".join(texts)) == ("think" in names)
     assert ("<|call|>try" in "".join(texts)) == ("try_lines" in names)
+    assert (" yes<|call|>" in "".join(texts)) == protocol.thoughts
     tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
     for task, segments in pairs:
         episode = Episode(
             task,
             group=0,
             index=0,
-            protocol=Compact(),
+            protocol=protocol,
             tools=tools,
             tokenizer=tokenizer,
             pool=pool,

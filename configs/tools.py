@@ -1,0 +1,76 @@
+"""Which tools help: the terminal alone, each tool added to it alone, and all of them.
+
+What: the agent from scratch of configs/repositories.py on generated repositories, with other tools
+  in each arm and a warm start of its own, whose walks use the tools that there are: what no tool is
+  made for is a command in the terminal. Thoughts on each line are left out, or are a call of
+  ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
+  ``try_lines`` is the only tool that tests, so only its arm learns to try again. No walk has a use
+  for jump, diagnostics or semantic_search, so they are no arms.
+Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
+  --figure=docs/tools.png
+Hardware: 2 CPU cores. Run time: docs/results.md.
+Expected metric: held-out pass@1, tokens, calls and seconds of an episode, mean and range over 3
+  seeds; thoughts help most, and think first as much as the tool, for fewer calls
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import repositories
+
+GREP = "grep"
+READ = dict(name="read_file", numbered=True)
+# Name of an arm -> the tools beside the terminal, and the protocol.
+ARMS = {
+    "terminal": ((), "compact"),
+    "grep": ((GREP,), "compact"),
+    "read_file": ((READ,), "compact"),
+    "replace_lines": (("replace_lines",), "compact"),
+    "try_lines": (("try_lines",), "compact"),
+    "think": (("think",), "compact"),
+    "think first": ((), "compact_thoughts"),
+    "all": ((GREP, READ, "think", "replace_lines", "try_lines"), "compact"),
+}
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """The arm with all tools. arg: "" or "smoke" (seconds)."""
+    config = repositories.get_config(arg)
+    tools, _ = ARMS["all"]
+    config.tools = offered(tools)
+    config.sft.demonstration.p_guess = 0.0
+    if arg == "smoke":
+        return config
+    config.sft.update(steps=250, checkpoint_every=125)
+    config.train.update(steps=8, tasks_per_step=8)
+    config.suites = config.suites[:1]
+    config.suites[0].update(count=48, samples=4)
+    return config
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One set of overrides per run; all arms of a seed before the next seed."""
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for variant, (tools, protocol) in ARMS.items():
+            yield {
+                "variant": variant,
+                "seed": seed,
+                "tools": offered(tools),
+                "protocol": protocol,
+            }
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    return (
+        ("curve", "reward/solved", "step", 2),
+        ("curve", "reward/solved", "minutes", 2),
+        ("bars", "episode/sampled_tokens", "episode/tokens"),
+        ("bars", "episode/turns", "time/tools_s"),
+    )
+
+
+def offered(tools: tuple) -> tuple:
+    """The tools of an arm."""
+    return ("terminal", *tools, "submit")
