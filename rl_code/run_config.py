@@ -115,7 +115,7 @@ class RunConfig:
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
-            check_demonstrable(protocol, tools, source, agent.chat if agent else None)
+            check_demonstrable(protocol, tools, source, agent)
         keepers = [name for name, tool in tools.items() if tool.notes]
         if keepers and self.record.keep is not None:
             raise ConfigError(

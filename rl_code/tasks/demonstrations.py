@@ -21,6 +21,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
+from rl_code.harness.agent import Agent
 from rl_code.harness.command_chat import CommandChat
 from rl_code.tasks import infill, lookup, repository_walks, walks_in_tools
 from rl_code.tasks.operations import OPERATIONS, Failure
@@ -135,12 +136,11 @@ def check_demonstrable(
     protocol: Protocol,
     tools: Mapping[str, Tool],
     source: str,
-    chat: CommandChat | None = None,
+    agent: Agent | None = None,
 ) -> None:
     """Raises ValueError unless what demonstrations of a source teach can be said in an episode.
 
-    chat: the conversation of the agent of others that plays; None for an agent of our own, or one
-    whose conversation is not known.
+    agent: the agent of others that plays; None for our own.
     """
     if source == infill.SOURCE:
         if not isinstance(protocol, Infill):
@@ -150,7 +150,12 @@ def check_demonstrable(
             )
         return
     walked = source == repository_walks.SOURCE
-    in_shell = walked and chat is not None
+    if walked and agent is not None and agent.chat is None:
+        raise ValueError(
+            f"demonstrations of repositories are written for agents whose conversation is known, "
+            f"as that of mini_swe_agent with calls='text' and templates, and not for {agent}; "
+            "leave sft out"
+        )
     needed: tuple[str, ...] = ()
     if not walked:
         needed = (KINDS[source].tool if source in KINDS else "write_file", "run_tests", "submit")
@@ -160,7 +165,7 @@ def check_demonstrable(
             f"{', '.join(needed) or 'commands'}, and episodes have {type(protocol).__name__} with "
             f"{', '.join(tools)}; leave sft out"
         )
-    if walked and not in_shell:
+    if walked and agent is None:
         walks_in_tools.check_tools(tools)
 
 

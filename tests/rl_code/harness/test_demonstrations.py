@@ -11,6 +11,7 @@ import pytest
 from configs.mini_swe_agent import TEMPLATES
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
 from rl_code.harness.command_chat import CommandChat
 from rl_code.harness.harness import Harness
 from rl_code.harness.mini_swe_agent import MiniSweAgent
@@ -88,6 +89,7 @@ def test_an_agent_whose_conversation_is_not_known_has_no_walks():
     assert MiniSweAgent(calls="text").chat is None
     assert MiniSweAgent(**TEMPLATES).chat is None  # calls are tools
     assert minimal("text").chat is None
-    check_demonstrable(Compact(), {}, "repositories", MINI.chat)
-    with pytest.raises(ValueError, match="leave sft out"):
-        check_demonstrable(Compact(), {}, "repositories", MiniSweAgent(calls="text").chat)
+    check_demonstrable(Compact(), {}, "repositories", MINI)
+    for agent in (MiniSweAgent(calls="text"), minimal("text")):
+        with pytest.raises(ValueError, match=r"whose conversation is known.*leave sft out"):
+            check_demonstrable(Compact(), find_tools(), "repositories", agent)
