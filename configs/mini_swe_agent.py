@@ -24,13 +24,15 @@ TEMPLATES = dict(
 )
 WARM_START = dict(
     # Demonstrations have 240 tokens on average, of which the agent writes 90.
-    steps=400,
+    steps=320,
     slots=512,
     rows=8,
     weight_of_read=0.25,
     demonstrations=40_000,
-    checkpoint_every=100,
+    checkpoint_every=40,
     demonstration=dict(p_guess=0.25),
+    decisive=(" yes", " no"),
+    weight_of_decisive=5.0,
     optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
 )
 

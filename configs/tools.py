@@ -40,6 +40,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     tools, _ = ARMS["all"]
     config.tools = offered(tools)
     config.sft.demonstration.p_guess = 0.0
+    # most arms have no verdicts
+    config.sft.update(decisive=(), weight_of_decisive=1.0)
     if arg == "smoke":
         return config
     config.sft.update(steps=250, checkpoint_every=125)
