@@ -81,7 +81,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             tasks_per_step=6,
             group_size=8,
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
-            optimizer=dict(learning_rate=8e-4, schedule="cosine", warmup_steps=3),
+            optimizer=dict(learning_rate=5e-4, schedule="cosine", warmup_steps=3),
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),
         suites=(
