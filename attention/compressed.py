@@ -28,9 +28,12 @@ from pallas_kernels.tokens import Tokens
 
 # Most scores of compressed keys in memory at once.
 SCORES = 2**19
-# Rows whose queries lie in the places of the keys are cut into so many spans. The queries of a span
-# see no key past its end, so those keys are left out.
+# Rows whose queries lie in the places of the keys are cut into at most so many spans. The queries of
+# a span see no key past its end, so those keys are left out. Each span is compiled by itself, so a
+# short row, which has few scores to leave out, has fewer.
 SPANS = 8
+# Queries of a span, at least.
+SPAN = 128
 
 
 def compressed_attention(
@@ -111,7 +114,7 @@ def from_pages(
 def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: Selection):
     """``compressed_attention`` in XLA: chunks of queries, and spans where ``blocks.causal``."""
     length = q.shape[1]
-    spans = SPANS if blocks.causal else 1
+    spans = min(SPANS, max(1, length // SPAN)) if blocks.causal else 1
     bounds = [length * span // spans for span in range(spans + 1)]
     found = []
     for start, end in (part for part in itertools.pairwise(bounds) if part[0] < part[1]):

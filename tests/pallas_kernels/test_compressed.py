@@ -148,7 +148,7 @@ CONFIGS = [
 )
 @pytest.mark.quick(first=1)
 def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
-    monkeypatch.setattr(compressed, "SPANS", 2)  # as many as are compiled apart
+    monkeypatch.setattr(compressed, "SPAN", row(kind, selection).tokens.shape[1] // 2)  # two spans
     rows = row(kind, selection)
     qkv = inputs(rows, selection, 4, 2, 8)
     weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
