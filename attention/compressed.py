@@ -28,9 +28,9 @@ from pallas_kernels.tokens import Tokens
 
 # Most scores of compressed keys in memory at once.
 SCORES = 2**19
-# Rows whose queries lie in the places of the keys are cut into at most so many spans. The queries of
-# a span see no key past its end, so those keys are left out. Each span is compiled by itself, so a
-# short row, which has few scores to leave out, has fewer.
+# Rows whose queries lie in the places of the keys are cut into at most so many spans. The queries
+# of a span see no key past its end, so those keys are left out. Each span is compiled by itself, so
+# a short row, which has few scores to leave out, has fewer.
 SPANS = 8
 # Queries of a span, at least.
 SPAN = 128

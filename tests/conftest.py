@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -51,6 +52,17 @@ LONG = (
 )
 
 
+def pytest_collection_finish() -> None:
+    """Looks for garbage less often, and no more in what tests and modules are made of.
+
+    Tracing and lowering make many small objects that live as long as a program. By default all of
+    them are looked through after every 700 new ones.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 # Linux lets a process have 65,530 mappings of memory, and a compiled program takes several. A worker
 # that has run most of the tests has had so many programs that a compiler's next mapping fails, which
 # ends it (a segmentation fault).
@@ -67,18 +79,38 @@ def few_mappings():
         gc.collect()
 
 
+def every_pair(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A few of a test's cases in which every pair of values of two parameters is that is in any."""
+
+    def pairs(item: pytest.Item) -> set:
+        indices = sorted(item.callspec.indices.items())
+        return set(itertools.combinations(indices, min(2, len(indices))))
+
+    items = [item for item in items if not item.get_closest_marker("long")]
+    missing = set().union(*map(pairs, items))
+    chosen = []
+    while missing:
+        best = max(items, key=lambda item: len(pairs(item) & missing))  # the first of the best
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, marks cases beyond the quick ones as long, and skips what is marked
     slow unless RUN_SLOW=1.
     """
     items.sort(key=lambda item: item.path.name not in LONG)
-    cases: collections.Counter = collections.Counter()
+    cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
-        if marker := item.get_closest_marker("quick"):
-            test = item.nodeid.partition("[")[0]
-            cases[test] += 1
-            if cases[test] > marker.kwargs["first"]:
+        if item.get_closest_marker("quick"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        settings = same[0].get_closest_marker("quick").kwargs
+        quick = every_pair(same) if settings.get("pairs") else same[: settings["first"]]
+        for item in same:
+            if item not in quick:
                 item.add_marker(pytest.mark.long)
     if SLOW:
         return

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.tokens import TAIL, Tokens
+from attention import reference
+from pallas_kernels.tokens import TAIL, Tokens, visible
 
 
 def relative(x, expected) -> float:
@@ -78,3 +79,38 @@ def normal(seed: int, *shapes: tuple[int, ...], dtype=jnp.float32) -> list[jax.A
     """Standard normal arrays."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def results(function, qkv, weight, weight_lse):
+    """((out, lse), the gradients of a weighted sum of them for q, k and v) of one program.
+
+    function: of q, k and v to (out [B, T, N, H], lse [B, T, N]).
+    """
+    gradients, found = jax.jit(jax.grad(_weighted(function, weight, weight_lse), (0, 1, 2), True))(
+        *qkv
+    )
+    return found, gradients
+
+
+def defined(qkv, weight, weight_lse, q_tokens: Tokens, k_tokens: Tokens, window=None):
+    """``results`` of the reference under the rule's own mask, row by row."""
+    return _defined(*qkv, visible(q_tokens, k_tokens, window), weight, weight_lse)
+
+
+@jax.jit  # one program for all masks of a shape
+def _defined(q, k, v, mask, weight, weight_lse):
+    def rows(q, k, v):
+        return jax.vmap(lambda q, k, v, m: reference.attention(q, k, v, m[None])[:2])(q, k, v, mask)
+
+    gradients, found = jax.grad(_weighted(rows, weight, weight_lse), (0, 1, 2), True)(q, k, v)
+    return found, gradients
+
+
+def _weighted(function, weight, weight_lse):
+    def total(*qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        sums = jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
+        return jnp.sum(out * weight) + jnp.sum(sums), (out, lse)
+
+    return total

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention import reference
 from attention.blockwise import block_size, blockwise_attention, dense_attention, mean_trips
 from benchmarks.flops import matmul_flops
-from pallas_kernels.tokens import Tokens, sequences, visible
-from tests.attention.rows import Piece, documents, normal, pack, relative
+from pallas_kernels.tokens import Tokens, sequences
+from tests.attention.rows import Piece, defined, documents, normal, pack, relative, results
 
 ROWS = {
     "single": sequences(jnp.array([317]), 317),  # long enough for blocks that are taken together
@@ -32,38 +31,26 @@ def inputs(tokens: Tokens, queries: int, heads=4, kv_heads=2, size=8, dtype=jnp.
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize("block, queries", [(8, 64), (16, 64), (16, 5), (64, 30)])
+@pytest.mark.quick(pairs=True)
 def test_values_and_gradients_equal_the_definition(x64, kind, window, block, queries):
     tokens = ROWS[kind]
-    wide, asking = inputs(tokens, queries)
-    weight, weight_lse = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+    qkv, asking = inputs(tokens, queries)
+    weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
 
     def ours(q, k, v):
         return blockwise_attention(q, k, v, asking, tokens, window, block)
 
-    def theirs(q, k, v):
-        mask = visible(asking, tokens, window)
-        return jax.vmap(lambda q, k, v, m: reference.attention(q, k, v, m[None])[:2])(q, k, v, mask)
-
-    def loss(function, *qkv):
-        out, lse = function(*qkv)
-        seen = jnp.isfinite(lse)
-        return jnp.sum(out * weight) + jnp.sum(
-            jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
-        )
-
-    out, lse = jax.jit(ours)(*wide)
-    expected, expected_lse = theirs(*wide)
+    (out, lse), gradients = results(ours, qkv, *weights)
+    (expected, expected_lse), wanted = defined(qkv, *weights, asking, tokens, window)
     assert relative(out, expected) < 1e-12
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
-    found = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*wide)
-    for one, other in zip(
-        found, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True
-    ):
+    for one, other in zip(gradients, wanted, strict=True):
         assert relative(one, other) < 1e-12
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (4, 4), (6, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.quick(pairs=True)
 def test_group_sizes_and_precision_are_those_of_all_scores_in_memory(heads, kv_heads, dtype):
     tokens = ROWS["packed"]
     qkv, _ = inputs(tokens, 64, heads, kv_heads, dtype=dtype)

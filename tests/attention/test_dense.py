@@ -16,7 +16,7 @@ from attention import reference
 from attention.blockwise import dense_attention
 from pallas_kernels.softmax import merge
 from pallas_kernels.tokens import Tokens, bounds, may_see, sequences, visible
-from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.attention.rows import Piece, defined, documents, normal, pack, relative, results
 
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 
@@ -40,6 +40,11 @@ def naive(q, k, v, q_tokens, k_tokens, window=None):
     return jax.vmap(lambda q, k, v, m: reference.attention(q, k, v, m[None])[:2])(q, k, v, mask)
 
 
+def compiled(**options):
+    """``dense_attention`` of (q, k, v, their tokens) with these options, as one program."""
+    return jax.jit(functools.partial(dense_attention, **options))
+
+
 def inputs(tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float32, seed=0):
     batch, length = tokens.shape
     return normal(
@@ -50,43 +55,31 @@ def inputs(tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float32, seed=
 @pytest.mark.parametrize("kind", ["single", "packed", "documents"])
 @pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize("block", [None, 16])  # more of them in test_blockwise, in float64
+@pytest.mark.quick(pairs=True)
 def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
     tokens = rows(kind)
     wide = inputs(tokens, dtype=jnp.float64)
     narrow = [x.astype(jnp.float32) for x in wide]
-    weight, weight_lse = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
-
-    def loss(function, *qkv):
-        out, lse = function(*qkv)
-        seen = jnp.isfinite(lse)
-        return jnp.sum(out * weight) + jnp.sum(
-            jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
-        )
+    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
 
     def ours(q, k, v):
         return dense_attention(q, k, v, tokens, tokens, window=window, block=block)
 
-    def theirs(q, k, v):
-        return naive(q, k, v, tokens, tokens, window)
-
-    out, lse = jax.jit(ours)(*narrow)
-    expected, expected_lse = theirs(*wide)
+    (out, lse), gradients = results(ours, narrow, *weights)
+    (expected, expected_lse), wanted = defined(wide, *weights, tokens, tokens, window)
     assert relative(out, expected) < 1e-5
     finite = np.isfinite(expected_lse)
     assert np.array_equal(np.isfinite(lse), finite)
     assert np.abs(np.asarray(lse)[finite] - np.asarray(expected_lse)[finite]).max() < 1e-4
-    gradients = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*narrow)
-    for found, wanted in zip(
-        gradients, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True
-    ):
-        assert relative(found, wanted) < 1e-4
+    for found, want in zip(gradients, wanted, strict=True):
+        assert relative(found, want) < 1e-4
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (4, 4), (16, 1), (6, 2)])
 def test_group_sizes(x64, heads, kv_heads):
     tokens = rows("single")
     wide = inputs(tokens, heads, kv_heads, dtype=jnp.float64)
-    out, _ = dense_attention(*(x.astype(jnp.float32) for x in wide), tokens, tokens, block=16)
+    out, _ = compiled(block=16)(*(x.astype(jnp.float32) for x in wide), tokens, tokens)
     assert relative(out, naive(*wide, tokens, tokens)[0]) < 1e-5
 
 
@@ -101,18 +94,16 @@ def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         return jax.jit(jax.grad(lambda *x: jnp.sum(function(*x) * weight), (0, 1, 2)))(*x)
 
     def ours(q, k, v):
-        return dense_attention(q, k, v, tokens, tokens, block=16)[0]
+        return compiled(block=16)(q, k, v, tokens, tokens)[0]
 
     def theirs(q, k, v):
         return naive(q, k, v, tokens, tokens)[0]
 
+    wanted = gradient(theirs, wide)
+    naive_errors = [relative(a, b) for a, b in zip(gradient(theirs, narrow), wanted, strict=True)]
+    most_error = min(5e-3, 2 * relative(theirs(*narrow), expected))
     for function in (ours, lambda q, k, v: dense_attention(q, k, v, tokens, tokens)[0]):
-        error = relative(function(*narrow), expected)
-        assert error < min(5e-3, 2 * relative(theirs(*narrow), expected))
-        wanted = gradient(theirs, wide)
-        naive_errors = [
-            relative(a, b) for a, b in zip(gradient(theirs, narrow), wanted, strict=True)
-        ]
+        assert relative(function(*narrow), expected) < most_error
         for found, want, most in zip(gradient(function, narrow), wanted, naive_errors, strict=True):
             assert relative(found, want) < min(1e-2, 2 * most)
 
@@ -122,7 +113,7 @@ def test_packed_sequences_equal_the_sequences_apart():
     tokens, slots = pack(PIECES, 64)
     q, k, v = inputs(tokens)
     for window, block in itertools.product((None, 5), (None, 16)):
-        attend = jax.jit(functools.partial(dense_attention, window=window, block=block))
+        attend = compiled(window=window, block=block)
         out, _ = attend(q, k, v, tokens, tokens)
         for at in slots:
             alone = single(len(at))
@@ -136,11 +127,10 @@ def test_what_is_not_seen_changes_no_bit(block, kind):
     tokens = rows(kind)
     q, k, v = inputs(tokens)
     mask = np.asarray(visible(tokens, tokens))[0]
-    clean = dense_attention(q, k, v, tokens, tokens, block=block)
+    attend = compiled(block=block)
+    clean = attend(q, k, v, tokens, tokens)
     for key in (0, 13, 30, 47):
-        poisoned = dense_attention(
-            q, *(x.at[0, key].set(1e4) for x in (k, v)), tokens, tokens, block=block
-        )
+        poisoned = attend(q, *(x.at[0, key].set(1e4) for x in (k, v)), tokens, tokens)
         for found, expected in zip(poisoned, clean, strict=True):
             assert np.array_equal(found[0, ~mask[:, key]], expected[0, ~mask[:, key]])
 
@@ -150,15 +140,14 @@ def test_blocks_that_are_not_seen_are_not_read(kind):
     tokens = rows(kind)
     size = 16
     q, k, v = inputs(tokens)
-    clean = dense_attention(q, k, v, tokens, tokens, block=size)
+    attend = compiled(block=size)
+    clean = attend(q, k, v, tokens, tokens)
     padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
     seen = np.asarray(may_see(bounds(padded, size), bounds(padded, size)))[0]
     assert not seen.all()
     for key_block in range(seen.shape[1]):
         at = slice(key_block * size, (key_block + 1) * size)
-        poisoned = dense_attention(
-            q, *(x.at[0, at].set(jnp.nan) for x in (k, v)), tokens, tokens, block=size
-        )
+        poisoned = attend(q, *(x.at[0, at].set(jnp.nan) for x in (k, v)), tokens, tokens)
         blind = ~np.repeat(seen[:, key_block], size)[: tokens.shape[1]]
         for found, expected in zip(poisoned, clean, strict=True):
             assert np.array_equal(found[0, blind], expected[0, blind])
@@ -206,12 +195,11 @@ def test_merging_parts_equals_the_whole(x64):
 def test_decoding_token_by_token_equals_prefill():
     tokens = single(33)
     q, k, v = inputs(tokens)
-    whole, _ = dense_attention(q, k, v, tokens, tokens, window=9)
+    attend = compiled(window=9)
+    whole, _ = attend(q, k, v, tokens, tokens)
     for t in range(33):
         at = slice(t, t + 1)
-        one, _ = dense_attention(
-            q[:, at], k, v, tokens.map(lambda x, at=at: x[:, at]), tokens, window=9
-        )
+        one, _ = attend(q[:, at], k, v, tokens.map(lambda x, at=at: x[:, at]), tokens)
         assert relative(one, whole[:, at]) < 1e-6
 
 
