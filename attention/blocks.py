@@ -273,6 +273,8 @@ def map_queries(step, chunk: int, *xs):
     are dropped.
     """
     length = jax.tree.leaves(xs)[0].shape[1]
+    if chunk >= length:
+        return step(xs)
 
     def cut(x):
         x = jnp.pad(x, ((0, 0), (0, -length % chunk)) + ((0, 0),) * (x.ndim - 2))

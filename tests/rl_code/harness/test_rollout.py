@@ -102,16 +102,16 @@ def assert_as_given(group, seen):
             assert any(whole[: len(tokens)] == list(tokens) for whole in wholes)
 
 
+@jax.jit
+def trainer(model, tokens):
+    ones = jnp.ones_like(tokens)
+    positions = jnp.cumsum(ones, axis=1) - 1
+    where = packed_rows(ones, 0 * ones, positions)
+    return jax.nn.log_softmax(model.logits(model.hidden(tokens, positions, where, align=0)))
+
+
 def assert_trained_alike(group, model):
     """The forward pass of training has the sampler's log-probabilities, to rounding."""
-
-    @jax.jit
-    def trainer(model, tokens):
-        ones = jnp.ones_like(tokens)
-        positions = jnp.cumsum(ones, axis=1) - 1
-        where = packed_rows(ones, 0 * ones, positions)
-        return jax.nn.log_softmax(model.logits(model.hidden(tokens, positions, where, align=0)))
-
     for trajectory in group.trajectories:
         for index, context in enumerate(trajectory.contexts):
             whole = trajectory.whole(index)

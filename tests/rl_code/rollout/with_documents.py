@@ -90,12 +90,13 @@ def trainer_logprobs(trajectories, model) -> np.ndarray:
         positions[row, part] = rope_positions(t.documents, LONGEST)
         segments[row, part], documents[row, part] = seen_as(t.documents)
 
-    @jax.jit
-    def trainer(model, tokens, positions, segments, documents):
-        order = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        where = Tokens(segments, 0 * segments, documents, order)
-        # documents start at multiples of the blocks' size
-        hidden = model.hidden(tokens, positions, where, align=model.config.alignment)
-        return jax.nn.log_softmax(model.logits(hidden))
+    return np.asarray(_trainer(model, tokens, positions, segments, documents))
 
-    return np.asarray(trainer(model, tokens, positions, segments, documents))
+
+@jax.jit
+def _trainer(model, tokens, positions, segments, documents):
+    order = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    where = Tokens(segments, 0 * segments, documents, order)
+    # documents start at multiples of the blocks' size
+    hidden = model.hidden(tokens, positions, where, align=model.config.alignment)
+    return jax.nn.log_softmax(model.logits(hidden))
