@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -76,9 +78,21 @@ def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: i
 
 
 def normal(seed: int, *shapes: tuple[int, ...], dtype=jnp.float32) -> list[jax.Array]:
-    """Standard normal arrays."""
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
+    """Standard normal arrays, at most 16."""
+    keys = jax.random.split(jax.random.key(seed), 16)[: len(shapes)]
+    return [_drawn(key, shape, jnp.dtype(dtype)) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def _drawn(key, shape: tuple[int, ...], dtype) -> jax.Array:
+    # In few sizes, since each is compiled. A number depends on its place alone.
+    count = math.prod(shape)
+    size = max(1024, 1 << (count - 1).bit_length())
+    return jnp.asarray(np.asarray(_draw(key, size, dtype))[:count].reshape(shape))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _draw(key, size: int, dtype) -> jax.Array:
+    return jax.random.normal(key, (size,), dtype)
 
 
 def results(function, qkv, weight, weight_lse):
