@@ -34,6 +34,7 @@ def rows(kind: str) -> Tokens:
     return documents([9, 0, 17, 8], 6, block=4, prefix=3)
 
 
+@functools.partial(jax.jit, static_argnames="window")
 def naive(q, k, v, q_tokens, k_tokens, window=None):
     """The reference under the rule's own mask, row by row."""
     mask = visible(q_tokens, k_tokens, window)

@@ -71,6 +71,7 @@ def ours(x: Inputs, phi, tokens: Tokens, blocks: Blocks, config: NSA):
     )
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def theirs(x: Inputs, phi, config: NSA):
     alone = jax.tree.map(lambda y: y[0], x)
     compressed = tuple(
@@ -175,7 +176,7 @@ def test_all_blocks_chosen_is_dense_attention():
     x = inputs(90)
     phi = weights(config)
     x = dataclasses.replace(x, gates=jnp.zeros_like(x.gates).at[..., 1].set(1.0))
-    expected = reference.dense(x.q[0], *(y[0] for y in x.selected))
+    expected = jax.jit(reference.dense)(x.q[0], *(y[0] for y in x.selected))
     assert relative(ours(x, phi, tokens, blocks, config)[0], expected) < 1e-5
 
 
@@ -225,7 +226,7 @@ def test_packed_sequences_equal_the_sequences_apart(x64, config):
 def test_rows_already_in_place_are_aligned_where_they_are():
     tokens = sequences(jnp.array([50]), 50)
     still = in_place(tokens, 16)
-    moved = aligned(tokens, 16, runs=1)
+    moved = jax.jit(lambda tokens: aligned(tokens, 16, runs=1))(tokens)
     assert np.array_equal(moved.slots[0, :50], np.arange(50)) and not np.any(
         moved.slots[0, 50:] >= 0
     )

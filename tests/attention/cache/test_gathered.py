@@ -4,6 +4,8 @@ prefixes.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,10 @@ from attention.methods.dense import Dense
 from pallas_kernels.paged.api import paged_attention
 
 PAGE, KV_HEADS, HEADS, SIZE, BLOCK = 4, 2, 6, 8, 8
+gather = jax.jit(gathered.gather, static_argnums=(1, 3))
+write = jax.jit(gathered.write)
+attend = jax.jit(gathered.attend)
+from_pages = jax.jit(functools.partial(paged_attention, implementation="reference"))
 # Per row: pages shared with its group, group, tokens after them.
 ROWS = ((3, 0, 1), (3, 0, 9), (3, 0, 14), (2, 1, 5), (0, 2, 7), (3, 0, 2))
 
@@ -79,7 +85,7 @@ def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
     rng = np.random.default_rng(1)
     firsts = jnp.asarray(lengths)
     cache = _unwritten(cache, tables, lengths, np.nan if tile == 1 else np.inf)
-    seen = gathered.gather(cache, 0, rows, BLOCK, jnp.int32(30), firsts)
+    seen = gather(cache, 0, rows, BLOCK, jnp.int32(30), firsts)
     pages = [np.array(x) for x in cache.layers[0]["main"]]
     counts = np.array([5, 3, 5, 0, 5, 1])
     for step in range(steps):
@@ -93,15 +99,14 @@ def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
                 for x, new in zip(pages, (k, v), strict=True):
                     x[tables[row, place // PAGE], :, place % PAGE] = new[row]
         at = jnp.asarray(places)[:, None]
-        seen = gathered.write(seen, rows, at, (k[:, None], v[:, None]))
-        out = gathered.attend(seen, rows, q[:, None], at)[:, 0]
-        expected = paged_attention(
+        seen = write(seen, rows, at, (k[:, None], v[:, None]))
+        out = attend(seen, rows, q[:, None], at)[:, 0]
+        expected = from_pages(
             q[:, None],
             *map(jnp.asarray, pages),
             tables,
             jnp.asarray(places)[:, None],
             jnp.asarray(places + 1),
-            implementation="reference",
         )[0][:, 0]
         active = places >= 0
         np.testing.assert_allclose(

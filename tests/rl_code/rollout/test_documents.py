@@ -110,6 +110,12 @@ def test_an_empty_slot_computes_nothing_that_is_not_finite():
     rows = jax.tree.map(jnp.asarray, empty_input(config, 1).rows)
     cache = init_cache((Dense(),), config.pages, 1, 4, "float32", page=config.page)
     slots = config.slots
-    seen = gathered.gather(cache, 0, rows, config.view_block, jnp.int32(0), jnp.zeros(slots, int))
-    out = gathered.attend(seen, rows, jnp.ones((slots, 1, 2, 4)), jnp.full((slots, 1), -1))
+
+    @jax.jit
+    def attended(cache, rows):
+        nothing = jnp.int32(0), jnp.zeros(slots, int)
+        seen = gathered.gather(cache, 0, rows, config.view_block, *nothing)
+        return gathered.attend(seen, rows, jnp.ones((slots, 1, 2, 4)), jnp.full((slots, 1), -1))
+
+    out = attended(cache, rows)
     assert np.isfinite(out).all()
