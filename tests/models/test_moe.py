@@ -87,14 +87,15 @@ def test_a_layer_equals_a_loop_over_tokens_and_experts(name):
 
 def test_a_bias_ranks_and_weighs_nothing():
     layer = layer_of("deepseek")
+    run = jax.jit(feed_forward)
     y, real = rows()
-    out, routing = feed_forward(layer, y, jnp.asarray(real))
+    out, routing = run(layer, y, jnp.asarray(real))
     other = jax.tree.map(lambda x: x, layer)
     # the same for all experts: no choice changes
     other.router_bias[...] = layer.router_bias[...] + 5.0
-    assert np.array_equal(feed_forward(other, y, jnp.asarray(real))[0], out)
+    assert np.array_equal(run(other, y, jnp.asarray(real))[0], out)
     other.router_bias[...] = layer.router_bias[...].at[2:4].add(5.0)
-    _, moved = feed_forward(other, y, jnp.asarray(real))
+    _, moved = run(other, y, jnp.asarray(real))
     assert np.all(np.any(moved.experts == 2, axis=-1)) and np.all(np.any(moved.experts == 3, -1))
     assert not np.all(np.any(routing.experts == 2, axis=-1))
 

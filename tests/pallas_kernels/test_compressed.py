@@ -42,6 +42,12 @@ GPU = {
 }
 
 
+# one program each instead of many small ones
+jit_entries = jax.jit(entries, static_argnums=(1, 2))
+jit_aligned = jax.jit(aligned, static_argnums=(1, 2))
+jit_in_place = jax.jit(in_place, static_argnums=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """Queries' tokens and the blocks of keys of a batch."""
@@ -52,7 +58,7 @@ class Row:
     by_last: bool = False
 
     def entries(self, selection: Selection):
-        found = entries(self.blocks, selection.length, selection.stride)
+        found = jit_entries(self.blocks, selection.length, selection.stride)
         return found.by_last(selection.length // selection.stride - 1) if self.by_last else found
 
     def attend(self, selection: Selection, **options):
@@ -83,12 +89,12 @@ def row(kind: str, selection: Selection, scale: int = 1) -> Row:
             Piece(16, (2, 11)),
         ]
         tokens = pack(pieces, 150 * scale)[0]
-        return Row(tokens, aligned(tokens, size, runs=10))
+        return Row(tokens, jit_aligned(tokens, size, 10))
     if kind in ("documents", "cached documents"):
         tokens = documents([x * scale for x in (9, 0, 33, 20)], 21 * scale, block=size, prefix=7)
     else:  # of which one ends within a block, and one is empty
         tokens = sequences(jnp.array([97, 0])[: 2 if kind == "single" else 1] * scale, 97 * scale)
-    return Row(tokens, in_place(tokens, size), by_last=kind in ("cache", "cached documents"))
+    return Row(tokens, jit_in_place(tokens, size), by_last=kind in ("cache", "cached documents"))
 
 
 def inputs(row: Row, selection: Selection, heads: int, kv_heads: int, size: int, dtype=jnp.float64):
@@ -106,7 +112,8 @@ def scores(row: Row, selection: Selection, q, k, lse):
     k_tokens = dataclasses.replace(call["k_tokens"], limits=call["k_starts"])
     heads = dataclasses.replace(call["heads"], limits=call["heads"].order)
     options = dict(selection=selection, ahead=call["ahead"])
-    return reference.scores(q, k, lse, q_tokens, k_tokens, heads, call["shadows"], **options)
+    ranks = jax.jit(functools.partial(reference.scores, **options))
+    return ranks(q, k, lse, q_tokens, k_tokens, heads, call["shadows"])
 
 
 def check_picks(picks, ranked, rounding: float):
@@ -223,7 +230,7 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads,
 @pytest.mark.quick(first=1)
 def test_padding_and_incomplete_stretches_may_hold_anything(options):
     rows = row("documents", SMALL)
-    stretched = entries(rows.blocks, SMALL.length, SMALL.stride)
+    stretched = rows.entries(SMALL)
     dtype = jnp.bfloat16 if options is GPU else jnp.float32
     arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
     real = [rows.tokens.segments > 0, *[stretched.tokens.segments > 0] * 2]
@@ -234,7 +241,7 @@ def test_padding_and_incomplete_stretches_may_hold_anything(options):
 @pytest.mark.quick(first=1)
 def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
     rows = row("packed", SMALL)
-    stretched = entries(rows.blocks, SMALL.length, SMALL.stride)
+    stretched = rows.entries(SMALL)
     dtype = jnp.bfloat16 if options is GPU else jnp.float32
     arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
     seen = sees(rows.tokens, rows.blocks.own_from, stretched.tokens, stretched.starts)
