@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 from jax.experimental.pallas import tpu as pltpu
@@ -17,6 +15,7 @@ from pallas_kernels import tuned
 from pallas_kernels.compressed import blocks as compressed
 from pallas_kernels.flash import api, blocks
 from pallas_kernels.selected import tuning as selected
+from tests import programs
 
 START = blocks.TuningConfig(64, 64, 64, 64, 64, 64)
 
@@ -94,16 +93,13 @@ def test_every_kernel_is_measured(name):
     assert tune.measure(search, search.start, 1) > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "say which kernel to tune, one of flash, compressed, selected, paged, grouped"),
-        (["flash"], "--file=<file> is missing"),
-        (["flash", "--file=x.json"], "jax runs on cpu, where no kernel does"),
-    ],
-)
-def test_a_wrong_command_line_is_refused(arguments, message):
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.tune", *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 2 and message in done.stderr
+REFUSED = {
+    (): "say which kernel to tune, one of flash, compressed, selected, paged, grouped",
+    ("flash",): "--file=<file> is missing",
+    ("flash", "--file=x.json"): "jax runs on cpu, where no kernel does",
+}
+
+
+def test_a_wrong_command_line_is_refused():
+    for done in programs.run_each("launch.tune", list(REFUSED)):
+        assert done.returncode == 2 and REFUSED[done.args] in done.stderr, done
