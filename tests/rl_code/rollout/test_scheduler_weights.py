@@ -94,18 +94,24 @@ def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it
         assert exact == recompute  # keys of the old weights are kept, or not
 
 
-@pytest.fixture
-def handed_over():
-    """A scheduler whose prompts are prefilled on other devices, with few pages where they are
-    decoded.
-    """
+@pytest.fixture(scope="module")
+def engines() -> tuple[Engine, Engine]:
+    """One that decodes, with few pages, and one that prefills on another device."""
     prefill, decode = (
         make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2]
     )
-    decoder, prefiller = (
-        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh)
-        for mesh in (decode, prefill)
+    return (
+        Engine(MODEL, SCARCE, SAMPLING, (STOP,), decode),
+        Engine(MODEL, ENGINE, SAMPLING, (STOP,), prefill),
     )
+
+
+@pytest.fixture
+def handed_over(engines):
+    """A scheduler whose prompts are prefilled on other devices, with few pages where they are
+    decoded.
+    """
+    decoder, prefiller = engines
     scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
     yield scheduler
     scheduler.close()
