@@ -80,14 +80,15 @@ def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: i
 def normal(seed: int, *shapes: tuple[int, ...], dtype=jnp.float32) -> list[jax.Array]:
     """Standard normal arrays, at most 16."""
     keys = jax.random.split(jax.random.key(seed), 16)[: len(shapes)]
-    return [_drawn(key, shape, jnp.dtype(dtype)) for key, shape in zip(keys, shapes, strict=True)]
+    return [drawn(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
-def _drawn(key, shape: tuple[int, ...], dtype) -> jax.Array:
+def drawn(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
+    """``jax.random.normal``, by few programs."""
     # In few sizes, since each is compiled. A number depends on its place alone.
     count = math.prod(shape)
     size = max(1024, 1 << (count - 1).bit_length())
-    return jnp.asarray(np.asarray(_draw(key, size, dtype))[:count].reshape(shape))
+    return jnp.asarray(np.asarray(_draw(key, size, jnp.dtype(dtype)))[:count].reshape(shape))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

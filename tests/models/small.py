@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 from flax import nnx
 
 from attention.methods.method import Method
@@ -37,7 +36,9 @@ def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Tra
     seed.
     """
     config = small_config(**dict(qk_norm=True, attention=methods) | changes)
-    return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()
+    # Not as one program, of which every model would have its own: an array of one shape is drawn by
+    # the same program for all models.
+    return Transformer(config, nnx.Rngs(seed))
 
 
 def narrow_preset(num_layers: int = 1, num_kv_heads: int = 2) -> ModelConfig:

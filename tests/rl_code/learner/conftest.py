@@ -20,6 +20,7 @@ from attention.methods.window import Window
 from models.transformer import Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory
+from tests.attention.rows import drawn
 from tests.models.small import small_config
 
 VOCAB = 32
@@ -131,19 +132,12 @@ def make_model(**changes):
     own = dict(vocab_size=VOCAB, mlp_dim=32, num_layers=2, num_heads=2, qkv_bias=True)
     config = small_config(**own | changes)
 
-    @jax.jit
-    def init():
-        model = Transformer(config, nnx.Rngs(0))
-        leaves, tree = jax.tree.flatten(model)
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        leaves = [
-            x + 0.2 * jax.random.normal(key, x.shape, x.dtype)
-            for x, key in zip(leaves, keys, strict=True)
-        ]
-        return jax.tree.unflatten(tree, leaves)
-
+    # not as one program, of which every model would have its own
+    leaves, tree = jax.tree.flatten(Transformer(config, nnx.Rngs(0)))
+    keys = jax.random.split(jax.random.key(1), 64)[: len(leaves)]
+    leaves = [x + 0.2 * drawn(key, x.shape, x.dtype) for key, x in zip(keys, leaves, strict=True)]
     # whatever mesh is set when it is first asked for
-    return jax.device_put(init(), jax.devices()[0])
+    return jax.device_put(jax.tree.unflatten(tree, leaves), jax.devices()[0])
 
 
 @jax.tree_util.register_dataclass

@@ -178,7 +178,7 @@ def initial(config) -> Transformer:
     def scaled(path, x):
         return (0.1 if "compressed_k" in jax.tree_util.keystr(path) else 3.0) * x
 
-    return jax.jit(lambda: jax.tree.map_with_path(scaled, Transformer(config, nnx.Rngs(0))))()
+    return jax.tree.map_with_path(scaled, Transformer(config, nnx.Rngs(0)))
 
 
 def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0, gather_s=0.0) -> Scheduler:
