@@ -81,8 +81,18 @@ def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name
     properties.packed_equals_separate(CASES[name][0])
 
 
-@pytest.mark.parametrize(("rotated", "poison"), [(True, np.nan), (False, np.inf)])
-@every_method
+# Of methods that keep no more than keys and values, which are rotated early or late and else alike.
+ONE_WAY = {("dense", False), ("window", True), ("squid", True)}
+
+
+@pytest.mark.parametrize(
+    "name, rotated, poison",
+    [
+        pytest.param(*case, marks=pytest.mark.long if case[:2] in ONE_WAY else ())
+        for name in METHODS
+        for case in ((name, True, np.nan), (name, False, np.inf))
+    ],
+)
 def test_prefill_and_decoding_equal_the_full_forward(name, rotated, poison):
     method = CASES[name][0]
     config = properties.model(method).config

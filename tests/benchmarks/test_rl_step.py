@@ -17,6 +17,7 @@ from tests import programs
 TINY = PRESETS["tiny"]
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path):
     flags = [
         "--model=tiny",

@@ -79,8 +79,15 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
     return np.concatenate([allocator.tables([sequence], WIDTH), np.full((1, WIDTH), -1, np.int32)])
 
 
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("chunks", [(30,), (1,), (30, 1), (3, 30)])
+@pytest.mark.parametrize(
+    "rotated, chunks",
+    [
+        *((True, (3, 30)), (False, (30, 1))),
+        *((True, (30, 1)), (False, (3, 30))),
+        *((rotated, (chunk,)) for rotated in (True, False) for chunk in (30, 1)),
+    ],
+)
+@pytest.mark.quick(first=2)  # each method alone is in test_methods
 def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
     tokens = rows()
     paged = dirty(cache(PAGES, rotated))
