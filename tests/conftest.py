@@ -60,7 +60,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(50_000, 10, 10)
 
 
 # Linux lets a process have 65,530 mappings of memory, and a compiled program takes several. A worker
