@@ -9,6 +9,7 @@ the same events with the same keys again.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def routes(store: FeedbackStore, find_user: Callable[[str], str | None]) -> list
     async def feedback(request: Request) -> Response:
         user = _user(request, find_user)
         events = read_events(await _body(request))
-        results = await run_in_threadpool(store.record_events, events, user)
+        results = await asyncio.wrap_future(store.submit_events(events, user))
         return JSONResponse({"results": [dataclasses.asdict(result) for result in results]})
 
     async def forget(request: Request) -> Response:

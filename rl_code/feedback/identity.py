@@ -113,4 +113,4 @@ def _derived(secret: bytes, purpose: str) -> bytes:
 
 def _hmac(secret: bytes, text: str) -> str:
     # a lone surrogate, which JSON can carry, must not end the request
-    return hmac.new(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.digest(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()

@@ -29,6 +29,12 @@ def rows_of(connection: Connection, query: Any, column: Any, values: Collection[
     return rows
 
 
+def owners_of(connection: Connection, ids: Collection[str]) -> dict[str, str]:
+    """Answer -> user, of those that are recorded."""
+    rows = rows_of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
+    return {row.id: row.user for row in rows}
+
+
 def event_of(row: Row) -> Event:
     """A row of ``EVENTS`` as it was sent."""
     return Event(**{field.name: getattr(row, field.name) for field in dataclasses.fields(Event)})

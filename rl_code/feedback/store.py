@@ -14,14 +14,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from rl_code.feedback import database
 from rl_code.feedback.checks import check_answer, check_event
@@ -29,18 +28,17 @@ from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import Deleted, Result, Selection, SelectionChanged, TrainingSet
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rows import (
-    CHUNK,
     Joined,
     digest_of,
-    event_of,
     join,
+    owners_of,
     remove_answers,
-    results_of,
     rows_of,
     training_set_of,
 )
 from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS, SUSPECTS, TRAINING_SETS, USES
 from rl_code.feedback.together import Together
+from rl_code.feedback.writes import Report, Write, Writes
 
 _DAY_S = 86_400.0
 
@@ -67,13 +65,13 @@ class FeedbackStore:
             database.migrate(url)
         else:
             self.engine = database.connect(url)
-        self._ids = ids
         self._clock = clock
         self._is_file = self.engine.dialect.name == "sqlite"
         # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking
         # the file again and again. In PostgreSQL it is for answers and events alone.
         self._turn = threading.Lock()
-        self._together = Together(lambda: database.writing(self.engine), self._turn)
+        self._writes = Writes(ids)
+        self._together = Together(self._turn, self._write_all)
 
     def __enter__(self) -> FeedbackStore:
         return self
@@ -82,43 +80,41 @@ class FeedbackStore:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections that are idle."""
+        """Returns when all that was handed in is written, and closes idle connections."""
+        self._together.close()
         self.engine.dispose()
 
     # Writing down
 
     def record_answer(self, answer: AnswerRecord) -> bool:
         """Writes an answer down; whether it is new. Raises ValueError for one that is malformed."""
+        return self.submit_answer(answer).result()
+
+    def submit_answer(self, answer: AnswerRecord) -> Future[bool]:
+        """As ``record_answer``, without waiting for the disk: done once the answer is written.
+
+        Callbacks of the future are called in the thread that writes, and should be short.
+        """
         check_answer(answer)
-        values = {field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)}
-        values["extra"] = dict(answer.extra)
-
-        def write(connection: Connection) -> bool:
-            values["recorded_at"] = self._now(connection)
-            statement = self._insert(ANSWERS).values(values).on_conflict_do_nothing()
-            return connection.scalar(statement.returning(ANSWERS.c.id)) is not None
-
-        return self._together.write(write)
+        return self._together.submit(answer)
 
     def record_events(self, events: Sequence[Event], user: str) -> list[Result]:
         """Writes down events that a user sent, and says what became of each, in their order.
 
         Raises ValueError for one that is malformed; then none is written.
         """
+        return self.submit_events(events, user).result()
+
+    def submit_events(self, events: Sequence[Event], user: str) -> Future[list[Result]]:
+        """As ``record_events``, without waiting for the disk, as ``submit_answer``."""
         for event in events:
             check_event(event)
-        return self._together.write(lambda connection: self._record(connection, events, user))
+        return self._together.submit(Report(tuple(events), user))
 
-    def _record(self, connection: Connection, events: Sequence[Event], user: str) -> list[Result]:
-        at = self._now(connection)
-        owners = self._owners(connection, {event.answer for event in events})
-        refused = {event.key for event in events if not self._may(event, user, owners)}
-        fresh = {event.key: event for event in reversed(events) if event.key not in refused}
-        new = self._insert_events(connection, list(fresh.values()), user, at)
-        others = self._recorded(connection, set(fresh) - new, user)
-        if refused:
-            self._count_refusals(connection, user, len(refused), at)
-        return results_of(events, refused, new, owners, fresh | others)
+    def _write_all(self, writes: Sequence[Write]) -> Sequence[bool | list[Result]]:
+        """What writes come to, once they are committed in one transaction."""
+        with database.writing(self.engine) as connection:
+            return self._writes(connection, writes, self._now(connection))
 
     # Reading for training
 
@@ -198,7 +194,7 @@ class FeedbackStore:
                 if (there.digest, there.watermark) != (selection.digest, selection.watermark):
                     raise ValueError(f"cycle {cycle} has another training set: {there}")
                 return
-            owners = self._owners(connection, selection.ids)
+            owners = owners_of(connection, selection.ids)
             taken = rows_of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
             if gone := sorted(set(selection.ids) - set(owners)):
                 raise SelectionChanged(
@@ -343,55 +339,3 @@ class FeedbackStore:
 
     def _now(self, connection: Connection) -> float:
         return database.now(connection) if self._clock is None else self._clock()
-
-    def _insert(self, table: Any) -> Any:
-        """An INSERT that can say what happens to rows that are there already."""
-        kinds = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-        return kinds[self.engine.dialect.name](table)
-
-    def _may(self, event: Event, user: str, owners: Mapping[str, str]) -> bool:
-        """Whether a user may say something about an answer."""
-        if event.answer in owners:
-            return owners[event.answer] == user
-        return self._ids is None or self._ids.issued_to(event.answer, user)
-
-    def _owners(self, connection: Connection, ids: Collection[str]) -> dict[str, str]:
-        """Answer -> user, of those that are recorded."""
-        rows = rows_of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
-        return {row.id: row.user for row in rows}
-
-    def _insert_events(
-        self, connection: Connection, events: Sequence[Event], user: str, at: float
-    ) -> set[str]:
-        """Writes events down unless their key was used; the keys of those that are new."""
-        rows = [
-            {
-                **{field.name: getattr(event, field.name) for field in dataclasses.fields(event)},
-                "extra": dict(event.extra),
-                "user": user,
-                "received_at": at,
-            }
-            # always in the same order, so that two transactions never wait for each other
-            for event in sorted(events, key=lambda event: event.key)
-        ]
-        new: set[str] = set()
-        for chunk in itertools.batched(rows, CHUNK):
-            statement = self._insert(EVENTS).values(list(chunk)).on_conflict_do_nothing()
-            new |= set(connection.scalars(statement.returning(EVENTS.c.key)))
-        return new
-
-    def _recorded(
-        self, connection: Connection, keys: Collection[str], user: str
-    ) -> dict[str, Event]:
-        """Key -> the event of a user that has it."""
-        rows = rows_of(connection, select(EVENTS).where(EVENTS.c.user == user), EVENTS.c.key, keys)
-        return {row.key: event_of(row) for row in rows}
-
-    def _count_refusals(self, connection: Connection, user: str, number: int, at: float) -> None:
-        statement = self._insert(REFUSALS).values(user=user, events=number, last_at=at)
-        total = REFUSALS.c.events + number
-        connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=["user"], set_={"events": total, "last_at": at}
-            )
-        )

@@ -1,80 +1,89 @@
 """Writes of several threads in one transaction, so that they wait for the disk together.
 
-A commit waits until the disk has it, which takes as long for one row as for a hundred. So a thread
-that finds another one at work leaves its write there; who comes next takes all that were left, in
-their order, in one transaction. A write returns when that is committed, and raises what kept it
-from being so.
+A commit waits until the disk has it, which takes as long for one row as for a hundred. So one
+thread writes what the others hand in: all that waits, in its order, in one transaction. They wait
+for the disk only where they ask for the result.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
-
-from sqlalchemy import Connection
 
 from rl_code.feedback.database import is_away
 
 # The most writes of one transaction.
 _MOST = 256
-Write = Callable[[Connection], Any]
-
-
-class _Waiting:
-    """A write, and what came of it."""
-
-    def __init__(self, write: Write):
-        self.write = write
-        self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def end(self, result: Any = None, error: BaseException | None = None) -> None:
-        self.result, self.error, self.done = result, error, True
 
 
 class Together:
-    """The writes that wait, and the turn to write.
+    """The writes that wait, and the thread that carries them out.
 
-    begin: a transaction that writes. turn: held by whoever writes; others may take it too.
+    turn: held meanwhile; others may take it too. commit: carries out writes that were handed in, in
+    one transaction, and returns what each of them comes to. It may be called again with the same
+    ones after one that was undone.
     """
 
-    def __init__(self, begin: Callable[[], AbstractContextManager[Connection]], turn: Any):
-        self._begin, self._turn = begin, turn
-        self._waiting: collections.deque[_Waiting] = collections.deque()
+    def __init__(self, turn: threading.Lock, commit: Callable[[Sequence[Any]], Sequence[Any]]):
+        self._turn, self._commit = turn, commit
+        # (write, its future); None ends the thread.
+        self._waiting: queue.SimpleQueue[tuple[Any, Future] | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
 
-    def write(self, write: Write) -> Any:
-        """What a write returns, once it is committed.
-
-        write: may be called twice, the first time in a transaction that is undone.
+    def submit(self, write: Any) -> Future:
+        """Hands in a write. The result is there once it is committed, or raises what kept it from
+        being so. Callbacks of the future are called in the thread that writes, and should be short.
         """
-        own = _Waiting(write)
-        self._waiting.append(own)
-        with self._turn:
-            while not own.done:
-                count = min(len(self._waiting), _MOST)
-                self._write_all([self._waiting.popleft() for _ in range(count)])
-        if own.error is not None:
-            raise own.error
-        return own.result
+        future: Future = Future()
+        self._waiting.put((write, future))
+        if self._thread is None or not self._thread.is_alive():
+            self._start()
+        return future
 
-    def _write_all(self, writes: list[_Waiting]) -> None:
+    def close(self) -> None:
+        """Returns when all that was handed in is written. What comes later is written too."""
+        with self._starting:
+            thread, self._thread = self._thread, None
+            if thread is not None and thread.is_alive():
+                self._waiting.put(None)
+                thread.join()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on and (first := self._waiting.get()) is not None:
+            with self._turn:
+                batch = [first]
+                while goes_on and len(batch) < _MOST and not self._waiting.empty():
+                    following = self._waiting.get()
+                    goes_on = following is not None
+                    batch += [following] if goes_on else []
+                # one that was cancelled meanwhile is not written
+                batch = [one for one in batch if one[1].set_running_or_notify_cancel()]
+                found = self._carry_out([write for write, _ in batch])
+            for (_, future), (result, error) in zip(batch, found, strict=True):
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+    def _carry_out(self, writes: Sequence[Any]) -> list[tuple[Any, Exception | None]]:
+        """What each comes to, or what kept it from being written."""
+        if not writes:
+            return []
         try:
-            with self._begin() as connection:
-                results = [one.write(connection) for one in writes]
+            return [(result, None) for result in self._commit(writes)]
         except Exception as error:  # whatever it is, whoever wrote it is told
             if len(writes) == 1 or is_away(error):
-                for one in writes:
-                    one.end(error=error)
-            else:  # one of them is wrong, and must not take the others with it
-                for one in writes:
-                    self._write_all([one])
-        except BaseException as error:  # Ctrl-C: who waits would wait for ever
-            for one in writes:
-                one.end(error=error)
-            raise
-        else:
-            for one, result in zip(writes, results, strict=True):
-                one.end(result)
+                return [(None, error)] * len(writes)
+            # one of them is wrong, and must not take the others with it
+            return [found for write in writes for found in self._carry_out([write])]

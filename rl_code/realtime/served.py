@@ -236,7 +236,7 @@ class System:
     @functools.cached_property
     def _servers(self) -> Fleet:
         with jax.set_mesh(self._run.mesh):
-            made = make_fleet(self._run, self._secret, self._record.record_answer, self._engine)
+            made = make_fleet(self._run, self._secret, self._record.submit_answer, self._engine)
         made.opening = "the deployed version is being loaded"
         return self._ends.enter_context(made)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 from rl_code.serving.fields import ApiError, Request
 from rl_code.serving.requests import Message
@@ -50,68 +50,100 @@ class Progress:
     tokens: Sequence[int]
 
 
+class Mailbox:
+    """Calls that threads leave for an event loop. Those that come while it is on its way to them
+    wake it only once, which costs more than most of the calls.
+
+    Made in the loop; ``post`` may be called from any thread.
+    """
+
+    def __init__(self):
+        self._loop = asyncio.get_running_loop()
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._woken = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Has the loop call a function, after those that were posted before."""
+        self._calls.append(call)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._read)
+            except RuntimeError:  # the server was closed, so nobody waits
+                pass
+
+    def _read(self) -> None:
+        self._woken = False  # before the calls are taken: one that comes from now on wakes it again
+        while self._calls:
+            self._calls.popleft()()
+
+
 class Pending:
-    """A request that waits for its answers. Made in the server's event loop, where ``events`` is
-    read; ``sampled``, ``answer`` and ``fail`` may be called from any thread.
+    """A request that waits for its answers. ``news`` is for the event loop of its mailbox; the
+    other methods may be called from any thread.
 
     Of each answer only the newest progress is kept, so that a client that reads slowly costs no
     memory.
     """
 
-    def __init__(self, request: Request):
+    def __init__(self, request: Request, mailbox: Mailbox):
         self.request = request
-        self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
-        self._progress: dict[int, list[int]] = {}
+        self._mailbox = mailbox
+        self._come = asyncio.Event()
+        self._progress: dict[int, Sequence[int]] = {}
         self._answers: list[Answer] = []
         self._error: ApiError | None = None
 
     def sampled(self, tokens: Sequence[int], index: int = 0) -> None:
-        """All tokens of an answer so far."""
+        """All tokens of an answer so far. The sequence is not changed any more."""
+
+        def note() -> None:
+            self._progress[index] = tokens
+            self._come.set()
+
         if self.request.stream:
-            self._call(self._progress.__setitem__, index, list(tokens))
+            self._mailbox.post(note)
 
     def answer(self, answer: Answer) -> None:
         """An answer is whole."""
-        self._call(self._answers.append, answer)
+
+        def note() -> None:
+            # looked up here: whoever reads the news puts a new list in place of the one he takes
+            self._answers.append(answer)
+            self._come.set()
+
+        self._mailbox.post(note)
 
     def fail(self, error: ApiError) -> None:
         """There will be no further answers."""
-        self._call(setattr, self, "_error", error)
+
+        def note() -> None:
+            self._error = error
+            self._come.set()
+
+        self._mailbox.post(note)
 
     def check(self) -> None:
         """Raises ApiError where it is known already that there will be no answer."""
         if self._error is not None:
             raise self._error
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        def change() -> None:
-            function(*arguments)
-            self._news.set()
-
-        try:
-            self._loop.call_soon_threadsafe(change)
-        except RuntimeError:  # the server was closed, so nobody waits
-            pass
-
-    async def events(self) -> AsyncIterator[Progress | Answer]:
-        """What comes, up to the last answer. Raises ApiError."""
+    async def news(self) -> AsyncIterator[list[Progress | Answer]]:
+        """What has come since the last time, up to the last answer. Raises ApiError."""
         left = self.request.n
         while left:
-            await self._news.wait()
-            self._news.clear()
+            await self._come.wait()
+            self._come.clear()
             answers, self._answers = self._answers, []
             progress, self._progress = self._progress, {}
-            for index, tokens in progress.items():
-                if index not in {answer.index for answer in answers}:
-                    yield Progress(index, tokens)
-            for answer in answers:
-                left -= 1
-                yield answer
+            whole = {answer.index for answer in answers}
+            left -= len(answers)
+            found = [Progress(*one) for one in progress.items() if one[0] not in whole]
+            yield [*found, *answers]
             if left:
                 self.check()
 
     async def whole(self) -> list[Answer]:
         """All answers, in their order. Raises ApiError."""
-        answers = [event async for event in self.events() if isinstance(event, Answer)]
+        answers = [one async for found in self.news() for one in found if isinstance(one, Answer)]
         return sorted(answers, key=lambda answer: answer.index)

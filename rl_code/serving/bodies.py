@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from rl_code.serving.answers import Accepted, Answer, Pending
+from rl_code.serving.answers import Accepted, Answer, Pending, Progress
 from rl_code.serving.chat_text import ChatText, cut_at
 from rl_code.serving.fields import ApiError
 
@@ -145,29 +145,36 @@ async def stream(pending: Pending, text: ChatText, accepted: Accepted) -> AsyncI
     sent = [0] * request.n
     answers: list[Answer] = []
 
-    def event(choice: dict[str, Any]) -> str:
-        return _event(head | {"choices": [choice]})
+    def choices(news: Progress | Answer) -> list[dict[str, Any]]:
+        before = sent[news.index]
+        if isinstance(news, Answer):
+            answers.append(news)
+            return body.ending(news, news.message.content[before:], request.logprobs)
+        if request.held:
+            return []
+        known = _settled(text.text(news.tokens), request.stop)
+        if len(known) <= before:
+            return []
+        sent[news.index] = len(known)
+        return [body.piece(news.index, known[before:])]
 
-    for index in range(request.n):
-        for choice in body.opening(index):
-            yield event(choice)
+    def events(found: Iterable[dict[str, Any]]) -> str:
+        return "".join(_event(head | {"choices": [choice]}) for choice in found)
+
+    if opening := events(each for index in range(request.n) for each in body.opening(index)):
+        yield opening
+    # What comes at once is sent at once; the end of the last answer is, with all that follows it.
+    rest = ""
     try:
-        async for news in pending.events():
-            if isinstance(news, Answer):
-                answers.append(news)
-                rest = news.message.content[sent[news.index] :]
-                for choice in body.ending(news, rest, request.logprobs):
-                    yield event(choice)
-            elif not request.held:
-                known = _settled(text.text(news.tokens), request.stop)
-                if len(known) > sent[news.index]:
-                    yield event(body.piece(news.index, known[sent[news.index] :]))
-                    sent[news.index] = len(known)
+        async for found in pending.news():
+            rest = events(choice for news in found for choice in choices(news))
+            if rest and len(answers) < request.n:
+                yield rest
         if request.include_usage:
-            yield _event(head | {"choices": [], "usage": _usage(answers)})
+            rest += _event(head | {"choices": [], "usage": _usage(answers)})
     except ApiError as error:
-        yield _event(error.body)
-    yield "data: [DONE]\n\n"
+        rest = _event(error.body)
+    yield rest + "data: [DONE]\n\n"
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -12,14 +12,15 @@ only a URL can be given. The header X-Session tells sessions of one key apart.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import anyio
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
@@ -30,7 +31,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from rl_code.serving import fields, requests
-from rl_code.serving.answers import Accepted, Pending
+from rl_code.serving.answers import Accepted, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.completions import read_completion
@@ -93,6 +94,7 @@ class Endpoint:
         self._find = find
         self._on_error = on_error
         self._bodies = Bodies()
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         try:
             self._socket = socket.create_server((host, port))
         except OSError as error:
@@ -122,6 +124,7 @@ class Endpoint:
             log_level="error",
             access_log=False,
             lifespan="off",
+            proxy_headers=False,  # nothing here asks where a client is
             limit_concurrency=_CONNECTIONS,
         )
         self._server = uvicorn.Server(config)
@@ -141,6 +144,7 @@ class Endpoint:
         """Ends the server. Requests that wait for an answer are cut off."""
         self._server.should_exit = True
         self._thread.join(_END_S)
+        self._readers.shutdown(wait=False)
         self._socket.close()
 
     def url_of(self, key: str) -> str:
@@ -199,16 +203,16 @@ class Endpoint:
         if len(session) > _SESSION_NAME or not session.isprintable():
             why = f"X-Session must be at most {_SESSION_NAME} printable characters"
             raise ApiError(why, code="invalid_value", param="X-Session")
-        body = await self._bodies.read(request)
-        asked = await self._in_reader(read, body)
-        del body  # which may be long, and the answer may take long
-        pending = Pending(asked)
-        accepted = await self._in_reader(client.ask, pending, session)
+        # nothing here keeps the body, which may be long, and the answer may take long
+        taking = functools.partial(_take, client, session, self._mailbox, read)
+        pending, accepted = await self._in_reader(taking, await self._bodies.read(request))
         try:
             pending.check()
-            if asked.stream:
-                return _Stream(stream(pending, client.text, accepted), accepted.leave)
-            return JSONResponse(await _while_there(request, pending, client, accepted))
+            if pending.request.stream:
+                events = stream(pending, client.text, accepted)
+                return _Stream(events, pending, accepted.leave)
+            async with _watching(request.receive, pending):
+                return JSONResponse(await whole_body(pending, client.text, accepted))
         except BaseException:
             accepted.leave()
             raise
@@ -217,11 +221,12 @@ class Endpoint:
         """Calls a function in one of a few threads. ``execute`` has others, since a command may
         take long.
         """
-        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._readers)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, function, *arguments)
 
     @functools.cached_property
-    def _readers(self) -> anyio.CapacityLimiter:
-        return anyio.CapacityLimiter(_READERS)  # must be made in the event loop
+    def _mailbox(self) -> Mailbox:
+        return Mailbox()  # must be made in the event loop
 
     async def _execute(self, request: Request) -> Response:
         client = self._client(request)
@@ -255,34 +260,41 @@ class Endpoint:
 class _Stream(StreamingResponse):
     """Server-sent events; says when the client has them all, or has left."""
 
-    def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]):
+    def __init__(self, events: AsyncIterator[str], pending: Pending, leave: Callable[[], None]):
         super().__init__(events, media_type="text/event-stream")
-        self._leave = leave
+        self._pending, self._leave = pending, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with _watching(receive, self._pending):
+                await self.stream_response(send)
         finally:
             self._leave()
 
 
-async def _while_there(
-    request: Request, pending: Pending, client: Client, accepted: Accepted
-) -> dict[str, Any]:
-    """The body of the answer. Raises ApiError where the client leaves before it comes."""
-    body = asyncio.ensure_future(whole_body(pending, client.text, accepted))
-    left = asyncio.ensure_future(_left(request))
+def _take(
+    client: Client,
+    session: str,
+    mailbox: Mailbox,
+    read: Callable[[bytes], fields.Request],
+    body: bytes,
+) -> tuple[Pending, Accepted]:
+    """Reads a request and hands it to who answers it. Raises ApiError."""
+    pending = Pending(read(body), mailbox)
+    return pending, client.ask(pending, session)
+
+
+@contextlib.asynccontextmanager
+async def _watching(receive: Receive, pending: Pending) -> AsyncIterator[None]:
+    """Has a request fail when its client closes the connection meanwhile."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        pending.fail(ApiError("the client left", status=499))
+
+    task = asyncio.create_task(watch())
     try:
-        await asyncio.wait({body, left}, return_when=asyncio.FIRST_COMPLETED)
-        if body.done():
-            return body.result()
-        raise ApiError("the client left", status=499)
+        yield
     finally:
-        body.cancel()
-        left.cancel()
-
-
-async def _left(request: Request) -> None:
-    """Returns when the client has closed its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        task.cancel()

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from absl import logging
 
@@ -36,6 +37,8 @@ from rl_code.serving.service import Service
 _LONGEST_RETRY_S = 60.0
 # Seconds after which a client asks again that came before the first version was there.
 _OPENING_RETRY_S = 1.0
+# Seconds that the last records may take.
+_RECORD_S = 30.0
 # The weight of the newest answer in the mean time that one takes.
 _NEWEST = 0.1
 
@@ -44,8 +47,9 @@ class Fleet:
     """The models that are served, and the requests for them. A context manager, which ends it.
 
     make_service: starts an engine with weights of a version. secret: makes ids of answers and
-    users' keys (``feedback.identity``). on_answer: called with the record of each answer before its
-    client gets the end of it; may be called from several threads at once.
+    users' keys (``feedback.identity``). on_answer: keeps the record of each answer; its client gets
+    the end of it when this has returned, or when the future that it returns is done. May be called
+    from several threads at once.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Fleet:
         tokenizer: Tokenizer,
         secret: bytes,
         config: ServingConfig | None = None,
-        on_answer: Callable[[AnswerRecord], None] = lambda record: None,
+        on_answer: Callable[[AnswerRecord], Future | None] = lambda record: None,
     ):
         self.text = ChatText(protocol, tokenizer)
         self.models = Models(make_service)
@@ -111,9 +115,10 @@ class Fleet:
         return self.models.wait_idle(self.config.drain_s)
 
     def close(self) -> None:
-        """Cuts off what is in progress, and lets everything go."""
+        """Cuts off what is in progress, waits until that is recorded, and lets everything go."""
         self._draining = True
         self.models.close()
+        self.models.wait_idle(_RECORD_S)
 
     def ask(
         self,
@@ -280,9 +285,18 @@ class Fleet:
         if conversation is not None and running.began:
             conversation.leave()
 
-    def _recorded(self, record: AnswerRecord) -> None:
-        self._on_answer(record)
-        self.metrics.answered(record)
+    def _recorded(self, record: AnswerRecord) -> Future:
+        kept = self._on_answer(record)
+        if kept is None:
+            kept = Future()
+            kept.set_result(None)
+
+        def count(kept: Future) -> None:
+            if kept.exception() is None:
+                self.metrics.answered(record)
+
+        kept.add_done_callback(count)
+        return kept
 
 
 def _check_sampling(request: Request, own: SamplingConfig) -> None:

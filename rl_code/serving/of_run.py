@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from models.transformer import Transformer
 from rl_code.feedback.records import AnswerRecord
@@ -35,13 +36,13 @@ def make_scheduler(run: Run, engine: Engine) -> Scheduler:
 def make_fleet(
     run: Run,
     secret: bytes,
-    on_answer: Callable[[AnswerRecord], None],
+    on_answer: Callable[[AnswerRecord], Future | None],
     engine: Engine | None = None,
 ) -> Fleet:
     """What serves weights of a run; none are loaded yet. Every version has a scheduler of its own,
     and all have the same compiled programs.
 
-    engine: None for a new one (``make_engine``).
+    on_answer: as of ``Fleet``. engine: None for a new one (``make_engine``).
     """
     engine = engine or make_engine(run)
 

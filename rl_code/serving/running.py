@@ -43,9 +43,9 @@ class Asked:
 class Running:
     """The request as a job of ``service.Service``.
 
-    on_answer: called with each record before the client gets the end of the answer; where it
-    raises, the client gets an error instead. on_end: called once when all answers have ended, or
-    none will come, before the client hears of the last one.
+    on_answer: called with each record; the client gets the end of the answer when the future that
+    it returns is done, and an error instead where it raises. on_end: called once when all answers
+    have ended, or none will come, before the client hears of the last one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Running:
         tokenizer: Tokenizer,
         *,
         adapter: int,
-        on_answer: Callable[[AnswerRecord], None],
+        on_answer: Callable[[AnswerRecord], Future],
         on_end: Callable[[Running], None],
     ):
         self.request: Request = pending.request
@@ -91,37 +91,51 @@ class Running:
 
     def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """As ``service.Job``."""
-        give = functools.partial(
-            self._pending.fail,
-            ApiError("the answer could not be recorded", status=503, kind="server_error"),
-        )
+        lost = ApiError("the answer could not be recorded", status=503, kind="server_error")
         try:
             answer, parent = self._read(index, tokens, logprobs)
-            self._record(index, answer.finish_reason, parent, tokens, logprobs)
-            give = functools.partial(self._pending.answer, answer)
-        except Exception:  # of whoever keeps records: the engine goes on
-            logging.exception("answer %s", self.asked.ids[index])
-        finally:
-            # before the client hears of it: its next request finds this one done
-            self._ended(1)
-            give()
+            kept = self._record(index, answer.finish_reason, parent, tokens, logprobs)
+        except Exception as error:  # of whoever keeps records: the engine goes on
+            answer, kept = None, _failed(error)
+        give = functools.partial(self._pending.answer, answer)
+        self._end_when(kept, index, give, functools.partial(self._pending.fail, lost))
 
     def cut_off(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """As ``service.Job``."""
         try:
             parent = -1
-            opening = self.openings[index]
             if tokens:
                 _, parent = self._read(index, tokens, logprobs)
             else:
-                self.exchange.drop(opening)
-            self._record(index, "aborted", parent, tokens, logprobs)
-        except Exception:
-            logging.exception("answer %s, which was cut off", self.asked.ids[index])
-        finally:
-            self._ended(1)
-            why = "the answer was cut off: the server ends"
-            self._pending.fail(ApiError(why, status=503, kind="server_error"))
+                self.exchange.drop(self.openings[index])
+            kept = self._record(index, "aborted", parent, tokens, logprobs)
+        except Exception as error:
+            kept = _failed(error)
+        why = "the answer was cut off: the server ends"
+        error = ApiError(why, status=503, kind="server_error")
+        give = functools.partial(self._pending.fail, error)
+        self._end_when(kept, index, give, give)
+
+    def _end_when(
+        self,
+        kept: Future,
+        index: int,
+        give: Callable[[], None],
+        otherwise: Callable[[], None],
+    ) -> None:
+        """Ends an answer once its record is kept, or is not."""
+
+        def end(kept: Future) -> None:
+            error = kept.exception()
+            if error is not None:
+                logging.error("answer %s", self.asked.ids[index], exc_info=error)
+            try:
+                # before the client hears of it: its next request finds this one done
+                self._ended(1)
+            finally:
+                (give if error is None else otherwise)()
+
+        kept.add_done_callback(end)
 
     def submitted(self, future: Future) -> None:
         """Where the engine did not take the job, none of its answers will come."""
@@ -172,13 +186,14 @@ class Running:
         parent: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
-    ) -> None:
+    ) -> Future:
+        """Done when the record is kept."""
         asked = self.asked
         opening = self.openings[index]
         seconds = time.monotonic() - asked.clock
         with self._lock:
             self.tokens += len(tokens) + (0 if index else len(opening.tokens))
-        self._on_answer(
+        return self._on_answer(
             AnswerRecord(
                 id=asked.ids[index],
                 user=asked.user,
@@ -209,3 +224,9 @@ class Running:
             last = self._open == 0
         if last:
             self._on_end(self)
+
+
+def _failed(error: Exception) -> Future:
+    future: Future = Future()
+    future.set_exception(error)
+    return future

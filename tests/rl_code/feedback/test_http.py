@@ -99,7 +99,7 @@ def test_what_could_not_be_recorded_is_not_acknowledged(tmp_path, monkeypatch):
             raise sqlalchemy.exc.OperationalError("INSERT", {}, OSError("disk full"))
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "record_events", fails)
+            patch.setattr(store, "submit_events", fails)
             reply = client.post("/v1/feedback", json={"events": [SHOWN]}, headers=known)
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "2")
         reply = client.post("/v1/feedback", json={"events": [SHOWN]}, headers=known)

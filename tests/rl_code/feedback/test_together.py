@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import pytest
@@ -21,77 +20,71 @@ class Transactions:
         self.count = 0
         self.failing: Exception | None = None
 
-    @contextlib.contextmanager
-    def begin(self):
-        found: list[str] = []
-        yield found
+    def commit(self, words):
+        if "wrong" in words:
+            raise ValueError("no such thing")
         if self.failing is not None:
             raise self.failing
         self.count += 1
-        self.written += found
+        self.written += words
+        return [word.upper() for word in words]
 
 
-def at_once(together: Together, writes) -> list:
+def at_once(together: Together, words) -> list:
     """What becomes of writes that all wait while another one is at work."""
-    came: dict[int, object] = {}
-
-    def one(number: int) -> None:
-        try:
-            came[number] = together.write(writes[number])
-        except Exception as error:
-            came[number] = error
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(writes))]
     with together._turn:
-        for thread in threads:
-            thread.start()
-        while len(together._waiting) < len(writes):
-            threading.Event().wait(0.001)
-    for thread in threads:
-        thread.join()
-    return [came[number] for number in range(len(writes))]
-
-
-def adding(word: str):
-    def write(connection):
-        connection.append(word)
-        return word
-
-    return write
+        futures = [together.submit(word) for word in words]
+        assert not any(future.done() for future in futures)
+    return [future.exception() or future.result() for future in futures]
 
 
 @pytest.fixture
 def made():
     transactions = Transactions()
-    return transactions, Together(transactions.begin, threading.Lock())
+    together = Together(threading.Lock(), transactions.commit)
+    yield transactions, together
+    together.close()
 
 
 def test_those_who_wait_are_committed_once(made):
     transactions, together = made
-    words = [str(number) for number in range(30)]
-    assert at_once(together, [adding(word) for word in words]) == words
-    assert sorted(transactions.written) == sorted(words)
+    words = [f"word {number}" for number in range(30)]
+    assert at_once(together, words) == [word.upper() for word in words]
+    assert transactions.written == words
     assert transactions.count == 1
 
 
 def test_a_write_that_is_wrong_takes_no_other_with_it(made):
     transactions, together = made
-
-    def wrong(connection):
-        connection.append("wrong")
-        raise ValueError("no such thing")
-
-    came = at_once(together, [adding("a"), wrong, adding("b")])
-    assert (came[0], came[2]) == ("a", "b") and isinstance(came[1], ValueError)
-    assert sorted(transactions.written) == ["a", "b"]
+    came = at_once(together, ["a", "wrong", "b"])
+    assert (came[0], came[2]) == ("A", "B") and isinstance(came[1], ValueError)
+    assert transactions.written == ["a", "b"]
 
 
 def test_a_database_that_is_away_fails_all_of_them(made):
     transactions, together = made
     transactions.failing = OperationalError("COMMIT", {}, Exception("away"))
-    came = at_once(together, [adding("a"), adding("b")])
+    came = at_once(together, ["a", "b"])
     assert all(isinstance(one, OperationalError) for one in came)
     assert transactions.written == []
+
+
+def test_a_write_that_nobody_waits_for_any_more_is_not_made(made):
+    transactions, together = made
+    with together._turn:
+        first, second = together.submit("a"), together.submit("b")
+        assert second.cancel()
+    assert first.result() == "A"
+    assert transactions.written == ["a"]
+
+
+def test_what_was_handed_in_is_written_when_it_is_closed_and_later_too(made):
+    transactions, together = made
+    futures = [together.submit(str(number)) for number in range(300)]
+    together.close()
+    assert all(future.done() for future in futures)
+    assert together.submit("later").result() == "LATER"
+    assert transactions.written == [*map(str, range(300)), "later"]
 
 
 def test_answers_and_events_of_many_threads_are_each_there_once(url):

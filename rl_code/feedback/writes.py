@@ -1,0 +1,144 @@
+"""Answers and events as they are written down, many of them in one transaction."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rl_code.feedback.identity import AnswerIds
+from rl_code.feedback.outcomes import Result
+from rl_code.feedback.records import AnswerRecord, Event
+from rl_code.feedback.rows import event_of, owners_of, results_of, rows_of
+from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS
+
+_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Events that a user sent at once."""
+
+    events: tuple[Event, ...]
+    user: str
+
+
+type Write = AnswerRecord | Report
+
+
+class Writes:
+    """Carries out what was handed in, a statement of each kind for all of it.
+
+    Rows are written in the order of their keys, so that two transactions never wait for each other.
+    ids: as of ``store.FeedbackStore``.
+    """
+
+    def __init__(self, ids: AnswerIds | None):
+        self._ids = ids
+
+    def __call__(
+        self, connection: Connection, writes: Sequence[Write], at: float
+    ) -> list[bool | list[Result]]:
+        """What each of them comes to: whether an answer is new; what became of each event.
+
+        at: when all this is recorded and received, in Unix seconds.
+        """
+        # Answers first: what was said of them in the same transaction finds them there.
+        answers = [one for one in writes if isinstance(one, AnswerRecord)]
+        reports = [one for one in writes if isinstance(one, Report)]
+        new = iter(_insert_answers(connection, answers, at) if answers else ())
+        results = iter(self._insert_reports(connection, reports, at) if reports else ())
+        return [next(new if isinstance(one, AnswerRecord) else results) for one in writes]
+
+    def _insert_reports(
+        self, connection: Connection, reports: Sequence[Report], at: float
+    ) -> list[list[Result]]:
+        """What became of the events of each."""
+        owners = owners_of(connection, {one.answer for report in reports for one in report.events})
+        refused = [self._refused(report, owners) for report in reports]
+        # user -> key -> the event that has it
+        kept: dict[str, dict[str, Event]] = {report.user: {} for report in reports}
+        counts: collections.Counter[str] = collections.Counter()
+        for report, keys in zip(reports, refused, strict=True):
+            counts[report.user] += len(keys)
+            for event in report.events:
+                if event.key not in keys:
+                    kept[report.user].setdefault(event.key, event)
+        new = _insert_events(connection, kept, at)
+        for user, own in kept.items():
+            query = select(EVENTS).where(EVENTS.c.user == user)
+            there = rows_of(connection, query, EVENTS.c.key, own.keys() - new[user])
+            own |= {row.key: event_of(row) for row in there}
+        for user, number in sorted((+counts).items()):
+            _count_refusals(connection, user, number, at)
+        return [
+            results_of(report.events, keys, new[report.user], owners, kept[report.user])
+            for report, keys in zip(reports, refused, strict=True)
+        ]
+
+    def _refused(self, report: Report, owners: Mapping[str, str]) -> set[str]:
+        """Keys of the events about answers that were not given to their user."""
+
+        def may(event: Event) -> bool:
+            if event.answer in owners:
+                return owners[event.answer] == report.user
+            return self._ids is None or self._ids.issued_to(event.answer, report.user)
+
+        return {event.key for event in report.events if not may(event)}
+
+
+def _insert(connection: Connection, table: Any) -> Any:
+    """An INSERT that can say what happens to rows that are there already."""
+    return _INSERTS[connection.dialect.name](table)
+
+
+def _insert_answers(
+    connection: Connection, answers: Sequence[AnswerRecord], at: float
+) -> list[bool]:
+    """Whether each of them is new; the same one is not a second time."""
+    rows = [
+        vars(answer) | {"extra": dict(answer.extra), "recorded_at": at}
+        for answer in sorted(answers, key=lambda answer: answer.id)
+    ]
+    statement = _insert(connection, ANSWERS).on_conflict_do_nothing()
+    new = set(connection.scalars(statement.returning(ANSWERS.c.id), rows))
+    found = []
+    for answer in answers:
+        found.append(answer.id in new)
+        new.discard(answer.id)
+    return found
+
+
+def _insert_events(
+    connection: Connection, events: Mapping[str, Mapping[str, Event]], at: float
+) -> dict[str, set[str]]:
+    """Writes events down unless their user has used their key; the keys of those that are new.
+
+    events: user -> key -> event; so is the result.
+    """
+    rows = [
+        vars(event) | {"extra": dict(event.extra), "user": user, "received_at": at}
+        for user, own in sorted(events.items())
+        for _, event in sorted(own.items())
+    ]
+    new: dict[str, set[str]] = {user: set() for user in events}
+    if rows:
+        statement = _insert(connection, EVENTS).on_conflict_do_nothing()
+        returning = statement.returning(EVENTS.c.user, EVENTS.c.key)
+        for user, key in connection.execute(returning, rows):
+            new[user].add(key)
+    return new
+
+
+def _count_refusals(connection: Connection, user: str, number: int, at: float) -> None:
+    statement = _insert(connection, REFUSALS).values(user=user, events=number, last_at=at)
+    total = REFUSALS.c.events + number
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["user"], set_={"events": total, "last_at": at}
+        )
+    )
