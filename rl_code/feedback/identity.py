@@ -8,6 +8,7 @@ answer itself is not recorded yet.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -105,6 +106,7 @@ def _check(secret: bytes) -> None:
         )
 
 
+@functools.lru_cache(maxsize=32)
 def _derived(secret: bytes, purpose: str) -> bytes:
     """A secret for one purpose, so that what is known of one tells nothing of the others."""
     _check(secret)

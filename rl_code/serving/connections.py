@@ -1,8 +1,9 @@
-"""Connections whose clients stop in the middle of a request."""
+"""Connections: what clients send slowly or never, and what is sent to them."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import h11
 from starlette.requests import ClientDisconnect, Request
@@ -19,13 +20,13 @@ _MOST_READ = 8 * MOST_BYTES
 
 class Connection(H11Protocol):
     """A connection that is closed when the head of a request does not come whole in time, be it the
-    first one or a later one.
+    first one or a later one. What is sent within one turn of the event loop goes out as one.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))
         self._head_timer = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
@@ -44,6 +45,34 @@ class Connection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Joining:
+    """A transport that joins what is written within one turn of the event loop. Each write wakes
+    the client, which costs more than making what is sent: a head, a chunk and the chunk that ends
+    the answer come one by one.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts and not self._transport.is_closing():
+            self._transport.write(b"".join(parts))
 
 
 class Bodies:

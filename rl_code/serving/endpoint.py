@@ -43,8 +43,10 @@ _START_S = 60.0
 _END_S = 10.0
 # Connections, above which requests are refused with 503.
 _CONNECTIONS = 4096
-# Threads in which requests are read and tokenised.
+# Threads in which requests are read and tokenised, and the bytes of one that is read at once
+# instead: handing it to a thread takes longer.
 _READERS = 4
+_SMALL = 4096
 # The longest name of a session.
 _SESSION_NAME = 200
 
@@ -203,9 +205,10 @@ class Endpoint:
         if len(session) > _SESSION_NAME or not session.isprintable():
             why = f"X-Session must be at most {_SESSION_NAME} printable characters"
             raise ApiError(why, code="invalid_value", param="X-Session")
-        # nothing here keeps the body, which may be long, and the answer may take long
-        taking = functools.partial(_take, client, session, self._mailbox, read)
-        pending, accepted = await self._in_reader(taking, await self._bodies.read(request))
+        body = await self._bodies.read(request)
+        take = functools.partial(_take, client, session, self._mailbox, read, body)
+        pending, accepted = take() if len(body) <= _SMALL else await self._in_reader(take)
+        del body, take  # which may be long, and the answer may take long
         try:
             pending.check()
             if pending.request.stream:
@@ -217,12 +220,11 @@ class Endpoint:
             accepted.leave()
             raise
 
-    async def _in_reader(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_reader(self, function: Callable[[], Any]) -> Any:
         """Calls a function in one of a few threads. ``execute`` has others, since a command may
         take long.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function)
 
     @functools.cached_property
     def _mailbox(self) -> Mailbox:
@@ -258,7 +260,9 @@ class Endpoint:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; says when the client has them all, or has left."""
+    """Server-sent events; says when the client has them all, or has left. Its head goes out with
+    the first of them.
+    """
 
     def __init__(self, events: AsyncIterator[str], pending: Pending, leave: Callable[[], None]):
         super().__init__(events, media_type="text/event-stream")
@@ -270,6 +274,17 @@ class _Stream(StreamingResponse):
                 await self.stream_response(send)
         finally:
             self._leave()
+
+    async def stream_response(self, send: Send) -> None:
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        started = False
+        async for text in self.body_iterator:
+            if not started:
+                await send({"type": "http.response.start", **head})
+                started = True
+            part = {"body": text.encode(), "more_body": True}
+            await send({"type": "http.response.body", **part})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _take(

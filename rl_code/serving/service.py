@@ -135,7 +135,7 @@ class Service:
         # Running jobs by their tags.
         self._jobs: dict[int, Job] = {}
         self._tags = itertools.count()
-        self._calls: queue.Queue[tuple[Callable[[], None], Future]] = queue.Queue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self.error: BaseException | None = None
         scheduler.load(weights, version)
