@@ -39,6 +39,16 @@ class Job:
         self._done(len(tokens))
 
 
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """What came of a time."""
+
+    # Tokens of the answers that ended, and those of all, which were cut off or ended.
+    whole: int
+    all: int
+    seconds: float
+
+
 class Bare:
     """A scheduler with weights, that has always as many requests as there are clients."""
 
@@ -49,10 +59,8 @@ class Bare:
         self._prompts = itertools.cycle(prompts)
         self._clients = clients
 
-    def run(self, seconds: float, max_tokens: int) -> tuple[int, float]:
-        """Tokens of the answers that ended within so many seconds, and how long these were; what
-        is left then is cut off.
-        """
+    def run(self, seconds: float, max_tokens: int) -> Sampled:
+        """What is sampled within so many seconds; what is left then is cut off."""
         tokens = 0
 
         def done(count: int) -> None:
@@ -71,9 +79,8 @@ class Bare:
                 open_tags.add(tag)
             for tag, _ in scheduler.step():
                 open_tags.remove(tag)
-        for tag in open_tags:
-            scheduler.give_up(tag)
-        return tokens, taken_s
+        cut_off = [row for tag in open_tags for row in scheduler.give_up(tag)]
+        return Sampled(tokens, tokens + sum(len(row.message) for row in cut_off), taken_s)
 
     def _submit(self, job: Job, tag: int) -> None:
         length = self._scheduler.engine.config.length

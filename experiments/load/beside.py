@@ -50,9 +50,12 @@ class Beside:
         self._ends.close()
 
     def measure(self, served: Callable[[], dict[str, float]], bare: Bare, plan: Plan) -> dict:
-        """A pair of rates a round, of answers that ended within the time, and their ratios: tokens
-        per second, and tokens per second of processor time of the server's process and of this one.
-        The latter tells what serving adds, whatever else the machine does.
+        """A pair of rates a round, and their ratios: tokens per second, of answers that ended in
+        time; and all sampled tokens, of answers that were cut off too, per second of processor time
+        of the server's process and of this one. The latter tells what serving adds, whatever else
+        the machine does. The time of the clients, of the database's own processes and of the audit
+        is in neither; that of the server has what it did for reports, for requests that it refused
+        and for the cycle.
 
         served: ``Served.measure`` of the same plan.
         """
@@ -63,9 +66,9 @@ class Beside:
             for number in range(plan.rounds):
                 pair = served()
                 begin_s = time.process_time()
-                tokens, taken_s = bare.run(plan.share_s, plan.max_tokens)
-                pair["bare"] = tokens / taken_s
-                pair["bare_per_cpu_s"] = tokens / (time.process_time() - begin_s)
+                sampled = bare.run(plan.share_s, plan.max_tokens)
+                pair["bare"] = sampled.whole / sampled.seconds
+                pair["bare_per_cpu_s"] = sampled.all / (time.process_time() - begin_s)
                 found.append(pair)
                 plan.say(f"round {number + 1}: {pair['served']:.0f} of {pair['bare']:.0f} tokens/s")
         return {
@@ -100,19 +103,28 @@ class Plan:
 class Served:
     """What comes of the clients' requests.
 
-    journal: theirs. server_cpu_s: seconds of processor time that the server's process has taken.
+    journal: theirs. recorded: where the server records answers. server_cpu_s: seconds of processor
+    time that the server's process has taken.
     """
 
-    def __init__(self, clients: Clients, journal: Path, server_cpu_s: Callable[[], float]):
+    def __init__(
+        self,
+        clients: Clients,
+        journal: Path,
+        recorded: sqlalchemy.Engine,
+        server_cpu_s: Callable[[], float],
+    ):
         self._clients, self._journal, self._server_cpu_s = clients, journal, server_cpu_s
+        self._recorded = recorded
 
     def measure(self, share_s: float) -> dict[str, float]:
-        """Tokens per second that came to clients within the time, all tokens per second of the
-        server's processor time until the last answer, and the share of a processor that the clients
-        took.
+        """Tokens per second that came to clients within the time; all that was recorded per second
+        of the server's processor time, until the last answer; and the share of a processor that the
+        clients took.
         """
         clients = self._clients
         clients_s, server_s = clients.cpu_s, self._server_cpu_s()
+        before = self._sampled()
         begin = time.time()
         clients.go()
         time.sleep(share_s)
@@ -120,12 +132,17 @@ class Served:
         clients.rest()
         last = time.time()
         told = [one for one in read_journal(self._journal).answers.values() if one["at"] >= begin]
-        tokens = sum(one["tokens"] for one in told)
+        server_s = self._server_cpu_s() - server_s
         return {
             "served": sum(one["tokens"] for one in told if one["at"] <= end) / (end - begin),
-            "served_per_cpu_s": tokens / (self._server_cpu_s() - server_s),
+            "served_per_cpu_s": (self._sampled() - before) / server_s,
             "clients_cpu": (clients.cpu_s - clients_s) / (last - begin),
         }
+
+    def _sampled(self) -> int:
+        """Tokens of all answers that are recorded."""
+        with self._recorded.connect() as connection:
+            return sum(len(one) for one in connection.scalars(select(ANSWERS.c.tokens)))
 
 
 def measure(

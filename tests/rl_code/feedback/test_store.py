@@ -136,6 +136,34 @@ def test_events_join_their_answer_in_any_order(store):
     assert store.counts()["waiting"] == 0
 
 
+def test_what_is_written_in_one_transaction_comes_to_what_it_does_one_by_one(store):
+    first, shown = event("accepted", value=1.5), event("shown")
+    other = dataclasses.replace(first, value=9.0)
+    store.record_events([shown], "ann")
+    with store._turn:  # so that all of these wait
+        handed_in = [
+            store.submit_events([first, first], "ann"),
+            store.submit_answer(answer()),
+            store.submit_events([first, shown], "ann"),
+            store.submit_answer(dataclasses.replace(answer(), tokens=(1, 2))),
+            store.submit_events([other], "ann"),
+            store.submit_events([first, event("left")], "eve"),
+            store.submit_events([event("accepted", "b")], "eve"),
+            store.submit_events([], "ann"),
+        ]
+        assert not any(future.done() for future in handed_in)
+    found = [future.result() for future in handed_in]
+    assert statuses(found[0]) == ["recorded", "repeated"]
+    assert (found[1], found[3]) == (True, False)
+    assert statuses(found[2]) == ["repeated", "repeated"] and found[2][0].why == ""
+    assert "another event" in found[4][0].why
+    assert statuses(found[5]) == ["refused", "refused"]
+    assert statuses(found[6]) == ["waiting"]
+    assert found[7] == []
+    assert store.joined(["a"]) == [(answer(), [first, shown])]
+    assert store.refusals() == {"eve": 2}
+
+
 def test_events_for_the_answers_of_others_are_refused(store):
     store.record_answer(answer())
     assert statuses(store.record_events([event("accepted")], "eve")) == ["refused"]
