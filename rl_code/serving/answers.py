@@ -68,11 +68,12 @@ class Mailbox:
         if not self._woken:
             self._woken = True
             try:
-                self._loop.call_soon_threadsafe(self._read)
+                self._loop.call_soon_threadsafe(self.read)
             except RuntimeError:  # the server was closed, so nobody waits
                 pass
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Makes the calls that were posted, now. Only in the loop."""
         self._woken = False  # before the calls are taken: one that comes from now on wakes it again
         while self._calls:
             self._calls.popleft()()
@@ -124,9 +125,15 @@ class Pending:
         self._mailbox.post(note)
 
     def check(self) -> None:
-        """Raises ApiError where it is known already that there will be no answer."""
-        if self._error is not None:
-            raise self._error
+        """Raises ApiError, once, where it is known already that there will be no answer."""
+        # Not kept any longer: its traceback leads to whoever holds this, so that all of the request
+        # would stay until the next collection of garbage.
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
     async def news(self) -> AsyncIterator[list[Progress | Answer]]:
         """What has come since the last time, up to the last answer. Raises ApiError."""

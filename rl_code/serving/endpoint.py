@@ -209,6 +209,7 @@ class Endpoint:
         take = functools.partial(_take, client, session, self._mailbox, read, body)
         pending, accepted = take() if len(body) <= _SMALL else await self._in_reader(take)
         del body, take  # which may be long, and the answer may take long
+        self._mailbox.read()  # a request that was refused at once has failed already
         try:
             pending.check()
             if pending.request.stream:

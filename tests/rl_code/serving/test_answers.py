@@ -29,14 +29,14 @@ def test_calls_of_many_threads_are_made_once_each_in_their_order():
         mailbox = Mailbox()
         made: list[tuple[int, int]] = []
         woken = 0
-        read = mailbox._read
+        read = mailbox.read
 
         def counting():
             nonlocal woken
             woken += 1
             read()
 
-        mailbox._read = counting
+        mailbox.read = counting
 
         def post(number):
             for place in range(500):

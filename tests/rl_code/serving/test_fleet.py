@@ -8,6 +8,8 @@ import json
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import openai
 import pytest
@@ -16,6 +18,7 @@ from rl_code.feedback.identity import AnswerIds, user_key
 from rl_code.serving.access import KeyFile
 from rl_code.serving.answers import Pending
 from rl_code.serving.exchanges import ChatExchange, CompletionExchange
+from rl_code.serving.fields import ApiError
 from rl_code.serving.router import Shares, Thompson
 from rl_code.serving.running import Running
 from tests.rl_code.serving.scripted import PATIENCE_S, SECRET, scripted
@@ -217,6 +220,9 @@ def test_more_than_there_is_room_for_is_refused_and_may_come_again():
         job = service.wait_job()
         with pytest.raises(openai.RateLimitError, match="pages of the cache already"):
             said(client_of(made, "c"), max_tokens=160)
+        with pytest.raises(openai.RateLimitError, match="pages of the cache already"):
+            ask = dict(model="policy", prompt="a b", max_tokens=160, stream=True)
+            client_of(made, "c").completions.create(**ask)
         service.answer(job)
         first()
         assert made.fleet._pages == {}
@@ -330,6 +336,51 @@ def test_nothing_of_a_request_stays_when_it_is_over():
         assert [each for each in gc.get_objects() if isinstance(each, kinds)] == []
         assert made.fleet.models.running == made.fleet._running == 0
         assert made.fleet._pages == {} and made.services[1].jobs == []
+
+
+def test_what_a_request_held_is_freed_without_a_collection_of_garbage():
+    """In a process with as many objects as this one that comes seldom, and much is kept till then."""
+    with scripted(pages_ahead=0.5) as made:
+        service = made.services[1]
+        url = f"{made.endpoint.url}/v1/completions"
+        ask = {"model": "policy", "prompt": "a b"}
+        cases = {
+            200: ask | {"stream": True, "n": 2},
+            400: ask | {"prompt": "a b " * 150},
+            429: ask | {"max_tokens": 160, "stream": True},
+        }
+
+        def status(body) -> int:
+            request = urllib.request.Request(url, json.dumps(body).encode())
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    answer.read()
+                return answer.status
+            except urllib.error.HTTPError as error:
+                with error:
+                    error.read()
+                return error.code
+
+        for _ in range(2):
+            gc.collect()
+            gc.disable()
+            try:
+                made.fleet._pages = {}
+                assert [status(cases[code]) for code in (200, 400)] == [200, 400]
+                made.fleet._pages = {service: 1_000}
+                assert status(cases[429]) == 429
+                end = time.monotonic() + PATIENCE_S
+                while (left := held()) and time.monotonic() < end:
+                    time.sleep(0.01)
+                assert left == []
+            finally:
+                gc.enable()
+
+
+def held():
+    """What there is of requests."""
+    kinds = Running, Pending, CompletionExchange, ApiError
+    return [type(each) for each in gc.get_objects() if isinstance(each, kinds)]
 
 
 def test_who_comes_before_the_first_version_is_told_to_come_again():
