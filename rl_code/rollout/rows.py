@@ -101,6 +101,12 @@ class OpenGroup(Span):
     # Called with each finished trajectory.
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
+    def let_go(self) -> None:
+        """Forgets its rows, which know it in turn. So what they hold is freed at once: in a process
+        of many objects garbage is collected seldom, and all that was answered since would stay.
+        """
+        self.rows, self.unopened = [], []
+
     def kinds(self) -> list[int] | None:
         """What the places of ``tokens`` will be: those of the prompt, less its last."""
         return None if self.runs is None else self.rows[0].episode.documents[: self.prompt - 1]

@@ -236,6 +236,7 @@ class Scheduler:
                         over.append(row)
             self._open.withdraw(group)
             cut_off += [row for row in group.rows if row not in over]
+            group.let_go()
         return cut_off
 
     def abort(self) -> None:
@@ -370,6 +371,7 @@ class Scheduler:
                     group.trajectories[index] for index in sorted(group.trajectories)
                 )
                 finished.append((group.tag, Group(group.task, trajectories)))
+                group.let_go()
         return finished
 
     def _go_on(self, row: Row, following: list[int] | Elsewhere | None) -> None:

@@ -125,15 +125,9 @@ class Pending:
         self._mailbox.post(note)
 
     def check(self) -> None:
-        """Raises ApiError, once, where it is known already that there will be no answer."""
-        # Not kept any longer: its traceback leads to whoever holds this, so that all of the request
-        # would stay until the next collection of garbage.
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
+        """Raises ApiError where it is known already that there will be no answer."""
+        if self._error is not None:
+            raise self._error
 
     async def news(self) -> AsyncIterator[list[Progress | Answer]]:
         """What has come since the last time, up to the last answer. Raises ApiError."""

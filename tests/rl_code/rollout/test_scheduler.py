@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
+import time
 import types
+import weakref
 
 import jax
 import numpy as np
@@ -86,6 +89,37 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
     assert stats.preempted
     assert_same(scarce, together)
     assert_trained_alike([t for group in together for t in group.trajectories], model)
+
+
+def test_what_a_group_held_is_freed_once_it_ends_or_is_given_up():
+    """In a server garbage is collected seldom, and all that was answered till then would stay."""
+    scheduler = make_scheduler()
+    episodes = weakref.WeakSet()
+
+    def make(*arguments):
+        episodes.add(made := Episode(*arguments))
+        return made
+
+    def wait_none_left() -> None:
+        end = time.monotonic() + 60.0
+        while episodes and time.monotonic() < end:  # a worker may be about to let go of one
+            time.sleep(0.01)
+        assert not episodes
+
+    gc.collect()
+    gc.disable()
+    try:
+        play([task_of(seed) for seed in range(3)], make=make, scheduler=scheduler)
+        wait_none_left()
+        way = dict(group=0, group_size=3, key=(1, 2), tag="given up")
+        scheduler.submit(task_of(0), make, **way)
+        scheduler.step()
+        assert len(episodes) == 3
+        scheduler.give_up("given up")
+        wait_none_left()
+    finally:
+        gc.enable()
+        scheduler.close()
 
 
 def test_statistics_are_taken_without_a_program_on_the_cache(monkeypatch):
