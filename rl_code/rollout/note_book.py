@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from rl_code.environment.notes import scope_of, with_notes
 from rl_code.environment.tools.tool import Tool
 from rl_code.store.store import GroupStore
-from rl_code.types import Task, ToolCall, Trajectory
+from rl_code.types import Group, Task, ToolCall, Trajectory
 
 
 class NoteBook:
@@ -56,16 +56,27 @@ class NoteBook:
         for item in self._store.items(step):
             group = self._store.record(step, item.number).group
             scope = scope_of(group.task)
-            notes = dict(after.get(scope, {}))
-            for trajectory in group.trajectories:
-                for call in _carried_out(trajectory):
-                    if call.name in self._tools:
-                        self._tools[call.name].note(call.arguments, notes)
+            notes = notes_after(group, self._tools, after.get(scope, {}))
             if notes:
                 after[scope] = notes
             else:
                 after.pop(scope, None)
         return after
+
+
+def notes_after(
+    group: Group, tools: Mapping[str, Tool], before: Mapping[str, str]
+) -> dict[str, str]:
+    """The notes of a group's scope after it: its trajectories and calls change them in order.
+
+    tools: by name; those without ``notes`` change none. before: the notes before it.
+    """
+    notes = dict(before)
+    for trajectory in group.trajectories:
+        for call in _carried_out(trajectory):
+            if call.name in tools and tools[call.name].notes:
+                tools[call.name].note(call.arguments, notes)
+    return notes
 
 
 def _carried_out(trajectory: Trajectory) -> Iterator[ToolCall]:

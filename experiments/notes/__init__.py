@@ -1,0 +1,3 @@
+"""Notes on a repository that an agent makes in idle time, and what they save on the tasks that come
+later (``configs/notes.py``).
+"""

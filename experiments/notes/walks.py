@@ -1,0 +1,129 @@
+"""Demonstrations of the three kinds of episodes, in exactly the words of an episode.
+
+request: search the function, read along its imports, think about each line, change one.
+idle: read each file, and note of its function what each line does that it runs: its own lines, and
+  behind them those of the note on the function that it calls.
+reminded: recall the note on the function, think about each of its lines, change one.
+
+A thought says of a line its number, what it should do, what it does, and whether that is the same.
+It ends with the line that is to be changed. So both kinds of tasks think the same of each line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from experiments.notes.repositories import Line, Repository, note
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.grep import Found, Match
+from rl_code.environment.tools.grep import describe as describe_found
+from rl_code.environment.tools.read_file import shown
+from rl_code.named import Named
+from rl_code.types import Task, ToolCall, ToolResult
+
+_PROTOCOL = Compact()
+_TOOLS = find_tools(
+    (
+        Named("grep"),
+        Named("read_file", {"numbered": True}),
+        Named("think"),
+        Named("replace_lines"),
+        Named("memory_store"),
+        Named("memory_recall", {"most": 1}),
+        Named("submit"),
+    )
+)
+_SUBMIT = ToolCall("submit", {})
+_THOUGHT = ToolResult("think", "ok")
+_STORED = ToolResult("memory_store", "stored")
+
+# The calls of a message, and what they are answered; nothing behind a submit.
+Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
+
+
+def played(repository: Repository, task: Task) -> tuple[tuple[str, bool], ...]:
+    """The demonstration behind the prompt of a task: (text, whether the agent writes it)."""
+    walk = {"request": _request, "idle": _idle, "reminded": _reminded}[task.meta["kind"]]
+    texts: list[tuple[str, bool]] = []
+    for calls, results in walk(repository, task):
+        texts.append((_PROTOCOL.message(calls, _TOOLS), True))
+        if results:
+            texts.append((_PROTOCOL.observation(results), False))
+    return tuple(texts)
+
+
+def _request(repository: Repository, task: Task) -> Iterator[Message]:
+    pattern = f"def {task.entry_point}"
+    found = [
+        Match(path, number, line)
+        for path, text in repository.files.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern in line
+    ]
+    told = describe_found(Found(found, len(found)), verbose=False)
+    yield (ToolCall("grep", {"pattern": pattern}),), (ToolResult("grep", told),)
+    before: tuple[ToolCall, ...] = ()
+    passed = 0
+    for at in repository.chain(task.meta["symptom"]):
+        read, text = _reading(repository, at)
+        yield (*before, read), (*(_THOUGHT,) * len(before), text)
+        lines = repository.lines(at)
+        before = (_thought(task, lines, passed),)
+        passed += len(lines)
+        if task.meta["changed"] < passed:
+            break
+    yield (*before, _change(repository, task), _SUBMIT), ()
+
+
+def _idle(repository: Repository, task: Task) -> Iterator[Message]:
+    before: tuple[ToolCall, ...] = ()
+    for at, function in enumerate(repository.functions):
+        read, text = _reading(repository, at)
+        yield (*before, read), (*(_STORED,) * len(before), text)
+        stored = {"name": function.name, "text": note(repository, at)}
+        before = (ToolCall("memory_store", stored),)
+    # what stands in the message that submits is not answered, and not kept (``note_book``)
+    yield before, (_STORED,)
+    yield (_SUBMIT,), ()
+
+
+def _reminded(repository: Repository, task: Task) -> Iterator[Message]:
+    recall = ToolCall("memory_recall", {"question": task.entry_point})
+    told = f"{task.entry_point}: {note(repository, task.meta['symptom'])}"
+    yield (recall,), (ToolResult("memory_recall", told),)
+    thought = _thought(task, _along(repository, task), 0)
+    yield (thought, _change(repository, task), _SUBMIT), ()
+
+
+def _reading(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:
+    """The call that reads the file of a function, and its result."""
+    path = repository.paths[at]
+    text = shown(path, repository.files[path], verbose=False, first=1)
+    return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
+
+
+def _along(repository: Repository, task: Task) -> list[Line]:
+    """The lines that the function of a task runs, the last one first."""
+    chain = repository.chain(task.meta["symptom"])
+    return [line for at in chain for line in repository.lines(at)]
+
+
+def _thought(task: Task, lines: Sequence[Line], passed: int) -> ToolCall:
+    """Of each of these lines, up to the one that is to be changed. passed: how many lines stand
+    before them on the way inward.
+    """
+    should = task.messages[0]["content"].splitlines()[0].partition(": ")[2].split(", ")
+    thought = []
+    for at, line in enumerate(lines, start=passed):
+        verdict = "no" if at == task.meta["changed"] else "yes"
+        thought.append(f"{line.number}: {should[at]} | {line.words} {verdict}")
+        if verdict == "no":
+            break
+    return ToolCall("think", {"thought": "\n".join(thought)})
+
+
+def _change(repository: Repository, task: Task) -> ToolCall:
+    line = _along(repository, task)[task.meta["changed"]]
+    text = line.text(task.meta["wanted"])
+    return ToolCall("replace_lines", {"path": line.path, "first_line": line.number, "text": text})
