@@ -1,6 +1,6 @@
 """Notes on repositories, made in idle time and reused: the tokens that a solved task costs.
 
-What: repositories of seven modules, on each of which up to 16 changes are asked for. The warm start
+What: repositories of six modules, on each of which up to 16 changes are asked for. The warm start
   shows three kinds of episodes: walks in idle time, which read each file once and note what each
   function does; changes by searching and reading; and changes by recalling a note. Then the trained
   model walks through repositories that it has not seen, and its own notes are what it recalls. Both
@@ -41,17 +41,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "write_file",
             "run_tests",
         )
-    config.tasks = dict(name="experiments.notes.source:Requests", split="train", files=7)
+    config.tasks = dict(name="experiments.notes.source:Requests", split="train", files=6)
     config.limits = dict(turns=10, tokens=1024, turn_tokens=128, test_runs=0, command_s=5.0)
     config.rollout.sampling = dict(temperature=0.0)
     config.suites = ()
     config.mesh.update(data=1)
-    config.sft.update(slots=768)
+    config.sft.update(slots=704)
     # the policy is that of the warm start
     config.train.update(steps=0)
     if arg == "":
-        config.tokenizer.update(vocab_size=512)
-        config.sft.update(steps=320, rows=6, checkpoint_every=80)
+        config.sft.update(steps=200, rows=6, checkpoint_every=50)
     return config
 
 

@@ -30,10 +30,10 @@ class Requests(Source):
     # Another seed gives other repositories.
     seed: int = 0
     # Modules of a repository.
-    files: int = 7
+    files: int = 6
     # The shares of walks in idle time, and of tasks with notes.
-    idle: float = 0.2
-    reminded: float = 0.4
+    idle: float = 0.12
+    reminded: float = 0.44
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[bool] = True
