@@ -51,6 +51,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.update(steps=0)
     if arg == "":
         config.sft.update(steps=200, rows=6, checkpoint_every=50)
+    else:
+        # what an untrained model writes has no end
+        config.limits.update(turns=2, tokens=256, turn_tokens=16)
     return config
 
 
