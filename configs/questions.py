@@ -10,6 +10,7 @@ Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/que
 Hardware: 2 CPU cores. Run time: see docs/results.md.
 Expected metric: under "edits alone" questions/edits_clear and questions/edits_unclear fall. Under
   the other reward they stay near 1, questions/asks_unclear rises and questions/asks_clear falls.
+  Not reached: asks_unclear falls too. docs/results.md says why.
 """
 
 from collections.abc import Iterator
