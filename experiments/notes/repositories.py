@@ -35,8 +35,8 @@ from rl_code.types import Case, Task, Tests
 # A function that tasks ask about calls through at least so many functions, itself included, and no
 # function through more than so many.
 _SHORTEST, _LONGEST = 3, 4
-# So many functions of a repository can be asked about, at least.
-_ASKED = 3
+# So many functions of a repository can be asked about, and so many changes be asked for, at least.
+_ASKED, _CHANGES = 3, 16
 _HIDDEN, _OF_CAUSE = 5, 2
 _POOL = 24  # inputs drawn per task, of which the cases are chosen
 _MODULES = tuple(
@@ -116,6 +116,22 @@ class Repository:
         numbers = range(len(self.functions))
         return tuple(at for at in numbers if len(self.chain(at)) >= _SHORTEST)
 
+    @functools.cached_property
+    def changes(self) -> list[tuple[int, Place, Step]]:
+        """What may be asked for: the function that is asked about, the place in its chain, and what
+        is wanted there, where the composition then belongs to the split.
+        """
+        found = []
+        for at in self.asked:
+            chain = [self.functions[number] for number in self.chain(at)]
+            for link, function in enumerate(chain):
+                for i, stands in enumerate(function.steps):
+                    for wanted in alternatives(stands):
+                        program = program_of(with_step(chain, Place(link, i), wanted))
+                        if split_of(names_of(program)) == self.split:
+                            found.append((at, Place(link, i), wanted))
+        return found
+
 
 def _file(function: Function) -> str:
     """The text of a function's module."""
@@ -144,7 +160,7 @@ def generate(split: str, seed: int, number: int, files: int) -> Repository:
             calls = None if called is None else (modules[called], names[called])
             functions.append(Function(names[at], _draw_steps(rng), calls))
         found = Repository(split, name, tuple(functions), modules)
-        if len(found.asked) >= _ASKED:
+        if len(found.asked) >= _ASKED and len(found.changes) >= _CHANGES:
             return found
 
 
@@ -158,18 +174,19 @@ def _draw_steps(rng: random.Random) -> Program:
 
 
 def request(repository: Repository, number: int) -> Task:
-    """Task ``number`` of a repository: a change of one line. The same for the same arguments."""
+    """Task ``number`` of a repository: a change of one line. The same for the same arguments.
+
+    Raises ValueError for a repository of which no inputs drawn tell any change.
+    """
     rng = random.Random(f"{repository.name}/{number}")
-    while True:
-        numbers = repository.chain(rng.choice(repository.asked))
-        chain = [repository.functions[at] for at in numbers]
-        link = rng.randrange(len(chain))
-        place = Place(link, rng.randrange(len(chain[link].steps)))
+    changes = list(repository.changes)
+    while changes:
+        at, place, wanted = changes.pop(rng.randrange(len(changes)))
+        numbers = repository.chain(at)
+        chain = [repository.functions[each] for each in numbers]
+        link = place.link
         stands = chain[link].steps[place.step]
-        wanted = rng.choice(alternatives(stands))
         asked = with_step(chain, place, wanted)
-        if split_of(names_of(program_of(asked))) != repository.split:
-            continue
         cases = _cases(rng, asked, place, [stands, *alternatives(stands)], repository, numbers)
         if cases is None:
             continue
@@ -203,6 +220,7 @@ def request(repository: Repository, number: int) -> Task:
                 "wanted": wanted,
             },
         )
+    raise ValueError(f"no change of {repository.name} is told by the inputs drawn")
 
 
 def idle(repository: Repository) -> Task:

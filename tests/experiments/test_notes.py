@@ -59,6 +59,14 @@ def test_tasks_of_a_repository_share_its_files_and_its_scope():
     assert generate("train", 0, 4, FILES).files != one.files != generate("test", 0, 3, FILES).files
 
 
+def test_every_repository_of_every_split_has_tasks():
+    for split in ("train", "test"):
+        for number in range(6):
+            one = generate(split, 1, number, FILES)
+            tasks = [request(one, at) for at in range(4)]
+            assert len({task.messages[0]["content"] for task in tasks}) > 1
+
+
 def test_a_note_names_the_lines_that_a_call_runs_the_last_one_first():
     for number in range(5):
         one = generate("train", 0, number, FILES)
