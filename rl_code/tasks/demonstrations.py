@@ -244,7 +244,15 @@ def _walked(
 ) -> list[Segment]:
     """The demonstration of a task with a repository."""
     segments = _given(words.opening(task))
-    walk = repository_walks.walk(task, rng, words.limits(limits), **dataclasses.asdict(config))
+    walk = repository_walks.walk(
+        task,
+        rng,
+        words.limits(limits),
+        config.p_right,
+        config.p_test,
+        config.p_give_up,
+        config.p_guess,
+    )
     for message in walk:
         for text, answer in words.say(task, message):
             segments.append(Segment(text, True, learned=message.right))

@@ -205,6 +205,7 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
     real = np.asarray(where.segments[0]) > 0
     assert not real.all()
     x = inputs(method, where.shape[1])
+    (weight,) = normal(5, x.q.shape)
 
     def spoiled(y, value):
         return jnp.where(real.reshape(1, -1, *(1,) * (y.ndim - 2)), y, value)
@@ -215,7 +216,6 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
         out, pull = jax.vjp(
             lambda x: attended(method, x, lay_out((method,), where, **how)), spoiled_x
         )
-        (weight,) = normal(5, out.shape)
         return out, pull(spoiled(weight, value))[0]
 
     run = jax.jit(run)
@@ -245,6 +245,7 @@ def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
     others = (segments > 0) & ~sees[:, spoiled].any(axis=1)
     assert spoiled.any() and others.any()
     x = inputs(method, where.shape[1])
+    (weight,) = normal(5, x.q.shape)
 
     def run(value):
         def hold(y):
@@ -255,7 +256,6 @@ def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
             out = attended(method, held, lay_out((method,), where, **how))
             return jnp.sum(out * jnp.where(others[None, :, None, None], weight, 0)), out
 
-        (weight,) = normal(5, x.q.shape)
         return jax.grad(total, has_aux=True)(x, weight)
 
     run = jax.jit(run)
