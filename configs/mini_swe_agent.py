@@ -14,6 +14,8 @@ Expected metric: reward/solved and held-out pass@1 rise; docs/results.md says ho
 
 import ml_collections
 
+from configs import repositories
+
 # The package's own prompts have 1,500 tokens and more, too many for a small model. With real
 # weights set these to "", which is the package's own.
 TEMPLATES = dict(
@@ -22,18 +24,9 @@ TEMPLATES = dict(
     observation="{{output.output}}exit {{output.returncode}}",
     format_error="one command in a block",
 )
-WARM_START = dict(
-    # Demonstrations have 240 tokens on average, of which the agent writes 90.
-    steps=320,
-    slots=512,
-    rows=8,
-    weight_of_read=0.25,
-    demonstrations=40_000,
-    checkpoint_every=40,
-    demonstration=dict(p_guess=0.25),
-    decisive=(" yes", " no"),
-    weight_of_decisive=5.0,
-    optimizer=dict(learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20),
+# Demonstrations have 240 tokens on average, of which the agent writes 90.
+WARM_START = repositories.WARM_START | dict(
+    steps=320, checkpoint_every=40, demonstration=dict(p_guess=0.25)
 )
 
 
@@ -48,7 +41,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         # Every name of a module or a function is one token.
         tokenizer=dict(source="train", vocab_size=896, texts=1500),
         protocol="compact",
-        tasks=repositories(split="train"),
+        tasks=repositories.repositories(split="train"),
         harness=dict(
             name="mini_swe_agent",
             python="mini/bin/python",
@@ -65,15 +58,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             # Programs that ask at once are decoded together.
             gather_s=0.15,
             workers=8,
-            engine=dict(
-                slots=24,
-                page=16,
-                prefill_rows=8,
-                prefill_tokens=48,
-                prompt_length=112,
-                decode_steps=4,
-                draft_tokens=4,
-            ),
+            engine=repositories.ENGINE | dict(prompt_length=112),
         ),
         sft=WARM_START,
         train=dict(
@@ -84,14 +69,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             optimizer=dict(learning_rate=5e-4, schedule="cosine", warmup_steps=3),
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),
-        suites=(
-            dict(
-                name="held_out",
-                tasks=repositories(split="test", seed=1),
-                count=32,
-                samples=4,
-            ),
-        ),
+        suites=(repositories.held_out("held_out", (0, 1, 2), 32) | dict(samples=4),),
         checkpoint=dict(every=5),
         asynchrony=dict(mode="sync"),
     )
@@ -105,8 +83,3 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.suites[0].update(count=2, samples=1)
         config.checkpoint.update(every=1)
     return config
-
-
-def repositories(**changes) -> dict:
-    """A source of generated repositories."""
-    return dict(name="repositories", levels=(0, 1, 2), files=(5, 8), alone=True) | changes

@@ -159,6 +159,18 @@ def walk(
             return
 
 
+def lines_with(task: Task, text: str) -> list[tuple[str, int, str]]:
+    """The lines of a task's files in which a text stands: (path, number, line), in the order in
+    which a search finds them, of files that are all in one folder.
+    """
+    return [
+        (path, number, line)
+        for path, content in sorted(task.files.items())
+        for number, line in enumerate(content.splitlines(), start=1)
+        if text in line
+    ]
+
+
 def _mistake(task: Task, rng: random.Random) -> Mistake:
     """A mistake in one of the functions from the symptom to the cause."""
     cause = task.meta["chain"].index(task.meta["cause"])

@@ -16,7 +16,15 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import break_up
 from rl_code.harness.agent import text_of
 from rl_code.harness.command_chat import CommandChat
-from rl_code.tasks.repository_walks import Change, Message, Move, Read, Search, Submit
+from rl_code.tasks.repository_walks import (
+    Change,
+    Message,
+    Move,
+    Read,
+    Search,
+    Submit,
+    lines_with,
+)
 from rl_code.types import Limits, Task
 
 # What the endpoint writes conversations in.
@@ -41,12 +49,7 @@ def command_of(task: Task, move: Move) -> Command:
     """
     match move:
         case Search(text):
-            found = [
-                f"{path}:{number}:{line}\n"
-                for path, content in sorted(task.files.items())
-                for number, line in enumerate(content.splitlines(), start=1)
-                if text in line
-            ]
+            found = [f"{path}:{number}:{line}\n" for path, number, line in lines_with(task, text)]
             return Command(f'grep -n "{text}" *.py', "".join(found), 0 if found else 1)
         case Read(path):
             # the lines with their numbers, but for blank ones, which would only take tokens

@@ -9,7 +9,7 @@ the files, in exactly the words of an episode; nothing is executed in a sandbox.
 from __future__ import annotations
 
 import dataclasses
-import re
+import itertools
 from collections.abc import Iterator, Mapping
 
 from rl_code.documents import DocumentsConfig
@@ -17,7 +17,7 @@ from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
-from rl_code.environment.tools.grep import Found, Grep, Match
+from rl_code.environment.tools.grep import Found, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import shown
 from rl_code.environment.tools.run_tests import describe, failed_case
@@ -26,7 +26,16 @@ from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
-from rl_code.tasks.repository_walks import Change, Message, Move, Read, Search, Submit, Try
+from rl_code.tasks.repository_walks import (
+    Change,
+    Message,
+    Move,
+    Read,
+    Search,
+    Submit,
+    Try,
+    lines_with,
+)
 from rl_code.tasks.walks_in_shell import command_of
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
@@ -121,7 +130,9 @@ class ToolWords:
             return call, ToolResult("terminal", told)
         match move:
             case Search(text):
-                told = describe_found(_search(task, text), verbose=False)
+                found = list(itertools.starmap(Match, lines_with(task, text)))
+                shown_most = Found(found[: TOOLS["grep"].most], len(found))
+                told = describe_found(shown_most, verbose=False)
                 return ToolCall("grep", {"pattern": text}), ToolResult("grep", told)
             case Read(path):
                 told = shown(path, task.files[path], verbose=False, first=1)
@@ -147,14 +158,3 @@ def _tried(task: Task, move: Try) -> tuple[ToolCall, ToolResult]:
     ]
     told = describe(failures, len(task.visible_tests), move.runs_left, verbose=False)
     return ToolCall("try_lines", _arguments(move.change)), ToolResult("try_lines", told)
-
-
-def _search(task: Task, pattern: str) -> Found:
-    """What grep finds, of files that are few and all in one folder."""
-    matches = [
-        Match(path, number, line)
-        for path, text in sorted(task.files.items())
-        for number, line in enumerate(text.splitlines(), start=1)
-        if re.search(pattern, line)
-    ]
-    return Found(matches[: Grep().most], len(matches))

@@ -14,8 +14,6 @@ import types
 
 import pytest
 
-from models.tokenizer import Tokenizer
-from rl_code.environment.episode import Episode
 from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.config import SandboxConfig
@@ -34,8 +32,8 @@ from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.repositories import LEVELS, MOST_FILES, generate
 from rl_code.tasks.walks_in_tools import TOOLS
 from rl_code.types import Limits, Task
-from tests.rl_code.signals import signals
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
+from tests.rl_code.tasks.walked import assert_said_by_episodes
 
 LIMITS = Limits(turns=16, tokens=2000, turn_tokens=80, test_runs=3, command_s=5.0)
 IMPERFECT = DemonstrationConfig(p_right=0.5, p_test=0.7, p_give_up=0.3)
@@ -372,28 +370,7 @@ def test_walks_say_what_an_episode_says(tasks, pool):
         (task, demonstrate(task, random.Random(i), IMPERFECT, LIMITS))
         for i, task in enumerate(itertools.chain(*(tasks[level][:3] for level in LEVELS)))
     ]
-    texts = ["".join(segment.text for segment in segments) for _, segments in pairs]
-    tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
-    for task, segments in pairs:
-        episode = Episode(
-            task,
-            group=0,
-            index=0,
-            protocol=Compact(),
-            tools=TOOLS,
-            tokenizer=tokenizer,
-            pool=pool,
-            limits=LIMITS,
-            reward=signals("tests"),
-        )
-        assert tokenizer.decode(episode.start()) == segments[0].text
-        for message, answer in itertools.zip_longest(segments[1::2], segments[2::2]):
-            ids = tokenizer.encode(message.text)
-            told = episode.step(ids, [0.0] * len(ids), [0] * len(ids))
-            assert (told is None) == (answer is None)
-            assert answer is None or tokenizer.decode(told) == answer.text
-        trajectory = episode.finish()
-        assert trajectory.status == "submitted" and trajectory.malformed_calls == 0
+    assert_said_by_episodes(pairs, Compact(), TOOLS, pool, LIMITS)
 
 
 def test_tools_that_speak_otherwise_are_refused():

@@ -4,13 +4,10 @@ terminal say what an episode says.
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
-from models.tokenizer import Tokenizer
-from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -26,7 +23,7 @@ from rl_code.tasks.repositories import LEVELS, generate
 from rl_code.tasks.repository_walks import Change, Read, Search, Submit, walk
 from rl_code.tasks.walks_in_shell import command_of
 from rl_code.types import Limits
-from tests.rl_code.signals import signals
+from tests.rl_code.tasks.walked import assert_said_by_episodes
 
 LIMITS = Limits(turns=16, tokens=2000, turn_tokens=99, test_runs=3, command_s=60.0)
 CARELESS = DemonstrationConfig(p_right=0.5, p_test=0.7, p_give_up=0.3, p_guess=0.2)
@@ -78,24 +75,4 @@ def test_walks_with_a_terminal_say_what_an_episode_says(pool, names, protocol):
     assert ("<|call|>think" in "".join(texts)) == ("think" in names)
     assert ("<|call|>try" in "".join(texts)) == ("try_lines" in names)
     assert (" yes<|call|>" in "".join(texts)) == protocol.thoughts
-    tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
-    for task, segments in pairs:
-        episode = Episode(
-            task,
-            group=0,
-            index=0,
-            protocol=protocol,
-            tools=tools,
-            tokenizer=tokenizer,
-            pool=pool,
-            limits=LIMITS,
-            reward=signals("tests"),
-        )
-        assert tokenizer.decode(episode.start()) == segments[0].text
-        for message, answer in itertools.zip_longest(segments[1::2], segments[2::2]):
-            ids = tokenizer.encode(message.text)
-            told = episode.step(ids, [0.0] * len(ids), [0] * len(ids))
-            assert (told is None) == (answer is None)
-            assert answer is None or tokenizer.decode(told) == answer.text
-        trajectory = episode.finish()
-        assert trajectory.status == "submitted" and trajectory.malformed_calls == 0
+    assert_said_by_episodes(pairs, protocol, tools, pool, LIMITS)
