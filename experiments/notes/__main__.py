@@ -1,6 +1,6 @@
 """Plays idle time and tasks with the models of configs/notes.py, and prints what notes save.
 
-    python -m experiments.notes runs/notes [--repositories=12] [--tasks=16]
+    python -m experiments.notes runs/notes [--compared=12] [--tasks_each=16]
 
 runs/notes is the workdir of a sweep, or of one run. Each model walks through repositories that no
 demonstration is of, and then plays the same tasks on them with its notes and without. Prints a
@@ -24,8 +24,8 @@ from rl_code import sft
 from rl_code.run_config import meshes
 from rl_code.workdir import CONFIG_FILE
 
-_REPOSITORIES = absl_flags.DEFINE_integer("repositories", COMPARED, "Repositories.", 2)
-_TASKS = absl_flags.DEFINE_integer("tasks", TASKS, "Tasks of each repository.", 1)
+_COMPARED = absl_flags.DEFINE_integer("compared", COMPARED, "Repositories.", 2)
+_TASKS_EACH = absl_flags.DEFINE_integer("tasks_each", TASKS, "Tasks of each repository.", 1)
 
 
 def main(argv: list[str]) -> None:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
 
 def _compared(workdir: Path) -> Compared:
     with held_out.opened(workdir) as run, jax.set_mesh(run.mesh):
-        return compare(run, sft.initial_model(run), _REPOSITORIES.value, _TASKS.value)
+        return compare(run, sft.initial_model(run), _COMPARED.value, _TASKS_EACH.value)
 
 
 if __name__ == "__main__":
