@@ -17,7 +17,7 @@ from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
-from rl_code.environment.tools.grep import Found, Match
+from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import shown
 from rl_code.environment.tools.run_tests import describe, failed_case
@@ -131,7 +131,7 @@ class ToolWords:
         match move:
             case Search(text):
                 found = list(itertools.starmap(Match, lines_with(task, text)))
-                shown_most = Found(found[: TOOLS["grep"].most], len(found))
+                shown_most = Found(found[: Grep().most], len(found))
                 told = describe_found(shown_most, verbose=False)
                 return ToolCall("grep", {"pattern": text}), ToolResult("grep", told)
             case Read(path):
