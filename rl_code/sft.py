@@ -130,12 +130,12 @@ class Demonstrations:
 
 
 def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
-    """The tokens with these texts. Raises ValueError where a text is not one token."""
+    """The tokens with these texts. Raises ConfigError where a text is not one token."""
     found = {text: tokenizer.encode(text) for text in texts}
     for text, tokens in found.items():
         if len(tokens) != 1:
-            raise ValueError(
-                f"sft.decisive has {text!r}, which the tokenizer cuts into {len(tokens)} tokens; "
+            raise read_config.ConfigError(
+                f"config.sft.decisive has {text!r}, which the tokenizer cuts into {len(tokens)} tokens; "
                 "name texts that are one token each, with the space in front where there is one"
             )
     return frozenset(token for (token,) in found.values())

@@ -11,6 +11,7 @@ import pytest
 from models.sharding import MeshConfig
 from pallas_kernels.tokens import TAIL
 from rl_code.documents import DocumentsConfig
+from rl_code.read_config import ConfigError
 from rl_code.run_sections import SftConfig
 from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
@@ -80,7 +81,7 @@ def test_decisive_tokens_weigh_more_where_the_agent_writes_them():
     run = run_of(lambda i: parts, 1, slots=6, decisive=("n", "y"), weight_of_decisive=3.0)
     batch, _ = Demonstrations(run).batch(0)
     assert batch.mask[0].tolist() == [0.0, 0.0, 1.0, 3.0, 3.0, 0.0]
-    with pytest.raises(ValueError, match=r"'yes', which the tokenizer cuts into 3 tokens"):
+    with pytest.raises(ConfigError, match=r"'yes', which the tokenizer cuts into 3 tokens"):
         Demonstrations(run_of(lambda i: parts, 1, decisive=("n", "yes")))
 
 
