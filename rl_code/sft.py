@@ -135,8 +135,9 @@ def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
     for text, tokens in found.items():
         if len(tokens) != 1:
             raise read_config.ConfigError(
-                f"config.sft.decisive has {text!r}, which the tokenizer cuts into {len(tokens)} tokens; "
-                "name texts that are one token each, with the space in front where there is one"
+                f"config.sft.decisive has {text!r}, which the tokenizer cuts into {len(tokens)} "
+                "tokens; name texts that are one token each, with the space in front where there "
+                "is one"
             )
     return frozenset(token for (token,) in found.values())
 
