@@ -59,7 +59,8 @@ class EngineConfig:
     # With decode "view": the most rows that read a shared prefix together.
     tile: int = 8
     # Rows of one prefill of short answers of tools, which would fill little of the usual shape; 0
-    # if answers have no shape of their own.
+    # if answers have no shape of their own. With other shapes log-probabilities may differ in their
+    # last bits, as with ``draft_tokens``.
     answer_rows: int = 0
     # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
     # 0.

@@ -278,8 +278,11 @@ def test_random_contexts_with_few_pages_are_those_with_many(seed):
         for number in range(5)
     ]
     numbers = range(len(tasks))
-    plenty, _ = _numbered(make_scheduler(WITH_DOCUMENTS), tasks, numbers)
-    scarce = make_scheduler(dataclasses.replace(SCARCE, answer_rows=2, answer_tokens=5))
+    plenty, scarce = (
+        make_scheduler(dataclasses.replace(engine, answer_rows=2, answer_tokens=5))
+        for engine in (WITH_DOCUMENTS, SCARCE)
+    )
+    plenty, _ = _numbered(plenty, tasks, numbers)
     step = scarce.step
 
     def checked():

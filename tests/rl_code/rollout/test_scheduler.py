@@ -36,6 +36,7 @@ from tests.rl_code.rollout.small import (
     Episode,
     Letters,
     Protocol,
+    assert_near,
     assert_same,
     assert_trained_alike,
     initial,
@@ -167,7 +168,8 @@ def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token(
     assert stats.preempted > 5
     assert_same(together[:1], alone)
     assert_same(together, scarce)
-    assert_same(together, play(tasks)[0])
+    # Programs of other shapes round alike on some processors (AVX-512) and not on others (AVX2).
+    assert_near(together, play(tasks)[0])
 
 
 def test_a_cache_that_cannot_hold_one_trajectory_is_refused():
