@@ -31,8 +31,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tasks_per_step=6,
         group_size=8,
         unclear="two",
-        asks=0.5,
-        again=0.4,
+        asks_clear=0.4,
+        asks_unclear=0.6,
+        again=0.3,
     )
     config.tools = (*config.tools, "ask")
     config.limits = dict(turns=2, tokens=96, turn_tokens=48, test_runs=0, command_s=5.0)

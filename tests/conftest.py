@@ -122,6 +122,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With --durations, the files that take longest: what one worker runs in one go."""
+    most = terminalreporter.config.option.durations
+    if not most:
+        return
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("slowest files")
+    total = sum(seconds.values())
+    for path, time in seconds.most_common(most):
+        terminalreporter.write_line(f"{time:5.0f} s {100 * time / total:4.1f} % {path}")
+
+
 @pytest.fixture
 def x64():
     """float64 within a test."""

@@ -8,7 +8,7 @@ good, can do better than guess there. A person who is asked says what is meant
 
 Each task also has its demonstration, for the warm start. Reinforcement learning can only pay what
 the policy sometimes does, and a model from scratch has never seen a broken call or a question; so a
-share of the demonstrations has one, whatever the task.
+share of the demonstrations has one.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ class FromWords(Source):
     # Another seed gives another stream of tasks.
     seed: int = 0
     # Of the demonstrations: the share whose first edit is right, whose only call is broken, which
-    # ask first, and of those that ask, which then ask again and never edit.
+    # ask first (on clear tasks, and on unclear ones), and of those that ask, which then ask again
+    # and never edit.
     right: float = 0.65
     broken: float = 0.0
-    asks: float = 0.0
+    asks_clear: float = 0.0
+    asks_unclear: float = 0.0
     again: float = 0.0
 
     endless: ClassVar[bool] = True
@@ -69,7 +71,7 @@ class FromWords(Source):
     def __post_init__(self) -> None:
         if self.unclear not in ("open", "two"):
             raise ValueError(f"unclear={self.unclear!r} must be 'open' or 'two'")
-        for name in ("share", "right", "broken", "asks", "again"):
+        for name in ("share", "right", "broken", "asks_clear", "asks_unclear", "again"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be a probability")
         generated.generate(self.split, self.seed, 0, self.levels)  # names what is wrong
@@ -135,7 +137,8 @@ class FromWords(Source):
             return ((_BROKEN, True),)
         program = task.meta["program"]
         asked: tuple[tuple[str, bool], ...] = ()
-        if rng.random() < self.asks:
+        asks = self.asks_clear if task.meta["clear"] else self.asks_unclear
+        if rng.random() < asks:
             answer = _PROTOCOL.observation([ToolResult("ask", task.meta[ANSWER])])
             asked = ((_message(_ASK), True), (answer, False))
             if rng.random() < self.again:

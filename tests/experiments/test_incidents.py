@@ -86,7 +86,7 @@ def test_of_two_readings_the_first_is_meant_as_often_as_the_second():
 
 
 def test_demonstrations_break_calls_and_ask_as_often_as_the_config_says():
-    tasks = source(broken=0.2, asks=0.5, again=0.4).load(None, None)[:1000]
+    tasks = source(broken=0.2, asks_clear=0.3, asks_unclear=0.7, again=0.4).load(None, None)[:1000]
     written = []
     for task in tasks:
         prompt, *rest = demonstrate(task, random.Random(0), DemonstrationConfig(), LIMITS)
@@ -100,6 +100,13 @@ def test_demonstrations_break_calls_and_ask_as_often_as_the_config_says():
         for word in ("write", "ask")
     ]
     assert shares == pytest.approx([0.2, 0.4], abs=0.05)
+    for clear, share in ((True, 0.8 * 0.3), (False, 0.8 * 0.7)):
+        asks = [
+            "|>ask<" in texts[0]
+            for task, texts in zip(tasks, written, strict=True)
+            if task.meta["clear"] == clear
+        ]
+        assert np.mean(asks) == pytest.approx(share, abs=0.06)
     again = [texts[1].startswith("<|call|>ask") for texts in written if "|>ask<" in texts[0]]
     assert np.mean(again) == pytest.approx(0.4, abs=0.08)
 
