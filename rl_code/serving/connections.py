@@ -5,37 +5,54 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import h11
 from starlette.requests import ClientDisconnect, Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
 
 # Seconds that the head and the body of a request may take.
 HEAD_S = 20.0
 BODY_S = 60.0
+# The longest head, in bytes.
+_MOST_HEAD = 1 << 16
 # The most bytes of bodies that are read at once.
 _MOST_READ = 8 * MOST_BYTES
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """A connection that is closed when the head of a request does not come whole in time, be it the
-    first one or a later one. What is sent within one turn of the event loop goes out as one.
+    first one or a later one, and refused when it is too long. What is sent within one turn of the
+    event loop goes out as one.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
+    # Whether a head has begun and not ended, and how many bytes have come of it.
+    _in_head = True
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Joining(transport, self.loop))
         self._head_timer = self.loop.call_later(HEAD_S, transport.close)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        waits = self.conn.their_state is h11.IDLE
-        if not waits:
+        if not self._in_head:
             self._stop_timer()
-        elif self._head_timer is None:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
+        if self._head_bytes > _MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request has at most {_MOST_HEAD} bytes.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

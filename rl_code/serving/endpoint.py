@@ -122,6 +122,7 @@ class Endpoint:
         config = uvicorn.Config(
             app,
             http=Connection,
+            loop="uvloop",
             ws="none",
             log_level="error",
             access_log=False,
