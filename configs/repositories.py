@@ -27,7 +27,7 @@ ENGINE = dict(
 )
 WARM_START = dict(
     # Demonstrations have 270 tokens on average, of which the agent writes 90; long ones are cut.
-    steps=640,
+    steps=760,
     slots=512,
     rows=8,
     weight_of_read=0.25,
@@ -35,7 +35,7 @@ WARM_START = dict(
     checkpoint_every=80,
     # Mistakes are shown and not learned. What is learned, and left to GRPO to unlearn, is to change
     # a line without a thought, to submit without a test, and to give up.
-    demonstration=dict(p_right=0.8, p_test=0.5, p_give_up=0.2, p_guess=0.2),
+    demonstration=dict(p_right=0.8, p_test=0.5, p_give_up=0.2, p_guess=0.35),
     # Whether a line is right, by a thought.
     decisive=(" yes", " no"),
     weight_of_decisive=5.0,
@@ -77,13 +77,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=WARM_START,
         train=dict(
-            steps=36,
+            steps=40,
             tasks_per_step=16,
             group_size=8,
             # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound. Without the pull
             # towards the warm start thoughts get worse while it learns to try again.
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
-            optimizer=dict(learning_rate=5e-4, schedule="cosine", warmup_steps=5),
+            optimizer=dict(learning_rate=6e-4, schedule="cosine", warmup_steps=5),
             # Episodes of a group search and read alike: in long rows they share that.
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),
