@@ -9,8 +9,8 @@ What: functions to write from a few words, in two messages: the agent edits, or 
 Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/questions
 Hardware: 2 CPU cores. Run time: see docs/results.md.
 Expected metric: under "edits alone" questions/edits_clear and questions/edits_unclear fall. Under
-  the other reward they stay near 1, questions/asks_unclear rises and questions/asks_clear falls.
-  Not reached: asks_unclear falls too. docs/results.md says why.
+  the other reward they stay near 1, questions/asks_clear falls to 0 and questions/asks_unclear does
+  not.
 """
 
 from collections.abc import Iterator
