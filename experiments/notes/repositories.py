@@ -173,10 +173,14 @@ def _draw_steps(rng: random.Random) -> Program:
 # --- Tasks ----------------------------------------------------------------------------------------
 
 
+class NoChange(ValueError):
+    """None of the changes of a repository that were drawn can be told by its inputs."""
+
+
 def request(repository: Repository, number: int) -> Task:
     """Task ``number`` of a repository: a change of one line. The same for the same arguments.
 
-    Raises ValueError for a repository of which no inputs drawn tell any change.
+    Raises NoChange for a repository of which no inputs drawn tell any change.
     """
     rng = random.Random(f"{repository.name}/{number}")
     changes = list(repository.changes)
@@ -220,7 +224,7 @@ def request(repository: Repository, number: int) -> Task:
                 "wanted": wanted,
             },
         )
-    raise ValueError(f"no change of {repository.name} is told by the inputs drawn")
+    raise NoChange(f"no change of {repository.name} is told by the inputs drawn")
 
 
 def idle(repository: Repository) -> Task:

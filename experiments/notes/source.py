@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.notes.repositories import generate, idle, note, reminded, request
+from experiments.notes.repositories import NoChange, generate, idle, note, reminded, request
 from experiments.notes.walks import played
 from rl_code.environment.notes import with_notes
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -17,6 +17,9 @@ from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.source import Source
 from rl_code.types import Task
+
+# From an index to that of the repository which stands in for its own, beyond any that is asked for.
+_OTHER = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,10 @@ class Requests(Source):
         if kind < self.idle:
             task = idle(repository)
         else:
-            task = request(repository, 0)
+            try:
+                task = request(repository, 0)
+            except NoChange:  # one of some hundreds; another repository stands in for it
+                return self.task(index + _OTHER)
             if kind < self.idle + self.reminded:
                 names = [function.name for function in repository.functions]
                 notes = {name: note(repository, at) for at, name in enumerate(names)}

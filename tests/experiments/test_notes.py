@@ -13,7 +13,7 @@ import pytest
 from configs import notes as config
 from experiments.notes import report, study
 from experiments.notes.__main__ import main
-from experiments.notes.repositories import generate, idle, note, reminded, request
+from experiments.notes.repositories import NoChange, generate, idle, note, reminded, request
 from experiments.notes.source import Requests
 from experiments.notes.study import Compared
 from experiments.notes.walks import played
@@ -220,3 +220,11 @@ def test_the_smoke_run_is_compared(built, tmp_path):
         found = study.compare(run, sft.initial_model(run), 2, 2)
     assert found.walks.shape == (2, 2) and found.tokens.shape == (2, 2, 2, 2)
     assert (found.walks > 0).all() and (found.tokens > 0).all()
+
+
+def test_a_repository_without_a_change_is_passed_over():
+    source = Requests("train", seed=2)
+    with pytest.raises(NoChange, match="no change of notes/train/2/425 is told"):
+        request(generate("train", 2, 425, source.files), 0)
+    assert source.task(425) == source.task(425)
+    assert source.task(425).meta["repository"] != "notes/train/2/425"
