@@ -218,7 +218,7 @@ class Endpoint:
                 return _Stream(events, pending, accepted.leave)
             async with _watching(request.receive, pending):
                 return JSONResponse(await whole_body(pending, client.text, accepted))
-        except BaseException:
+        except BaseException:  # a client that left cancels this: no Exception
             accepted.leave()
             raise
 

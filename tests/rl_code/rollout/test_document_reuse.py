@@ -278,11 +278,11 @@ def test_random_contexts_with_few_pages_are_those_with_many(seed):
         for number in range(5)
     ]
     numbers = range(len(tasks))
-    plenty, scarce = (
-        make_scheduler(dataclasses.replace(engine, answer_rows=2, answer_tokens=5))
-        for engine in (WITH_DOCUMENTS, SCARCE)
-    )
-    plenty, _ = _numbered(plenty, tasks, numbers)
+    shapes = dict(answer_rows=2, answer_tokens=5)
+    with_many = make_scheduler(dataclasses.replace(WITH_DOCUMENTS, **shapes))
+    plenty, _ = _numbered(with_many, tasks, numbers)
+    with_many.close()
+    scarce = make_scheduler(dataclasses.replace(SCARCE, **shapes))
     step = scarce.step
 
     def checked():
