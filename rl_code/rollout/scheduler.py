@@ -173,7 +173,7 @@ class Scheduler:
                 )
             self._open.add(own, prompts)
         else:
-            self._starting[own] = [self._executor.submit(row.episode.start) for row in rows]
+            self._unstarted.append(own)
         self._groups[own] = None
 
     @property
@@ -184,13 +184,14 @@ class Scheduler:
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once, if there were pages for them."""
-        return self._open.room - sum(len(group.rows) for group in self._starting)
+        return self._room - sum(len(group.rows) for group in self._unstarted)
 
     def step(self) -> list[tuple[Any, Group]]:
         """One round; returns (tag, group) for each group that was finished. If there is nothing
         else to do, it waits for a tool.
         """
         start = time.perf_counter()
+        self._start()
         finished = self._gather()
         self._open.receive()
         self._open.reopen()
@@ -226,6 +227,7 @@ class Scheduler:
         cut_off = []
         for group in [group for group in self._groups if group.tag == tag]:
             del self._groups[group]
+            self._unstarted = [one for one in self._unstarted if one is not group]
             for future in self._starting.pop(group, ()):
                 future.cancel()
             over = [row for row in group.rows if row.episode.index in group.trajectories]
@@ -297,6 +299,8 @@ class Scheduler:
 
     def _reset(self) -> None:
         self._groups: dict[OpenGroup, None] = {}  # not finished
+        # Groups whose episodes have something to start, a program of their own say, oldest first.
+        self._unstarted: list[OpenGroup] = []
         # Groups whose episodes wait for their first request, with what gives their prompts.
         self._starting: dict[OpenGroup, list[Future]] = {}
         self._stepping: dict[Future, Row] = {}
@@ -310,6 +314,24 @@ class Scheduler:
         starting = [future for futures in self._starting.values() for future in futures]
         undone = [future for future in starting if not future.done()]
         return [*self._stepping, *self._finishing, *undone]
+
+    @property
+    def _room(self) -> int:
+        """Episodes that could be opened beside those that are open, or are being started."""
+        return self._open.room - sum(len(group.rows) for group in self._starting)
+
+    def _start(self) -> None:
+        """Starts the episodes of groups that can be opened as soon as they have asked: each may
+        hold a process, so no more of them are started than may be open.
+        """
+        while self._unstarted:
+            group = self._unstarted[0]
+            # one with more episodes than may be open is started alone
+            alone = len(self._groups) == len(self._unstarted)
+            if self._room < len(group.rows) and not alone:
+                return
+            del self._unstarted[0]
+            self._starting[group] = [self._executor.submit(row.episode.start) for row in group.rows]
 
     def _await_pages(self) -> None:
         """Waits a moment for the pages of a prompt."""

@@ -55,6 +55,42 @@ def test_waiting_for_tools_changes_no_token_and_no_dispatch_is_of_few_rows(monke
     assert stats.gather_s > 0.0
 
 
+def test_no_more_programs_run_than_episodes_may_be_open():
+    tasks = [task_of(seed) for seed in range(5)]
+    running, most = set(), []
+
+    class Program(Episode):
+        starts_at_once = False
+
+        def start(self):
+            running.add(self)
+            most.append(len(running))
+            return super().start()
+
+        def finish(self):
+            running.discard(self)
+            return super().finish()
+
+    scheduler = make_scheduler()
+    open_at_once = scheduler.engine.config.episodes
+    groups, _ = play(tasks, make=Program, scheduler=scheduler)
+    scheduler.close()
+    assert len(groups) == 5 and not running
+    assert 2 <= max(most) <= open_at_once < len(most)
+
+
+def test_a_group_of_more_programs_than_may_be_open_is_started_alone():
+    class Program(Episode):
+        starts_at_once = False
+
+    scheduler = make_scheduler()
+    size = scheduler.engine.config.episodes + 1
+    tasks = [task_of(0), task_of(1)]
+    groups, _ = play(tasks, make=Program, scheduler=scheduler, group_size=size)
+    scheduler.close()
+    assert [len(group.trajectories) for group in groups] == [size, size]
+
+
 @pytest.mark.parametrize("gather_s", [0.0, 0.01])
 def test_decoding_goes_on_while_one_tool_is_slow(gather_s):
     release = threading.Event()
