@@ -1,15 +1,23 @@
-"""The command line of the entry points that take no config."""
+"""The command line of the entry points that take no config, and what all of them print."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import rich.console
 from absl import app, flags
+from absl import logging as absl_logging
 
 from launch import usage
+
+_OURS = tuple(
+    f"{Path(__file__).resolve().parents[1] / name}/"
+    for name in ("launch", "rl_code", "models", "attention")
+)
 
 
 def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoReturn:
@@ -34,6 +42,7 @@ def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoRetur
     if wants_help():
         usage.show(console(), None, config=False)
         sys.exit(0)
+    keep_ours()
     app.run(main, flags_parser=parse)
 
 
@@ -51,3 +60,19 @@ def wants_help() -> bool:
 def console() -> rich.console.Console:
     """Where tables go: as wide as the terminal, or wide enough for them in a file or pipe."""
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
+
+
+def keep_ours() -> None:
+    """Keeps libraries' chatter out of the output."""
+    absl_logging.get_absl_handler().addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Keeps libraries' chatter out of the output, and Orbax's traceback of an error that it also
+    raises.
+    """
+    if record.pathname.startswith(_OURS):
+        return True
+    return record.levelno >= logging.WARNING and not (
+        record.levelno == logging.ERROR and "orbax" in record.pathname
+    )

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-from absl import flags, logging
+from absl import flags
 
 from launch import command
 from launch.workdir import WORKDIR
@@ -132,7 +132,6 @@ def main(_: list[str]) -> None:
     given = flags.FLAGS
     if not WORKDIR.value or not given.out:
         command.refuse("--workdir=<folder of a run> and --out=<folder to write> are both needed")
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     if given.coordinator or given.distributed:
         jax.distributed.initialize(given.coordinator, given.processes, given.process)
     try:

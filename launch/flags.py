@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import logging
 import os
 import platform
 import re
@@ -23,11 +22,10 @@ from typing import Any, NoReturn
 import jax
 import ml_collections
 from absl import app, flags
-from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from launch import usage
-from launch.command import console, wants_help
+from launch.command import console, keep_ours, wants_help
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code import read_config
@@ -39,10 +37,6 @@ from rl_code.tasks.records import TaskFileError
 from rl_code.workdir import CONFIG_FILE
 
 _LAST_S = 60.0  # that a program which gave up may take to end
-_OURS = tuple(
-    f"{Path(__file__).resolve().parents[1] / name}/"
-    for name in ("launch", "rl_code", "models", "attention")
-)
 
 config_flags.DEFINE_config_file(
     "config",
@@ -133,7 +127,7 @@ def run(
         # What was imported stays to the end. The collector need not look at it again, neither while
         # the program runs nor when it exits.
         gc.freeze()
-        absl_logging.get_absl_handler().addFilter(_is_ours)
+        keep_ours()
         use_compilation_cache()
         try:
             main(flags.FLAGS.config, WORKDIR.value)
@@ -324,14 +318,3 @@ def _complain(text: str, code: int) -> int:
     if command:  # on a line of its own, so that it can be copied
         print(f"{command}{rest}".strip("\n"), file=sys.stderr)
     return code
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Keeps libraries' chatter out of the output, and Orbax's traceback of an error that it also
-    raises.
-    """
-    if record.pathname.startswith(_OURS):
-        return True
-    return record.levelno >= logging.WARNING and not (
-        record.levelno == logging.ERROR and "orbax" in record.pathname
-    )

@@ -54,15 +54,16 @@ def gradients(model: Transformer, groups: Sequence[Group], train: TrainConfig) -
     """float32 [groups, parameters]: of each group alone, as a step of training has it but divided
     by 1 instead of by the tokens of its batch.
     """
-    # each group is a batch of its own, and those without a gradient count as 0
-    one = dataclasses.replace(train.pack, rows=_rows(train), drop_uninformative=False)
+    # Each group is a batch of its own, and those without a gradient count as 0. At worst an episode
+    # fills a row, and rows that stay empty are not computed.
+    one = dataclasses.replace(train.pack, rows=train.group_size, drop_uninformative=False)
     loss = train.loss.for_staleness(one.max_staleness)
     advantages = group_advantages(groups, named.make(ADVANTAGES, train.advantage, "advantage"))
     total = Denominators(*(jnp.float32(1.0),) * 3)
 
     @jax.jit
     def gradient(model: Transformer, batch: Batch) -> jax.Array:
-        micro = split((batch, None, None), 1)
+        micro = split((batch, None, None), one.rows)
 
         def share(model: Transformer, _: None, i: jax.Array) -> tuple:
             part = jax.tree.map(lambda x: x[i], micro)
@@ -76,11 +77,6 @@ def gradients(model: Transformer, groups: Sequence[Group], train: TrainConfig) -
         batch, _ = pack([group], [credit], one, version=0, choices={})
         rows.append(np.asarray(gradient(model, batch)))
     return np.array(rows)
-
-
-def _rows(train: TrainConfig) -> int:
-    """Rows for the longest group."""
-    return -(-train.pack.rows // train.tasks_per_step)
 
 
 def measure(run: Run, model: Transformer, count: int) -> Measured:

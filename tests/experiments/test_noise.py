@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from experiments.tab import gradients as noise
+from rl_code.learner.batching import PackConfig
+from rl_code.learner.objective import LossConfig
+from rl_code.named import Named
+from rl_code.run_sections import TrainConfig
+from tests.rl_code.learner.conftest import make_groups, make_toy
+from tests.rl_code.learner.steps import OPTIMIZER
 
 
 def made(mean: float, count: int = 300, size: int = 50) -> noise.Measured:
@@ -22,6 +30,32 @@ def test_signal_and_noise_are_told_apart():
     assert spread == pytest.approx(50, rel=0.05)
     middle, low, high = noise.scale(one, np.arange(300))
     assert low < middle < high and middle == pytest.approx(4, rel=0.15)
+
+
+def test_the_gradient_of_a_group_does_not_depend_on_its_rows():
+    groups = make_groups((3, 4, 3), seed=1)
+    for number, group in enumerate(groups):
+        rewarded = [
+            dataclasses.replace(one, reward=dataclasses.replace(one.reward, total=float(at)))
+            for at, one in enumerate(group.trajectories)
+        ]
+        groups[number] = dataclasses.replace(group, trajectories=tuple(rewarded))
+
+    def found(slots: int, targets: int) -> np.ndarray:
+        train = TrainConfig(
+            steps=1,
+            tasks_per_step=3,
+            group_size=4,
+            optimizer=OPTIMIZER,
+            advantage=Named("rloo"),
+            loss=LossConfig(policy=Named("ppo"), aggregation="token"),
+            pack=PackConfig(1, slots, targets, 0, False),
+        )
+        return noise.gradients(make_toy(), groups, train)
+
+    wide, narrow = found(96, 64), found(32, 20)
+    assert np.abs(wide).max(axis=1).min() > 1e-3
+    np.testing.assert_allclose(narrow, wide, atol=1e-5)
 
 
 def test_two_batches_agree_as_the_noise_scale_says():
