@@ -18,6 +18,7 @@ import rich.table
 from matplotlib.figure import Figure
 
 from experiments.tab import held_out
+from models.lora import trained
 from models.transformer import Transformer
 from rl_code import named
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
@@ -72,11 +73,12 @@ def gradients(model: Transformer, groups: Sequence[Group], train: TrainConfig) -
         _, _, found, _ = accumulate(share, model, None, used(micro[0].mask))
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(found)])
 
-    rows = []
-    for group, credit in zip(groups, advantages, strict=True):
+    size = sum(leaf.size for leaf in jax.tree.leaves(trained(model)))
+    rows = np.empty((len(groups), size), np.float32)
+    for row, group, credit in zip(rows, groups, advantages, strict=True):
         batch, _ = pack([group], [credit], one, version=0, choices={})
-        rows.append(np.asarray(gradient(model, batch)))
-    return np.array(rows)
+        row[:] = gradient(model, batch)
+    return rows
 
 
 def measure(run: Run, model: Transformer, count: int) -> Measured:
@@ -104,7 +106,9 @@ def _scale(measured: Measured, chosen: np.ndarray) -> float:
 
 
 def cosines(measured: Measured, size: int) -> np.ndarray:
-    """Cosines between the gradients of two batches that share no group, drawn again and again."""
+    """Cosines between the gradients of two batches that share no group, drawn again and again; 0
+    where one has no gradient.
+    """
     count = len(measured.rewards)
     rng = np.random.default_rng(size)
     found = []
@@ -112,7 +116,8 @@ def cosines(measured: Measured, size: int) -> np.ndarray:
         drawn = rng.permutation(count)[: 2 * size]
         a, b = drawn[:size], drawn[size:]
         products = [measured.products[np.ix_(x, y)].sum() for x, y in ((a, b), (a, a), (b, b))]
-        found.append(products[0] / np.sqrt(products[1] * products[2]))
+        length = np.sqrt(products[1] * products[2])
+        found.append(products[0] / length if length > 0 else 0.0)
     return np.array(found)
 
 

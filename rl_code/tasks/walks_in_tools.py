@@ -1,9 +1,10 @@
 """Walks through a repository in calls of tools, as episodes of our own in the compact protocol.
 
 A move is said by the tool that is made for it where the config has it, else by a command in the
-terminal (``walks_in_shell.command_of``). A thought is a call of ``think``, else the text in front
-of the calls where the protocol allows that, else it is not said. What tools say is computed from
-the files, in exactly the words of an episode; nothing is executed in a sandbox.
+terminal (``walks_in_shell.command_of``). What is searched is the definition of a name, for which
+``semantic_search`` is asked where there is no grep. A thought is a call of ``think``, else the text
+in front of the calls where the protocol allows that, else it is not said. What tools say is
+computed from the files, in exactly the words of an episode; nothing is executed in a sandbox.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from collections.abc import Iterator, Mapping
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.search.index import Chunk, Index, make_chunks
+from rl_code.environment.search.parse import cut
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import shown
 from rl_code.environment.tools.run_tests import describe, failed_case
+from rl_code.environment.tools.semantic_search import SemanticSearch
+from rl_code.environment.tools.semantic_search import describe as describe_pieces
 from rl_code.environment.tools.terminal import described
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
@@ -44,6 +49,7 @@ TOOLS = find_tools(
     (
         Named("terminal"),
         Named("grep"),
+        Named("semantic_search"),
         Named("read_file", {"numbered": True}),
         Named("think"),
         Named("replace_lines"),
@@ -51,22 +57,26 @@ TOOLS = find_tools(
         Named("submit"),
     )
 )
-# The tools that say a move; without one the terminal does.
-_SAID_BY = {Search: "grep", Read: "read_file", Change: "replace_lines"}
+# The tools that say a move, of which the first that there is is taken; without one the terminal.
+_SAID_BY = {
+    Search: ("grep", "semantic_search"),
+    Read: ("read_file",),
+    Change: ("replace_lines",),
+}
 # What a tool answers depends on its settings.
-_AS_SET = ("grep", "read_file", "terminal")
+_AS_SET = ("grep", "semantic_search", "read_file", "terminal")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
     """Raises ValueError where a walk cannot be said in these tools, or where one is written in
     another way than in ``TOOLS``, or answers otherwise.
     """
-    needed = {"submit"}
+    missing = [] if "submit" in tools else ["submit"]
     if "terminal" not in tools:
-        needed |= set(_SAID_BY.values())
-    if missing := sorted(needed - tools.keys()):
+        missing += [names[0] for names in _SAID_BY.values() if not tools.keys() & set(names)]
+    if missing:
         raise ValueError(
-            f"demonstrations of repositories call {', '.join(missing)}, and the config has "
+            f"demonstrations of repositories call {', '.join(sorted(missing))}, and the config has "
             f"{', '.join(tools)}; offer them, or the terminal, or leave sft out"
         )
     for name in TOOLS.keys() & tools.keys():
@@ -123,12 +133,18 @@ class ToolWords:
             return ToolCall("submit", {}), ToolResult("submit", "")
         if isinstance(move, Try):
             return _tried(task, move)
-        if _SAID_BY[type(move)] not in self.tools:
+        names = [name for name in _SAID_BY[type(move)] if name in self.tools]
+        if not names:
             command = command_of(task, move)
             told = described(command.output, command.code, verbose=False)
             call = ToolCall("terminal", {"command": command.text})
             return call, ToolResult("terminal", told)
         match move:
+            case Search(text) if names[0] == "semantic_search":
+                question = text.removeprefix("def ")
+                told = describe_pieces(_about(task, question), verbose=False)
+                call = ToolCall("semantic_search", {"question": question})
+                return call, ToolResult("semantic_search", told)
             case Search(text):
                 found = list(itertools.starmap(Match, lines_with(task, text)))
                 shown_most = Found(found[: Grep().most], len(found))
@@ -143,6 +159,19 @@ class ToolWords:
 def _arguments(change: Change) -> dict[str, str | int]:
     """Those of a call that changes a line."""
     return {"path": change.path, "first_line": change.number, "text": change.line}
+
+
+def _about(task: Task, question: str) -> list[Chunk]:
+    """The pieces of a task's files that the tool finds. The parser reads here what no model wrote,
+    so it needs no sandbox.
+    """
+    tool = SemanticSearch()
+    chunks = [
+        chunk
+        for path, text in sorted(task.files.items())
+        for chunk in make_chunks(path, text, cut(tool.grammars[".py"], text))
+    ]
+    return Index(chunks).search(question, tool.most)
 
 
 def _tried(task: Task, move: Try) -> tuple[ToolCall, ToolResult]:

@@ -8,6 +8,7 @@ C reads what a model wrote: what goes wrong with it must go wrong there. It read
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -80,17 +81,21 @@ def _body(node: tree_sitter.Node) -> tree_sitter.Node | None:
     return _inner(node).child_by_field_name("body")
 
 
+@functools.cache
+def _parser(grammar: str) -> tree_sitter.Parser:
+    return tree_sitter.Parser(tree_sitter.Language(importlib.import_module(grammar).language()))
+
+
+def cut(grammar: str, text: str) -> list[tuple[int, int, str]]:
+    """The pieces of a file."""
+    return pieces(_parser(grammar).parse(text.encode()).root_node)
+
+
 def main() -> None:
     """Answers until its input ends."""
-    parsers: dict[str, tree_sitter.Parser] = {}
     for line in sys.stdin:
         asked = json.loads(line)
-        grammar = asked["grammar"]
-        if grammar not in parsers:
-            language = tree_sitter.Language(importlib.import_module(grammar).language())
-            parsers[grammar] = tree_sitter.Parser(language)
-        tree = parsers[grammar].parse(asked["text"].encode())
-        print(json.dumps({"pieces": pieces(tree.root_node)}), flush=True)
+        print(json.dumps({"pieces": cut(asked["grammar"], asked["text"])}), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rl_code.tasks.demonstrations import (
 )
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.repositories import LEVELS, MOST_FILES, generate
-from rl_code.tasks.walks_in_tools import TOOLS
+from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 from tests.rl_code.tasks.walked import assert_said_by_episodes
@@ -371,6 +371,21 @@ def test_walks_say_what_an_episode_says(tasks, pool):
         for i, task in enumerate(itertools.chain(*(tasks[level][:3] for level in LEVELS)))
     ]
     assert_said_by_episodes(pairs, Compact(), TOOLS, pool, LIMITS)
+
+
+def test_without_grep_walks_ask_the_semantic_search(pool):
+    tools = {name: tool for name, tool in TOOLS.items() if name not in ("grep", "terminal")}
+    check_demonstrable(Compact(), tools, "repositories")
+    pairs = []
+    for index, files in enumerate((5, 10, 40)):
+        task = generate("train", 3, index, (1,), (files, files))
+        segments = demonstrate(
+            task, random.Random(index), IMPERFECT, LIMITS, words=ToolWords(tools)
+        )
+        assert "find\n" in segments[1].text
+        assert f"{task.meta['chain'][0]}:" in segments[2].text.splitlines()[0]
+        pairs.append((task, segments))
+    assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
 
 
 def test_tools_that_speak_otherwise_are_refused():
