@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # the policy is that of the warm start
     config.train.update(steps=0)
     if arg == "":
-        config.sft.update(steps=1000, rows=6, checkpoint_every=100)
+        config.sft.update(steps=700, rows=6, checkpoint_every=100)
     else:
         # what an untrained model writes has no end
         config.limits.update(turns=2, tokens=256, turn_tokens=16)

@@ -29,7 +29,7 @@ class Curve:
 
 
 def curves(folder: Path) -> dict[str, Curve]:
-    """By variant, of the runs that have finished."""
+    """By variant, the shortest windows first, of the runs that have finished."""
     found: dict[str, list[np.ndarray]] = {}
     epochs: dict[str, int] = {}
     for path in sorted(folder.glob("variant=*")):
@@ -40,19 +40,21 @@ def curves(folder: Path) -> dict[str, Curve]:
         rewards = np.array([row[_REWARD] for row in read_metrics(path)])
         found.setdefault(variant, []).append(rewards)
     return {
-        name: Curve(epochs[name] * np.arange(len(rewards[0])), np.array(rewards))
-        for name, rewards in found.items()
+        name: Curve(epochs[name] * np.arange(len(found[name][0])), np.array(found[name]))
+        for name in sorted(found, key=lambda name: (epochs[name], name))
     }
 
 
 def table(found: Mapping[str, Curve]) -> rich.table.Table:
-    """What each variant earns after its last update, and how far that is from the first one."""
+    """What each variant earns at first, in the second half of its updates and after the last."""
     view = rich.table.Table(caption="means over seeds; in brackets their range")
-    for name in ("window", "updates", "seeds", "earned first", "earned last", "last - first"):
+    for name in ("window", "updates", "seeds", "first", "second half", "last"):
         view.add_column(name, justify="left" if name == "window" else "right")
     for name, one in found.items():
-        ends = one.rewards[:, 0], one.rewards[:, -1], one.rewards[:, -1] - one.rewards[:, 0]
-        cells = [f"{x.mean():+.3f} [{x.min():+.3f}, {x.max():+.3f}]" for x in ends]
+        first, last = one.rewards[:, 0], one.rewards[:, -1]
+        half = one.rewards[:, 2 * one.updates > one.updates[-1]].mean(axis=1)
+        each = (first, half, last)
+        cells = [f"{x.mean():+.3f} [{x.min():+.3f}, {x.max():+.3f}]" for x in each]
         view.add_row(name, str(one.updates[-1]), str(len(one.rewards)), *cells)
     return view
 
