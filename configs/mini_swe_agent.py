@@ -2,8 +2,8 @@
 
 What: the unmodified package plays the episodes through the endpoint (``rl_code/harness/``). A model
   of 1 M parameters from scratch gets a warm start on walks in shell commands, in the words of the
-  package (``rl_code/tasks/walks_in_shell.py``), then GRPO. Of the walks a quarter of all files that
-  are read is changed without a thought and handed in: a habit that GRPO should unlearn.
+  package (``rl_code/tasks/walks_in_shell.py``), then GRPO. In the walks a third of all files that are
+  read is changed without a thought and handed in: a habit that GRPO should unlearn.
   With real weights (--config.model.weights=..., --config.protocol=hermes, --config.sft=None and
   --config.harness.calls=tools) there is no warm start.
 Command: python -m venv mini && mini/bin/pip install mini-swe-agent==2.4.6
@@ -23,10 +23,6 @@ TEMPLATES = dict(
     instance="{{task}}\nEnd with echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
     observation="{{output.output}}exit {{output.returncode}}",
     format_error="one command in a block",
-)
-# Demonstrations have 240 tokens on average, of which the agent writes 90.
-WARM_START = repositories.WARM_START | dict(
-    steps=320, checkpoint_every=40, demonstration=dict(p_guess=0.25)
 )
 
 
@@ -60,16 +56,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             workers=8,
             engine=repositories.ENGINE | dict(prompt_length=112),
         ),
-        sft=WARM_START,
+        # Demonstrations have 240 tokens on average, of which the agent writes 90.
+        sft=repositories.WARM_START,
         train=dict(
-            steps=16,
+            steps=40,
             tasks_per_step=6,
             group_size=8,
             loss=dict(policy="ppo", aggregation="token", kl_coef=0.1),
             optimizer=dict(learning_rate=5e-4, schedule="cosine", warmup_steps=3),
             pack=dict(slots=1024, targets=768, drop_uninformative=False),
         ),
-        suites=(repositories.held_out("held_out", (0, 1, 2), 32) | dict(samples=4),),
+        suites=(repositories.held_out("held_out", (0, 1, 2), 64) | dict(samples=4),),
         checkpoint=dict(every=5),
         asynchrony=dict(mode="sync"),
     )
