@@ -2,8 +2,8 @@
 
 What: the unmodified package plays the episodes through the endpoint (``rl_code/harness/``). A model
   of 1 M parameters from scratch gets a warm start on walks in shell commands, in the words of the
-  package (``rl_code/tasks/walks_in_shell.py``), then GRPO. In the walks a third of all files that are
-  read is changed without a thought and handed in: a habit that GRPO should unlearn.
+  package (``rl_code/tasks/walks_in_shell.py``), then GRPO. In the walks a third of all files that
+  are read is changed without a thought and handed in: a habit that GRPO should unlearn.
   With real weights (--config.model.weights=..., --config.protocol=hermes, --config.sft=None and
   --config.harness.calls=tools) there is no warm start.
 Command: python -m venv mini && mini/bin/pip install mini-swe-agent==2.4.6

@@ -3,12 +3,16 @@
 A commit waits until the disk has it, which takes as long for one row as for a hundred. So one
 thread writes what the others hand in: all that waits, in its order, in one transaction. They wait
 for the disk only where they ask for the result.
+
+Where writes come close behind one another it waits a moment for more of them: a transaction of one
+row costs almost as much of the processor as one of ten. A write that comes alone does not wait.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +21,8 @@ from rl_code.feedback.database import is_away
 
 # The most writes of one transaction.
 _MOST = 256
+# Seconds that it waits for more, where the last transaction had several.
+_LINGER_S = 0.03
 
 
 class Together:
@@ -59,14 +65,17 @@ class Together:
                 self._thread.start()
 
     def _run(self) -> None:
-        goes_on = True
+        goes_on, several = True, False
         while goes_on and (first := self._waiting.get()) is not None:
+            if several:
+                time.sleep(_LINGER_S)
             with self._turn:
                 batch = [first]
                 while goes_on and len(batch) < _MOST and not self._waiting.empty():
                     following = self._waiting.get()
                     goes_on = following is not None
                     batch += [following] if goes_on else []
+                several = len(batch) > 1
                 # one that was cancelled meanwhile is not written
                 batch = [one for one in batch if one[1].set_running_or_notify_cancel()]
                 found = self._carry_out([write for write, _ in batch])

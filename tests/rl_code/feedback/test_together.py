@@ -7,6 +7,7 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from rl_code.feedback import together as together_lib
 from rl_code.feedback.store import FeedbackStore
 from rl_code.feedback.together import Together
 from tests.rl_code.feedback.people import answer, event
@@ -52,6 +53,22 @@ def test_those_who_wait_are_committed_once(made):
     assert at_once(together, words) == [word.upper() for word in words]
     assert transactions.written == words
     assert transactions.count == 1
+
+
+def test_only_behind_several_writes_it_waits_for_more(made, monkeypatch):
+    transactions, together = made
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        together.submit(f"meanwhile {len(slept)}")
+
+    monkeypatch.setattr(together_lib.time, "sleep", sleep)
+    assert together.submit("alone").result() == "ALONE" and not slept
+    at_once(together, ["a", "b"])
+    assert together.submit("c").result() == "C" and len(slept) == 1
+    assert transactions.written == ["alone", "a", "b", "c", "meanwhile 1"]
+    assert transactions.count == 3
 
 
 def test_a_write_that_is_wrong_takes_no_other_with_it(made):
