@@ -41,15 +41,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             "write_file",
             "run_tests",
         )
-    config.tasks = dict(
-        name="experiments.notes.source:Requests",
-        split="train",
-        files=6,
-        seed=0,
-        # a note repeats those before it, so one that is wrong spoils others
-        idle=0.3,
-        reminded=0.35,
-    )
+    config.tasks = dict(name="experiments.notes.source:Requests", split="train", files=6, seed=0)
     config.limits = dict(turns=10, tokens=1024, turn_tokens=128, test_runs=0, command_s=5.0)
     config.rollout.sampling = dict(temperature=0.0)
     config.suites = ()

@@ -43,7 +43,6 @@ _MODULES = tuple(
     "apple bank cart dock east farm gate hall iron jar kite lake mill nest oak park quay road ship "
     "tent urn vale well yard zone".split()
 )
-# None is a word of an operation, so that a name finds its own note alone.
 _FUNCTIONS = tuple(
     "bend carve fold grind join knead lift mix press roll splice trim turn weigh bake chop dip fry "
     "grate heat load melt peel rinse salt toast vary wash".split()
@@ -263,9 +262,12 @@ def _said(text: str) -> dict[str, str]:
 
 
 def note(repository: Repository, at: int) -> str:
-    """What a right note says of function ``at``: each line that it runs, the last one first."""
-    lines = [line for number in repository.chain(at) for line in repository.lines(number)]
-    return "\n".join(f"{line.path} {line.number} {line.words}" for line in lines)
+    """What a right note says of function ``at``: each of its lines, the last one first, and the
+    function that it calls before them.
+    """
+    told = [f"{line.path} {line.number} {line.words}" for line in repository.lines(at)]
+    calls = repository.functions[at].calls
+    return "\n".join([*told, f"then {calls[1]}"] if calls else told)
 
 
 def _cases(

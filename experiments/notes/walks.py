@@ -1,9 +1,9 @@
 """Demonstrations of the three kinds of episodes, in exactly the words of an episode.
 
 request: search the function, read along its imports, think about each line, change one.
-idle: read each file, and note of its function what each line does that it runs: its own lines, and
-  behind them those of the note on the function that it calls.
-reminded: recall the note on the function, think about each of its lines, change one.
+idle: read each file, and note of its function what each line does, and which function it calls.
+reminded: recall the notes on the function and on those that it calls, think about each line, change
+  one.
 
 A thought says of a line its number, what it should do, what it does, and whether that is the same.
 It ends with the line that is to be changed. So both kinds of tasks think the same of each line.
@@ -11,7 +11,7 @@ It ends with the line that is to be changed. So both kinds of tasks think the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from experiments.notes.repositories import Line, Repository, note
 from rl_code.environment.protocols.compact import Compact
@@ -63,11 +63,20 @@ def _request(repository: Repository, task: Task) -> Iterator[Message]:
     ]
     told = describe_found(Found(found, len(found)), verbose=False)
     yield (ToolCall("grep", {"pattern": pattern}),), (ToolResult("grep", told),)
+    yield from _inward(repository, task, lambda at: _reading(repository, at))
+
+
+def _inward(
+    repository: Repository, task: Task, look: Callable[[int], tuple[ToolCall, ToolResult]]
+) -> Iterator[Message]:
+    """Along the calls of the function that is asked about: looks at a function, thinks about each
+    of its lines, and goes on with the one that it calls, up to the line that is to be changed.
+    """
     before: tuple[ToolCall, ...] = ()
     passed = 0
     for at in repository.chain(task.meta["symptom"]):
-        read, text = _reading(repository, at)
-        yield (*before, read), (*(_THOUGHT,) * len(before), text)
+        call, result = look(at)
+        yield (*before, call), (*(_THOUGHT,) * len(before), result)
         lines = repository.lines(at)
         before = (_thought(task, lines, passed),)
         passed += len(lines)
@@ -89,11 +98,14 @@ def _idle(repository: Repository, task: Task) -> Iterator[Message]:
 
 
 def _reminded(repository: Repository, task: Task) -> Iterator[Message]:
-    recall = ToolCall("memory_recall", {"question": task.entry_point})
-    told = f"{task.entry_point}: {note(repository, task.meta['symptom'])}"
-    yield (recall,), (ToolResult("memory_recall", told),)
-    thought = _thought(task, _along(repository, task), 0)
-    yield (thought, _change(repository, task), _SUBMIT), ()
+    yield from _inward(repository, task, lambda at: _recalling(repository, at))
+
+
+def _recalling(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:
+    """The call that recalls the note on a function, and its result."""
+    name = repository.functions[at].name
+    told = f"{name}: {note(repository, at)}"
+    return ToolCall("memory_recall", {"question": name}), ToolResult("memory_recall", told)
 
 
 def _reading(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:
@@ -101,12 +113,6 @@ def _reading(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:
     path = repository.paths[at]
     text = shown(path, repository.files[path], verbose=False, first=1)
     return ToolCall("read_file", {"path": path}), ToolResult("read_file", text)
-
-
-def _along(repository: Repository, task: Task) -> list[Line]:
-    """The lines that the function of a task runs, the last one first."""
-    chain = repository.chain(task.meta["symptom"])
-    return [line for at in chain for line in repository.lines(at)]
 
 
 def _thought(task: Task, lines: Sequence[Line], passed: int) -> ToolCall:
@@ -124,6 +130,7 @@ def _thought(task: Task, lines: Sequence[Line], passed: int) -> ToolCall:
 
 
 def _change(repository: Repository, task: Task) -> ToolCall:
-    line = _along(repository, task)[task.meta["changed"]]
+    chain = repository.chain(task.meta["symptom"])
+    line = [line for at in chain for line in repository.lines(at)][task.meta["changed"]]
     text = line.text(task.meta["wanted"])
     return ToolCall("replace_lines", {"path": line.path, "first_line": line.number, "text": text})

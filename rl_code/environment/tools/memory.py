@@ -65,7 +65,7 @@ class MemoryStore(Tool):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRecall(Tool):
-    """The notes that have most words in common with a question, or the names of all."""
+    """The notes that a question names or has most words in common with, or the names of all."""
 
     # Most notes that are shown.
     most: int = 3
@@ -94,10 +94,12 @@ class MemoryRecall(Tool):
         scored = []
         for age, (name, text) in enumerate(reversed(notes.items())):
             shared = len(asked & set(_WORD.findall(f"{name} {text}".lower())))
+            other_name = not set(_WORD.findall(name.lower())) <= asked
             if shared:
-                scored.append((-shared, age, f"{name}: {text}"))
-        # most words in common first, of equals the newest
-        found = [text for _, _, text in sorted(scored)[: self.most]]
+                scored.append((other_name, -shared, age, f"{name}: {text}"))
+        # those whose name is asked for before those that mention it; then most words in common
+        # first, of equals the newest
+        found = [text for *_, text in sorted(scored)[: self.most]]
         return Answer(cut_middle("\n".join(found), width) if found else "no such note")
 
 
