@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     flags.use_virtual_devices(*meshes(held_out.config_of(first)))
     for seed, runs in seeds.items():
         isolation.check(runs)
-        print(f"seed {seed}: no episode of one organisation in another's training, one base model")
+        print(f"{seed}: no episode of one organisation in another's training, one base model")
     played = [report.play(runs, ORGANISATIONS, _HOLES.value) for runs in seeds.values()]
     command.console().print(report.table(played, ORGANISATIONS))
 

@@ -86,16 +86,18 @@ def table(found: Sequence[Earned], organisations: Sequence[str]) -> rich.table.T
     95 % intervals by a bootstrap over holes, which all adapters have in common.
     """
     names = found[0].adapters
-    view = rich.table.Table(caption=f"reward of an episode (and share shown), {len(found)} seeds")
+    view = rich.table.Table(
+        caption=f"of each adapter: reward of an episode, and share shown; {len(found)} seeds"
+    )
     view.add_column("organisation")
     for name in names:
-        view.add_column(f"adapter {name}", justify="right")
+        view.add_column(name, justify="right")
     view.add_column("home - shared", justify="right")
     for organisation in organisations:
         reward = np.concatenate([_at(one, one.reward, organisation) for one in found], axis=1)
         shown = np.concatenate([_at(one, one.shown, organisation) for one in found], axis=1)
         cells = [
-            f"{_told(row)} ({100 * part.mean():.0f} %)"
+            f"{_told(row)}, {100 * part.mean():.0f} %"
             for row, part in zip(reward, shown, strict=True)
         ]
         ahead = reward[names.index(organisation)] - reward[names.index("shared")]
