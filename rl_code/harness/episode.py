@@ -42,6 +42,8 @@ from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.
 _WIDTH = 100_000
+# Programs that are started, one after another, until one asks for something.
+_STARTS = 2
 
 
 class AgentClient:
@@ -179,30 +181,44 @@ class AgentEpisode(Episode):
     def start(self) -> list[int]:
         """Starts the agent's program and waits for its first request; the ids of its conversation.
 
-        Raises HarnessError where none comes, or where it leaves no room for a message.
+        One that asks for nothing in its time is ended, and another one started: nothing was sampled
+        so far, and a machine that was busy for a while should not end a run. Raises HarnessError
+        where none comes again, or where it leaves no room for a message.
         """
         if self._key:
             raise ValueError(f"{self._name} was started twice")
+        for more in reversed(range(_STARTS)):
+            self._begin()
+            step = self._next()
+            if step is not None:
+                return step.tokens
+            if self.status != "time_limit" or not more:
+                break
+            asked = "%s: its program asked for nothing within %g s; another one is started"
+            logging.warning(asked, self._name, self.limits.episode_s)
+            self._begin_again()
+        causes = {
+            "token_limit": "its first request leaves no room for an answer in "
+            f"limits.tokens={self.limits.tokens}",
+            "time_limit": f"it asked for nothing within limits.episode_s={self.limits.episode_s:g}",
+        }
+        self.close()
+        raise HarnessError(f"{self._name}: {causes.get(self.status, self._cause)}")
+
+    def _begin(self) -> None:
         self._key = self._harness.enter(self._client)
-        job = Job(
-            self.task,
-            self._harness.url_of(self._key),
-            self._key,
-            self._harness.model,
-            self.limits,
-        )
+        url = self._harness.url_of(self._key)
+        job = Job(self.task, url, self._key, self._harness.model, self.limits)
         self._kill = self._harness.host.start(job, self._client.events.put)
-        step = self._next()
-        if step is None:
-            causes = {
-                "token_limit": "its first request leaves no room for an answer in "
-                f"limits.tokens={self.limits.tokens}",
-                "time_limit": "it asked for nothing within "
-                f"limits.episode_s={self.limits.episode_s:g}",
-            }
-            self.close()
-            raise HarnessError(f"{self._name}: {causes.get(self.status, self._cause)}")
-        return step.tokens
+
+    def _begin_again(self) -> None:
+        """As if nothing had been started."""
+        self._client.end()
+        self._harness.leave(self._key)
+        self._kill()
+        self._client = AgentClient(self._client.text, self._harness.model, self._execute_command)
+        self._calls.seconds = 0.0
+        self.status = ""
 
     def share(self, length: int) -> None:
         """How many tokens at the start of the prompt are the same in the whole group."""

@@ -169,6 +169,37 @@ def test_limits_end_an_episode(play):
     assert (trajectory.status, trajectory.solved) == ("time_limit", False)
 
 
+@pytest.mark.parametrize("silent", [1, 2])
+def test_where_a_program_asks_for_nothing_another_one_is_started(task, sandboxes, silent):
+    """silent: how many programs ask for nothing."""
+    harness = Harness(minimal())
+    episode = agent_episode(task, sandboxes, harness)
+    started, ended = [], []
+    real = harness.host.start
+
+    def start(job, on_end):
+        started.append(job.api_key)
+        if len(started) <= silent:
+            episode.limits = dataclasses.replace(LIMITS, episode_s=0.1)
+            return lambda: ended.append(job.api_key)
+        episode.limits = LIMITS
+        return real(job, on_end)
+
+    harness.host.start = start
+    if silent == 1:
+        episode.start()
+        assert len(set(started)) == 2 and ended == started[:1]
+        say(episode, call(GOOD))
+        assert say(episode, call("submit")) is None
+        assert episode.finish().solved
+    else:
+        with pytest.raises(HarnessError, match=r"asked for nothing within limits\.episode_s=0\.1"):
+            episode.start()
+        assert len(started) == 2 and set(ended) == set(started)
+    episode.close()
+    harness.close()
+
+
 def test_an_agent_that_gives_up_has_handed_nothing_in(play):
     crash = "import sys; sys.argv = ['x']; exec(open({!r}).read().replace('return\\n', 'sys.exit(3)\\n'))"
     agent = Program(command=(sys.executable, "-c", crash.format(minimal().command[1])))
