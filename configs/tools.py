@@ -10,7 +10,7 @@ Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
 Hardware: 2 CPU cores. Run time: docs/results.md.
 Expected metric: held-out pass@1, tokens, calls and seconds of an episode, mean and range over 3
-  seeds; thoughts help most, and think first as much as the tool, for fewer calls
+  seeds; thoughts help most
 """
 
 from collections.abc import Iterator
