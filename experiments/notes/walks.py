@@ -63,11 +63,13 @@ def _request(repository: Repository, task: Task) -> Iterator[Message]:
     ]
     told = describe_found(Found(found, len(found)), verbose=False)
     yield (ToolCall("grep", {"pattern": pattern}),), (ToolResult("grep", told),)
-    yield from _inward(repository, task, lambda at: _reading(repository, at))
+    yield from _inward(repository, task, _reading)
 
 
 def _inward(
-    repository: Repository, task: Task, look: Callable[[int], tuple[ToolCall, ToolResult]]
+    repository: Repository,
+    task: Task,
+    look: Callable[[Repository, int], tuple[ToolCall, ToolResult]],
 ) -> Iterator[Message]:
     """Along the calls of the function that is asked about: looks at a function, thinks about each
     of its lines, and goes on with the one that it calls, up to the line that is to be changed.
@@ -75,7 +77,7 @@ def _inward(
     before: tuple[ToolCall, ...] = ()
     passed = 0
     for at in repository.chain(task.meta["symptom"]):
-        call, result = look(at)
+        call, result = look(repository, at)
         yield (*before, call), (*(_THOUGHT,) * len(before), result)
         lines = repository.lines(at)
         before = (_thought(task, lines, passed),)
@@ -98,7 +100,7 @@ def _idle(repository: Repository, task: Task) -> Iterator[Message]:
 
 
 def _reminded(repository: Repository, task: Task) -> Iterator[Message]:
-    yield from _inward(repository, task, lambda at: _recalling(repository, at))
+    yield from _inward(repository, task, _recalling)
 
 
 def _recalling(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:

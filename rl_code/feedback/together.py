@@ -91,7 +91,9 @@ class Together:
             return []
         try:
             return [(result, None) for result in self._commit(writes)]
-        except Exception as error:  # whatever it is, whoever wrote it is told
+        # The thread serves all who write, so it outlives any error of one of them, which is raised
+        # where that one asks for the result.
+        except Exception as error:
             if len(writes) == 1 or is_away(error):
                 return [(None, error)] * len(writes)
             # one of them is wrong, and must not take the others with it

@@ -42,8 +42,6 @@ from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.
 _WIDTH = 100_000
-# Programs that are started, one after another, until one asks for something.
-_STARTS = 2
 
 
 class AgentClient:
@@ -187,16 +185,15 @@ class AgentEpisode(Episode):
         """
         if self._key:
             raise ValueError(f"{self._name} was started twice")
-        for more in reversed(range(_STARTS)):
-            self._begin()
-            step = self._next()
-            if step is not None:
-                return step.tokens
-            if self.status != "time_limit" or not more:
-                break
+        self._begin()
+        step = self._next()
+        if step is None and self.status == "time_limit":
             asked = "%s: its program asked for nothing within %g s; another one is started"
             logging.warning(asked, self._name, self.limits.episode_s)
             self._begin_again()
+            step = self._next()
+        if step is not None:
+            return step.tokens
         causes = {
             "token_limit": "its first request leaves no room for an answer in "
             f"limits.tokens={self.limits.tokens}",
@@ -212,13 +209,14 @@ class AgentEpisode(Episode):
         self._kill = self._harness.host.start(job, self._client.events.put)
 
     def _begin_again(self) -> None:
-        """As if nothing had been started."""
+        """Starts another program, as if none had been started."""
         self._client.end()
         self._harness.leave(self._key)
         self._kill()
         self._client = AgentClient(self._client.text, self._harness.model, self._execute_command)
         self._calls.seconds = 0.0
         self.status = ""
+        self._begin()
 
     def share(self, length: int) -> None:
         """How many tokens at the start of the prompt are the same in the whole group."""

@@ -288,7 +288,7 @@ class Scheduler:
                 self.submit(task, make_episode, **way)
             while self.groups:
                 groups |= self.step()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no sandbox and no program stays open behind it
             self.abort()
             raise
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -116,19 +117,7 @@ def test_answers_and_events_of_many_threads_are_each_there_once(url):
                 assert [one.status for one in store.record_events(events, user)] == ["recorded"] * 2
                 assert [one.status for one in store.record_events(events, user)] == ["repeated"] * 2
 
-        failures: list[BaseException] = []
-
-        def guarded(number: int) -> None:
-            try:
-                person(number)
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=guarded, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        with ThreadPoolExecutor(8) as people:
+            assert len(list(people.map(person, range(8)))) == 8
         counts = store.counts()
         assert (counts["answers"], counts["events"]) == (24, 48)

@@ -46,6 +46,13 @@ def workspace():
     return Workspace(a_task(), FakePool(), LIMITS, verbose=False)
 
 
+def test_a_note_that_is_named_stands_before_newer_ones_that_mention_it(workspace):
+    use(workspace, "memory_store", name="press", text="halves")
+    use(workspace, "memory_store", name="fold", text="doubles, then press")
+    shown = use(workspace, "memory_recall", question="press").content
+    assert shown == "press: halves\nfold: doubles, then press"
+
+
 def test_notes_are_stored_recalled_and_forgotten(workspace):
     assert use(workspace, "memory_recall").content == "no notes"
     assert use(workspace, "memory_store", name="tax", text="rate is in tax.py").ok
