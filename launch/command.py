@@ -63,7 +63,7 @@ def console() -> rich.console.Console:
 
 
 def keep_ours() -> None:
-    """Keeps libraries' chatter out of the output."""
+    """Leaves out what libraries log, but for their warnings."""
     absl_logging.get_absl_handler().addFilter(_is_ours)
 
 

@@ -73,7 +73,7 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
     """
     missing = [] if "submit" in tools else ["submit"]
     if "terminal" not in tools:
-        missing += [names[0] for names in _SAID_BY.values() if not tools.keys() & set(names)]
+        missing += [names[0] for kind, names in _SAID_BY.items() if not _says(kind, tools)]
     if missing:
         raise ValueError(
             f"demonstrations of repositories call {', '.join(sorted(missing))}, and the config has "
@@ -86,12 +86,17 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
                 f"demonstrations of repositories write {name} as {written}, and the tool of the "
                 f"config as {other}; leave sft out"
             )
-    for name in _AS_SET:
-        if name in tools and tools[name] != TOOLS[name]:
+    for name in {"terminal", *(_says(kind, tools) for kind in _SAID_BY)} & tools.keys():
+        if name in _AS_SET and tools[name] != TOOLS[name]:
             raise ValueError(
                 f"demonstrations of repositories show what {TOOLS[name]} answers, and the config "
                 f"has {tools[name]}; give it the same settings, or leave sft out"
             )
+
+
+def _says(kind: type[Move], tools: Mapping[str, Tool]) -> str | None:
+    """The tool that says moves of a kind; None where the terminal has to."""
+    return next((name for name in _SAID_BY[kind] if name in tools), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +138,14 @@ class ToolWords:
             return ToolCall("submit", {}), ToolResult("submit", "")
         if isinstance(move, Try):
             return _tried(task, move)
-        names = [name for name in _SAID_BY[type(move)] if name in self.tools]
-        if not names:
+        tool = _says(type(move), self.tools)
+        if tool is None:
             command = command_of(task, move)
             told = described(command.output, command.code, verbose=False)
             call = ToolCall("terminal", {"command": command.text})
             return call, ToolResult("terminal", told)
         match move:
-            case Search(text) if names[0] == "semantic_search":
+            case Search(text) if tool == "semantic_search":
                 question = text.removeprefix("def ")
                 told = describe_pieces(_about(task, question), verbose=False)
                 call = ToolCall("semantic_search", {"question": question})

@@ -376,6 +376,10 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 def test_without_grep_walks_ask_the_semantic_search(pool):
     tools = {name: tool for name, tool in TOOLS.items() if name not in ("grep", "terminal")}
     check_demonstrable(Compact(), tools, "repositories")
+    other = find_tools((Named("semantic_search", {"most": 3}),))
+    with pytest.raises(ValueError, match=r"SemanticSearch\(most=3"):
+        check_demonstrable(Compact(), tools | other, "repositories")
+    check_demonstrable(Compact(), TOOLS | other, "repositories")  # grep is asked, so it is free
     pairs = []
     for index, files in enumerate((5, 10, 40)):
         task = generate("train", 3, index, (1,), (files, files))
