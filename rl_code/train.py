@@ -79,6 +79,7 @@ def train(
     Raises:
       CheckpointError, ConfigError: the workdir cannot be continued.
       SandboxUnavailable: code cannot be run safely on this machine.
+      HarnessError: the agent's programs cannot be run.
       FloatingPointError: the loss is not finite; the checkpoint is from before that step.
       StoreError, WeightError: storage fails, or nobody answers in time.
       Stopped: after Ctrl-C or SIGTERM.
@@ -88,10 +89,13 @@ def train(
         refuse_sync(config)
     check(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # Rows and tasks are looked at before the workdir is claimed. If a start fails because of a
-        # mesh, a path or a file of tasks, the corrected config must still be able to claim it.
+        # Rows, tasks and the agent are looked at before the workdir is claimed. If a start fails
+        # because of a mesh, a path, a file of tasks or a program that is not there, the corrected
+        # config must still be able to claim it.
         check_rows(config, row_shards(run.mesh))
         _ = run.tasks
+        if run.harness is not None:
+            _ = run.harness.host
         workdir.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             own(workdir, config)

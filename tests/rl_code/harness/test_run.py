@@ -10,6 +10,7 @@ import pytest
 
 from configs import quickstart
 from models.families import PRESETS
+from rl_code.harness.agent import HarnessError
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError, build
 from rl_code.recording.replay_training import replay
@@ -50,6 +51,13 @@ def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+
+
+def test_an_agent_that_cannot_run_is_refused_before_the_workdir_is_claimed(tmp_path):
+    harness = {"name": "mini_swe_agent", "python": str(tmp_path / "none")}
+    with pytest.raises(HarnessError, match=r"harness\.python = .* cannot be started"):
+        train(config_of(harness=harness), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
