@@ -1,6 +1,6 @@
 """Checks that the attention methods are right on a device, then compares them with
-``jax.nn.dot_product_attention``: time, memory and FLOPs of the forward pass, and of forward and
-backward pass together; and the time and bytes of decoding one token.
+``jax.nn.dot_product_attention``, on GPU also with cuDNN: time, memory and FLOPs of the forward
+pass, and of forward and backward pass together; and the time and bytes of decoding one token.
 
 Nothing is timed if anything is wrong (``benchmarks.correctness``). --json takes all numbers, and
 --table prints the tables of docs/benchmarks.md from such a file, without running anything.
@@ -19,9 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +39,7 @@ from attention.methods.window import Window
 from benchmarks import correctness, decode
 from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import hardware, save
+from benchmarks.timing import spread
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
@@ -163,10 +162,11 @@ def contenders(length: int, options) -> Iterator[Contender]:
     slots = np.arange(length)
     dense = per_pair * length * (length + 1) / 2
     heads = ("batch", None, "heads", None)
-    peer = per_shard(
-        functools.partial(jax.nn.dot_product_attention, is_causal=True), (heads,) * 3, heads
-    )
-    yield Contender(PEER, peer, (q, k, v), dense)
+    peer = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+    yield Contender(PEER, per_shard(peer, (heads,) * 3, heads), (q, k, v), dense)
+    if options.device == "gpu":
+        cudnn = functools.partial(peer, implementation="cudnn")
+        yield Contender("cudnn", per_shard(cudnn, (heads,) * 3, heads), (q, k, v), dense)
 
     def ours(
         name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()
@@ -252,13 +252,7 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
             error=f"needs {row['bytes'] / 2**30:.0f} GiB and as much again, {free / 2**30:.0f} are "
             "free"
         )
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*contender.arguments))
-        seconds.append(time.perf_counter() - start)
-    seconds = sorted(seconds[1:])
-    return row | dict(seconds=statistics.median(seconds), fastest=seconds[0], slowest=seconds[-1])
+    return row | spread(lambda: compiled(*contender.arguments), repeats)
 
 
 def available_memory() -> int:
@@ -304,7 +298,7 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             ratios.append(
                 f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-"
             )
-        spread = (
+        took = (
             f"{row['seconds']:.4g} [{row['fastest']:.4g}, {row['slowest']:.4g}]"
             if "seconds" in row
             else row["error"]
@@ -313,7 +307,7 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             str(row["tokens"]),
             row["contender"],
             "forward, backward" if row["gradients"] else "forward",
-            spread,
+            took,
             *ratios,
             f"{row['bytes'] / 2**20:,.0f}",
             f"{row['flops'] / 1e9:,.1f}",

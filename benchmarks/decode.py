@@ -6,8 +6,6 @@ definition (2502.11089, table 4), so that bytes over seconds compares with a dev
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator
 
 import jax
@@ -18,6 +16,7 @@ from attention.cache.paged import PagedCache, attend
 from attention.cache.tables import sequence_pages
 from attention.implementations import CallShape, implementations
 from attention.methods.method import LayerShape, Method, PageShape
+from benchmarks.timing import spread
 
 # Tokens of a page of a method without blocks.
 PAGE = 64
@@ -45,21 +44,13 @@ def measure(
         seen, _ = view.at(lengths[:, None] - 1)
         return attend(cache, 0, q, seen, view, inputs=inputs)
 
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(step(cache, q))
-        seconds.append(time.perf_counter() - start)
-    seconds = sorted(seconds[1:])  # the first one compiles
     return dict(
         method=name,
         tokens=tokens,
         rows=rows,
         implementation=_implementation(method, tokens, rows, shape, page, dtype),
         bytes=rows * method.decode_bytes(tokens, shape, dtype),
-        seconds=statistics.median(seconds),
-        fastest=seconds[0],
-        slowest=seconds[-1],
+        **spread(lambda: step(cache, q), repeats),
     )
 
 

@@ -14,9 +14,8 @@ whatever a contender computes in vain.
 from __future__ import annotations
 
 import dataclasses
-import statistics
+import functools
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -27,6 +26,7 @@ import rich.table
 from absl import flags
 
 from benchmarks.results import hardware, save
+from benchmarks.timing import spread
 from pallas_kernels import choice
 from pallas_kernels.grouped.api import grouped_product
 
@@ -72,7 +72,8 @@ def main() -> None:
                 run = _with_gradients(contender.run) if gradients else _forward(contender.run)
                 given = (x, w, gradient, sizes)
                 row = dict(contender=contender.name, load=load, gradients=gradients)
-                row |= _time(run, given, options.repeats)
+                compiled = jax.jit(run).lower(*given).compile()
+                row |= spread(functools.partial(compiled, *given), options.repeats)
                 operations = 2 * shape[0] * shape[2] * shape[3] * (3 if gradients else 1)
                 rows.append(row | dict(tflops=operations / row["seconds"] / 1e12))
                 save(report)
@@ -143,18 +144,6 @@ def _with_gradients(run: Callable) -> Callable:
     return both
 
 
-def _time(function: Callable, given: tuple, repeats: int) -> dict[str, float]:
-    """Seconds of a call, once compiled."""
-    compiled = jax.jit(function).lower(*given).compile()
-    seconds = []
-    for _ in range(repeats + 1):
-        begin = time.perf_counter()
-        jax.block_until_ready(compiled(*given))
-        seconds.append(time.perf_counter() - begin)
-    seconds = sorted(seconds[1:])
-    return dict(seconds=statistics.median(seconds), fastest=seconds[0], slowest=seconds[-1])
-
-
 def table(rows: list[dict]) -> rich.table.Table:
     """One line per contender, load and pass."""
     view = rich.table.Table(title="grouped products", title_justify="left")
@@ -163,6 +152,6 @@ def table(rows: list[dict]) -> rich.table.Table:
     for row in rows:
         middle, *ends = (f"{1e3 * row[key]:.4g}" for key in ("seconds", "fastest", "slowest"))
         way = "forward, backward" if row["gradients"] else "forward"
-        spread = f"{middle} [{', '.join(ends)}]"
-        view.add_row(row["load"], way, row["contender"], spread, f"{row['tflops']:.3g}")
+        took = f"{middle} [{', '.join(ends)}]"
+        view.add_row(row["load"], way, row["contender"], took, f"{row['tflops']:.3g}")
     return view

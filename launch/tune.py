@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import jax.numpy as jnp
 from absl import flags
 
 from attention.blocks import entries, in_place
+from benchmarks.timing import spread
 from launch import command
 from launch.command import console
 from pallas_kernels import tuned
@@ -169,18 +168,12 @@ def neighbours(config: Any) -> Iterator[Any]:
 def measure(search: Search, setting: Any, repeats: int) -> float | None:
     """The median seconds of a setting, or None if it cannot be compiled. Prints either."""
     try:
-        run = search.program(setting)
-        jax.block_until_ready(run())
+        seconds = spread(search.program(setting), repeats)["seconds"]
     except _REFUSED as error:
         console().print(f"{setting}: {str(error).splitlines()[0][:100]}", style="dim")
         return None
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    console().print(f"{setting}: {1e3 * statistics.median(seconds):.3f} ms", style="dim")
-    return statistics.median(seconds)
+    console().print(f"{setting}: {1e3 * seconds:.3f} ms", style="dim")
+    return seconds
 
 
 def save(path: Path, search: Search, setting: Any, seconds: float, first: float) -> None:
