@@ -130,7 +130,7 @@ def forward(
         per_list=heads // work.lists.shape[1],
         per_head=heads // kv_heads,
         columns=columns(rows),
-        # the ring of the turns takes the memory of a third step
+        # the rings of the turns take the memory of a third step
         steps=min(tuning.steps, 2) if work.turned else tuning.steps,
         scale=head_dim**-0.5,
         interpret=bool(interpret),
@@ -160,9 +160,11 @@ def forward(
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
             plgpu.Barrier(num_barriers=1),
-            *barriers(plan.steps, unit.compute, arrays=(2 + plan.turned) * plan.width),
-            # not in tiles: a page's turns may begin at any row, and a copy into tiles may not
-            *[plgpu.SMEM((plan.steps, tuning.keys, head_dim), jnp.float16)] * plan.turned,
+            *barriers(plan.steps, unit.compute, arrays=2 * (1 + plan.turned) * plan.width),
+            # Not in tiles: a page's turns may begin at any row, and a copy into tiles may not.
+            # Cosines and sines apart: they are swizzled as a whole, and where a row has more bytes
+            # than a swizzle, its second half would be read in the order of its first.
+            *[plgpu.SMEM((plan.steps, tuning.keys, head_dim // 2), jnp.float16)] * 2 * plan.turned,
             *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
         grid=(blocks, work.splits, units * heads),
@@ -180,10 +182,10 @@ def forward(
 
 
 def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
-    # the turns come last of the inputs, and their ring behind the barriers
+    # the turns come last of the inputs, and their rings behind the barriers
     turns, *refs = refs if plan.turned else (None, *refs)
     out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs = refs
-    turn_ring, *refs = refs if plan.turned else (None, *refs)
+    turn_rings, refs = (refs[:2], refs[2:]) if plan.turned else ([], refs)
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
     # a part is one of the K' heads of one unit
     at = jax.lax.div(part, plan.heads)
@@ -204,7 +206,7 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
         def visit(slot, carry):
             step, top, total, acc = carry
             if plan.turned:
-                _turn(k_ring.at[slot], turn_ring.at[slot])
+                _turn(k_ring.at[slot], *(ring.at[slot] for ring in turn_rings))
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (
@@ -234,12 +236,17 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
         copied = [x.at[_place(page, kv_head, plan)] for x in (k, v) for page in found]
         if plan.turned:
             starts = [pages.start(step * plan.width + i) for i in range(plan.width)]
-            copied += [turns.at[pl.ds(start, plan.page)] for start in starts]
+            half = turns.shape[1] // 2
+            copied += [
+                turns.at[pl.ds(start, plan.page), side]
+                for side in (pl.ds(0, half), pl.ds(half, half))
+                for start in starts
+            ]
         return copied
 
     rings = [
         x.at[:, pl.ds(i * plan.page, plan.page)]
-        for x in (k_ring, v_ring, *([turn_ring] if plan.turned else []))
+        for x in (k_ring, v_ring, *turn_rings)
         for i in range(plan.width)
     ]
     specialise_warps(
@@ -353,8 +360,8 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
     return jnp.where(row < end, place, _NOWHERE)
 
 
-def _turn(keys, turns) -> None:
-    """Rotates keys [tokens, H] in shared memory by turns (cos, sin) [tokens, H]."""
+def _turn(keys, cosines, sines) -> None:
+    """Rotates keys [tokens, H] in shared memory by cosines and sines [tokens, H / 2]."""
     layout = plgpu.Layout.WGMMA
     half = keys.shape[1] // 2
     left, right = pl.ds(0, half), pl.ds(half, half)
@@ -364,8 +371,8 @@ def _turn(keys, turns) -> None:
         one, other = (plgpu.load(part, layout=layout).astype(jnp.float32) for part in parts)
         # optimized=False: what is not in tiles has no vectorised load in this layout
         cos, sin = (
-            plgpu.load(turns.at[rows, side], layout=layout, optimized=False).astype(jnp.float32)
-            for side in (left, right)
+            plgpu.load(turns.at[rows], layout=layout, optimized=False).astype(jnp.float32)
+            for turns in (cosines, sines)
         )
         parts[0][...] = (one * cos - other * sin).astype(keys.dtype)
         parts[1][...] = (other * cos + one * sin).astype(keys.dtype)

@@ -78,16 +78,21 @@ def test_the_tables_of_the_page_are_made_from_the_numbers(tmp_path):
     assert "| 2048 | dense | all keys: gpu | 1.000 [1.000, 2.000] | 3.0 | 3.0 | 1.00 |" in text
 
 
-def test_nothing_is_timed_when_something_is_wrong(monkeypatch):
-    wrong = correctness.Found("dense, rows", "gradients", 0.5, 1e-4)
-    monkeypatch.setattr(correctness, "check_all", lambda *_: iter([wrong]))
-    options = dataclasses.make_dataclass(
-        "Options", ["check_length", "heads", "kv_heads", "head_dim"]
-    )(128, 4, 2, 64)
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", [96]), ("gpu", [64, 96, 128])])
+def test_nothing_is_timed_when_one_size_of_head_is_wrong(monkeypatch, device, sizes):
+    def found(dtype, at):
+        error = 0.5 if at.head_dim == sizes[-1] else 1e-5
+        yield correctness.Found("dense, rows", "gradients", error, 1e-4)
+
+    monkeypatch.setattr(correctness, "check_all", found)
+    given = dict(check_length=128, heads=4, kv_heads=2, head_dim=96, device=device)
+    options = dataclasses.make_dataclass("Options", [*given])(**given)
     report = dict(dtype="float32", correctness=[])
     monkeypatch.setattr(attention, "save", lambda _: None)
-    with pytest.raises(SystemExit, match=r"not timed: dense, rows \(gradients\)"):
+    last = f"not timed: dense, rows, heads of {sizes[-1]} \\(gradients\\)$"
+    with pytest.raises(SystemExit, match=last):
         attention._check(report, options, attention.rich.console.Console(quiet=True))
+    assert [row["check"].split()[-1] for row in report["correctness"]] == [*map(str, sizes)]
 
 
 def test_a_device_that_is_not_there_is_named_with_what_to_do():
