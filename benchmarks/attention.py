@@ -313,6 +313,8 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             if "seconds" in row
             else row["error"]
         )
+        # a kernel's products are not seen in the compiled program
+        seen = row["flops"] >= row["least"]
         yield (
             str(row["tokens"]),
             row["contender"],
@@ -321,9 +323,8 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             *ratios,
             f"{row['bytes'] / 2**20:,.0f}",
             f"{row['least'] / row['seconds'] / 1e12:.3g}" if "seconds" in row else "-",
-            # a kernel's products are not seen in the compiled program
-            f"{row['flops'] / 1e9:,.1f}" if row["flops"] else "-",
-            f"{row['flops'] / row['least']:.2f}" if row["flops"] else "-",
+            f"{row['flops'] / 1e9:,.1f}" if seen else "-",
+            f"{row['flops'] / row['least']:.2f}" if seen else "-",
         )
 
 

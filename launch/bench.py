@@ -90,7 +90,8 @@ def main(argv: list[str]) -> None:
             f"{' '.join(argv[1:]) or 'nothing'}"
         )
     logging.set_verbosity(logging.WARNING)
-    keep_memory()
+    if flags.FLAGS.device == "cpu":  # arrays of other devices are not in this memory
+        keep_memory()
     if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
         use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
     if (device := flags.FLAGS.device) != (backend := jax.default_backend()):
