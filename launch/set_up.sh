@@ -83,8 +83,9 @@ if ! is_installed; then
 fi
 export PATH="$PWD/.venv/bin:$PATH"
 
-# keep large temporaries, in one arena, instead of faulting them in again every step
-if [ -z "${GLIBC_TUNABLES+set}" ]; then
+# Keep large temporaries, in one arena, instead of faulting them in again every step. Arrays of a GPU
+# are not in this memory, and the threads that compile for it would wait for each other in one arena.
+if [ -z "${GLIBC_TUNABLES+set}" ] && [ ! -e /dev/nvidiactl ]; then
     tunables=glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592
     export GLIBC_TUNABLES=$tunables:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456
 fi
