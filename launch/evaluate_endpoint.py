@@ -98,7 +98,8 @@ def play(
                 on_finished=count,
             )
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "url": server.url}
-    return suite_lib.from_groups(suite.name, label, 0, settings, groups)
+    edits = any(tool.edits for tool in tools.values())
+    return suite_lib.from_groups(suite.name, label, 0, settings, groups, edits=edits)
 
 
 def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:

@@ -124,6 +124,8 @@ def show_difference(console: rich.console.Console, results: list[SuiteResult]) -
     if before is after or not ks:
         return
     console.print(compare.table([compare.compare(before, after, k) for k in ks]))
+    if not after.edits:
+        return
     gain = suite.percent(compare.whole_against_first_edit(after), signed=True)
     console.print(
         f"{after.suite}, {after.label}: whole episode against its first edit alone {gain} points "

@@ -516,4 +516,7 @@ class Run:
         )
         name = f"{suite.name}.{label}"
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
-        return from_groups(suite.name, label, step, dataclasses.asdict(suite.sampling), groups)
+        sampling = dataclasses.asdict(suite.sampling)
+        # an agent of others has tools of its own
+        edits = self.config.harness is None and any(tool.edits for tool in self.tools.values())
+        return from_groups(suite.name, label, step, sampling, groups, edits=edits)

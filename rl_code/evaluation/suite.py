@@ -67,6 +67,8 @@ class SuiteResult:
     step: int
     sampling: Mapping[str, Any]
     tasks: tuple[TaskResult, ...]
+    # Whether the agent has a tool that edits. What commands change is not known edit by edit.
+    edits: bool = True
 
     def __post_init__(self) -> None:
         repeated = [id for id, count in collections.Counter(self.ids).items() if count > 1]
@@ -154,10 +156,16 @@ def load_all(workdir: str | os.PathLike[str]) -> list[SuiteResult]:
 
 
 def from_groups(
-    suite: str, label: str, step: int, sampling: Mapping[str, Any], groups: Sequence[Group]
+    suite: str,
+    label: str,
+    step: int,
+    sampling: Mapping[str, Any],
+    groups: Sequence[Group],
+    *,
+    edits: bool = True,
 ) -> SuiteResult:
     """Counts the episodes of a suite; groups of the same task are added up, faults are counted
-    apart.
+    apart. edits: as of ``SuiteResult``.
     """
     samples: dict[str, list[Trajectory]] = {}
     for group in groups:
@@ -168,6 +176,7 @@ def from_groups(
         step,
         dict(sampling),
         tuple(_count(id, found) for id, found in samples.items()),
+        edits,
     )
 
 
@@ -181,7 +190,8 @@ def tables(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.console.Gr
 def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table:
     """One row per result: pass@k with 95 % intervals, and the first edit alone.
 
-    A k that a result has too few samples for is shown as "-".
+    A k that a result has too few samples for is shown as "-", and so is the first edit of an agent
+    without a tool that edits.
     """
     view = rich.table.Table(
         caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left"
@@ -192,7 +202,8 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
         view.add_column(name, justify="right")
     for result in results:
         cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
-        first = percent(result.interval(1, first_edit=True)) if result.largest_k else "-"
+        known = result.edits and result.largest_k
+        first = percent(result.interval(1, first_edit=True)) if known else "-"
         view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first)
     return view
 

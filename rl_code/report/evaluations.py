@@ -130,13 +130,13 @@ def _lines(
 
 
 def _row(result: SuiteResult, label: str, ks: Sequence[int]) -> dict[str, Any]:
-    graded = result.largest_k > 0
+    known = result.largest_k > 0 and result.edits
     return {
         "label": label,
         "step": result.step,
         "cells": [_cell(result.interval(k)) if k <= result.largest_k else None for k in ks],
-        "first_edit": _cell(result.interval(1, first_edit=True)) if graded else None,
-        "gain": signed(whole_against_first_edit(result)) if graded else "",
+        "first_edit": _cell(result.interval(1, first_edit=True)) if known else None,
+        "gain": signed(whole_against_first_edit(result)) if known else "",
         "malformed": f"{result.per_episode('malformed'):.2f}",
         "tokens": f"{result.per_episode('tokens'):.0f}",
         "calls": _mean(result, "calls", "{:.1f}"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 
 import numpy as np
 import pytest
 import rich.console
 import scipy.stats
 
+from launch.train import show_difference
 from rl_code import types
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult, TaskResult
@@ -227,3 +229,25 @@ def test_first_edit_is_paired_with_its_own_episode():
     result = _result({"a": 4, "b": 4, "c": 0}, first=2)
     gain = compare.whole_against_first_edit(result)
     assert gain.mean == pytest.approx(1 / 3) and gain.low >= 0
+
+
+@pytest.mark.parametrize("edits", [True, False])
+def test_the_first_edit_of_an_agent_without_a_tool_that_edits_is_not_known(tmp_path, edits):
+    none, all_right = (
+        suite.from_groups("s", label, 0, {}, [_group("a", outcome)], edits=edits)
+        for label, outcome in (("before", "failed"), ("after", "solved"))
+    )
+    assert suite.load(all_right.save(tmp_path)) == all_right
+    cells = _text(suite.table([all_right], [1])).split("│")
+    file = io.StringIO()
+    show_difference(rich.console.Console(file=file, width=160), [none, all_right])
+    assert ("first edit alone" in file.getvalue()) == edits
+    assert cells[5].strip() == ("100.0 [100.0, 100.0]" if edits else "-")
+
+
+def test_a_result_of_before_the_field_is_of_an_agent_that_edits(tmp_path):
+    path = _result({"a": 1}).save(tmp_path)
+    fields = json.loads(path.read_text())
+    del fields["edits"]
+    path.write_text(json.dumps(fields))
+    assert suite.load(path).edits
