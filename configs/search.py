@@ -28,7 +28,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.tasks = repositories.repositories(split="train", files=(5, max(sizes)))
     config.suites = tuple(_suite(size, count) for size in sizes)
     if arg == "":
-        config.sft.update(steps=400, checkpoint_every=100, demonstrations=20_000)
+        # after 400 steps most agents have not learned to copy the name of a file
+        config.sft.update(steps=1200, checkpoint_every=100, demonstrations=20_000)
     return config
 
 
