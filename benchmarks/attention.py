@@ -30,6 +30,7 @@ import numpy as np
 import rich.console
 import rich.table
 from absl import flags
+from jax.errors import JaxRuntimeError
 
 from attention.layout import lay_out
 from attention.methods.dense import Dense
@@ -57,6 +58,8 @@ flags.DEFINE_string("table", None, "Print the tables of this file of results, an
 
 DOCUMENTS = 16
 PEER = "jax.nn"
+CUDNN = "cudnn"
+PEERS = (PEER, CUDNN)
 # A program that needs more than this share of the free memory is not run. The allocator keeps freed
 # memory, which may take as much again.
 SHARE = 0.5
@@ -134,7 +137,13 @@ def _time_rows(report: dict, length: int, options, tensor: int, console) -> None
             continue
         console.print(f"{length} tokens: {contender.name}", style="dim")
         for gradients in (False, True):
-            row = measure(contender, length, gradients, options.repeats, tensor)
+            try:
+                row = measure(contender, length, gradients, options.repeats, tensor)
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                # that a peer does not run here, or that memory is too small, is a result
+                if contender.name not in PEERS and not isinstance(error, JaxRuntimeError):
+                    raise
+                row = dict(_about(contender, length, gradients), error=str(error).split("\n")[0])
             report["rows"].append(row)
             # a program that takes all memory ends the process
             save(report)
@@ -170,7 +179,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     yield Contender(PEER, per_shard(peer, (heads,) * 3, heads), (q, k, v), dense)
     if options.device == "gpu":
         cudnn = functools.partial(peer, implementation="cudnn")
-        yield Contender("cudnn", per_shard(cudnn, (heads,) * 3, heads), (q, k, v), dense)
+        yield Contender(CUDNN, per_shard(cudnn, (heads,) * 3, heads), (q, k, v), dense)
 
     def ours(
         name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()
@@ -241,12 +250,7 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
             range(len(contender.arguments)),
         )(*arguments)
 
-    row = dict(
-        contender=contender.name,
-        tokens=length,
-        gradients=gradients,
-        least=contender.least * (1 + 2.5 * gradients),
-    )
+    row = _about(contender, length, gradients)
     given = (*contender.arguments, *contender.given)
     compiled = jax.jit(both if gradients else contender.run).lower(*given).compile()
     memory = compiled.memory_analysis()
@@ -262,6 +266,16 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
             "free"
         )
     return row | spread(functools.partial(compiled, *given), repeats)
+
+
+def _about(contender: Contender, length: int, gradients: bool) -> dict:
+    """What a row says before anything ran."""
+    return dict(
+        contender=contender.name,
+        tokens=length,
+        gradients=gradients,
+        least=contender.least * (1 + 2.5 * gradients),
+    )
 
 
 def available_memory() -> int:
@@ -314,14 +328,14 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             else row["error"]
         )
         # a kernel's products are not seen in the compiled program
-        seen = row["flops"] >= row["least"]
+        seen = row.get("flops", 0.0) >= row["least"]
         yield (
             str(row["tokens"]),
             row["contender"],
             "forward, backward" if row["gradients"] else "forward",
             took,
             *ratios,
-            f"{row['bytes'] / 2**20:,.0f}",
+            f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "-",
             f"{row['least'] / row['seconds'] / 1e12:.3g}" if "seconds" in row else "-",
             f"{row['flops'] / 1e9:,.1f}" if seen else "-",
             f"{row['flops'] / row['least']:.2f}" if seen else "-",

@@ -98,8 +98,7 @@ def play(
                 on_finished=count,
             )
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "url": server.url}
-    edits = any(tool.edits for tool in tools.values())
-    return suite_lib.from_groups(suite.name, label, 0, settings, groups, edits=edits)
+    return suite_lib.from_groups(suite.name, label, 0, settings, groups)
 
 
 def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:

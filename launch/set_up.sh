@@ -83,9 +83,21 @@ if ! is_installed; then
 fi
 export PATH="$PWD/.venv/bin:$PATH"
 
-# Keep large temporaries, in one arena, instead of faulting them in again every step. Arrays of a GPU
-# are not in this memory, and the threads that compile for it would wait for each other in one arena.
-if [ -z "${GLIBC_TUNABLES+set}" ] && [ ! -e /dev/nvidiactl ]; then
+# ACCELERATORS: files of which one is there where a GPU or a TPU is.
+has_accelerator() {
+    local file
+    for file in ${ACCELERATORS:-/dev/nvidiactl /dev/accel* /dev/vfio/[0-9]*}; do
+        if [ -e "$file" ]; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# Keep large temporaries, in one arena, instead of faulting them in again every step. Arrays of an
+# accelerator are not in this memory, and the threads that compile for it would wait for each other
+# in one arena.
+if [ -z "${GLIBC_TUNABLES+set}" ] && ! has_accelerator; then
     tunables=glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592
     export GLIBC_TUNABLES=$tunables:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456
 fi

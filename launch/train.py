@@ -124,7 +124,7 @@ def show_difference(console: rich.console.Console, results: list[SuiteResult]) -
     if before is after or not ks:
         return
     console.print(compare.table([compare.compare(before, after, k) for k in ks]))
-    if not after.edits:
+    if not after.knows_first_edits:
         return
     gain = suite.percent(compare.whole_against_first_edit(after), signed=True)
     console.print(

@@ -133,15 +133,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     if not 0 < needed <= len(devices):
         axes = dict(zip(MESH_AXES, config.sizes, strict=True))
         named = [f"{x}={n}" for x, n in axes.items() if n != 1] or ["data=1"]
-        raise ValueError(
-            f"a mesh of {' x '.join(named)} does not fit on {len(devices)} devices; "
-            + (
+        advice = f"the product of its sizes must be at most {len(devices)}"
+        if devices and devices[0].platform == "cpu":
+            advice = (
                 "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
                 "starts"
-                if jax.default_backend() == "cpu"
-                else f"the product of its sizes may be {len(devices)}, as with "
-                f"--config.mesh.data={len(devices)}"
             )
+        raise ValueError(
+            f"a mesh of {' x '.join(named)} does not fit on {len(devices)} devices; {advice}"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
     return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=devices[:needed])

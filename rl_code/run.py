@@ -517,6 +517,4 @@ class Run:
         name = f"{suite.name}.{label}"
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         sampling = dataclasses.asdict(suite.sampling)
-        # an agent of others has tools of its own
-        edits = self.config.harness is None and any(tool.edits for tool in self.tools.values())
-        return from_groups(suite.name, label, step, sampling, groups, edits=edits)
+        return from_groups(suite.name, label, step, sampling, groups)

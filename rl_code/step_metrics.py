@@ -68,6 +68,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     # to please the tests that it sees.
     passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
     scored = [t.scores for t in trajectories if t.scores is not None]
+    first_edits = [t.first_edit_passed for t in trajectories]
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -87,7 +88,8 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
-        "reward/first_edit": mean(t.first_edit_passed for t in trajectories),
+        # no mean where they are not known
+        **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
         "episode/tokens": mean(t.num_tokens for t in trajectories),

@@ -328,8 +328,9 @@ class Trajectory:
     # Whether the work was handed in and passed every required test.
     solved: bool = False
     malformed_calls: int = 0
-    # Whether the first edit alone, graded as it stood, passes the hidden tests.
-    first_edit_passed: bool = False
+    # Whether the first edit alone, graded as it stood, passes the hidden tests. None where that is
+    # not known: for an agent without a tool that edits, whose commands may change anything.
+    first_edit_passed: bool | None = None
     # Wall-clock time by activity ("tools", "grade").
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # The shares of visible and of hidden tests that the work passes; None where nothing was graded

@@ -116,6 +116,11 @@ class Calls:
             self._rebuild(end)
         raise AssertionError("unreachable")
 
+    @property
+    def no_edit_passed(self) -> bool | None:
+        """What is said of the first edit where none was seen that could pass."""
+        return False if any(tool.edits for tool in self._tools.values()) else None
+
     def files_after(self) -> Snapshot:
         """The files as they were handed in, or as they stand. Raises SandboxFault."""
         if self.workspace.handed_in is not None:
@@ -128,15 +133,16 @@ class Calls:
 
     def first_edit_passed(
         self, final: Snapshot, verdict: Grade, grade: Callable[[Snapshot], Grade]
-    ) -> bool:
-        """Whether the first edit alone passes every test. Raises SandboxFault.
+    ) -> bool | None:
+        """Whether the first edit alone passes every test; None where no tool edits. Raises
+        SandboxFault.
 
         final: the files at the end. verdict: what the tests made of them. grade: says that of
         others.
         """
         first = self.first_edit
         if first is None or first.failed:
-            return False
+            return self.no_edit_passed
         if verdict.submitted and first.files == final:
             return verdict.solved  # the same files were graded already
         return grade(first.files).solved

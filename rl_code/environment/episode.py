@@ -265,7 +265,7 @@ class Episode:
         start = time.monotonic()
         files: Snapshot = {}
         verdict = NOT_GRADED
-        first_edit_passed = False
+        first_edit_passed = self._calls.no_edit_passed
         try:
             files = self._calls.files_after()
             self.close()  # nothing the agent left running sees or touches what is graded
@@ -297,7 +297,7 @@ class Episode:
                 return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
             except SandboxFault as fault:  # of a signal that runs code
                 self._note(fault)
-        return self._trajectory(Reward(0.0, {}, ("fault",)))
+        return self._trajectory(Reward(0.0, {}, ("fault",)), NOT_GRADED, self._calls.no_edit_passed)
 
     def _grade(self, files: Snapshot) -> Grade:
         """What is made of files as if they were handed in. Raises SandboxFault."""
@@ -306,8 +306,8 @@ class Episode:
     def _trajectory(
         self,
         reward: Reward,
-        verdict: Grade = NOT_GRADED,
-        first_edit_passed: bool = False,
+        verdict: Grade,
+        first_edit_passed: bool | None,
     ) -> Trajectory:
         """The record of the episode."""
         contexts, turns, prompt_length = self._recorded()

@@ -36,7 +36,8 @@ class TaskResult:
     # Samples, those lost to the sandbox included.
     n: int
     correct: int
-    first_edit_correct: int
+    # None where the agent has no tool that edits. What commands change is not known edit by edit.
+    first_edit_correct: int | None
     # Malformed calls of all samples together.
     malformed: int
     # Sampled tokens per episode.
@@ -51,7 +52,7 @@ class TaskResult:
     cheats: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.correct <= self.n or not 0 <= self.first_edit_correct <= self.n:
+        if not 0 <= self.correct <= self.n or not 0 <= (self.first_edit_correct or 0) <= self.n:
             raise ValueError(
                 f"task {self.id}: {self.correct=} and {self.first_edit_correct=} must be in [0, "
                 f"{self.n=}]"
@@ -67,8 +68,6 @@ class SuiteResult:
     step: int
     sampling: Mapping[str, Any]
     tasks: tuple[TaskResult, ...]
-    # Whether the agent has a tool that edits. What commands change is not known edit by edit.
-    edits: bool = True
 
     def __post_init__(self) -> None:
         repeated = [id for id, count in collections.Counter(self.ids).items() if count > 1]
@@ -86,20 +85,30 @@ class SuiteResult:
         """The largest k for which pass@k can be estimated on every task."""
         return min(task.n for task in self.tasks)
 
+    @property
+    def knows_first_edits(self) -> bool:
+        """Whether each task says how many first edits are right, of one sample or more."""
+        return self.largest_k > 0 and all(t.first_edit_correct is not None for t in self.tasks)
+
     def pass_at(self, k: int, *, first_edit: bool = False) -> list[float]:
         """pass@k of each task, in the order of ``tasks``; with ``first_edit``, of the first edit
         graded alone.
 
-        Raises ValueError naming the tasks that have fewer than k samples.
+        Raises ValueError naming the tasks that have fewer than k samples, and where first edits are
+        asked for and not known.
         """
         short = [f"{task.id} ({task.n})" for task in self.tasks if task.n < k]
         if short:
             raise ValueError(
                 f"pass@{k} of suite {self.suite!r}: fewer than {k} samples of {_some(short)}"
             )
-        return [
-            pass_at_k(t.n, t.first_edit_correct if first_edit else t.correct, k) for t in self.tasks
-        ]
+        counts = [t.first_edit_correct if first_edit else t.correct for t in self.tasks]
+        if None in counts:
+            raise ValueError(
+                f"suite {self.suite!r}: first edits are not known of an agent without a tool that "
+                "edits"
+            )
+        return [pass_at_k(t.n, right, k) for t, right in zip(self.tasks, counts, strict=True)]
 
     def interval(self, k: int, *, first_edit: bool = False) -> Interval:
         """pass@k with its 95 % interval over tasks."""
@@ -161,11 +170,9 @@ def from_groups(
     step: int,
     sampling: Mapping[str, Any],
     groups: Sequence[Group],
-    *,
-    edits: bool = True,
 ) -> SuiteResult:
     """Counts the episodes of a suite; groups of the same task are added up, faults are counted
-    apart. edits: as of ``SuiteResult``.
+    apart.
     """
     samples: dict[str, list[Trajectory]] = {}
     for group in groups:
@@ -176,7 +183,6 @@ def from_groups(
         step,
         dict(sampling),
         tuple(_count(id, found) for id, found in samples.items()),
-        edits,
     )
 
 
@@ -202,7 +208,7 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
         view.add_column(name, justify="right")
     for result in results:
         cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
-        known = result.edits and result.largest_k
+        known = result.knows_first_edits
         first = percent(result.interval(1, first_edit=True)) if known else "-"
         view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first)
     return view
@@ -281,11 +287,12 @@ def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
     calls = [sum(Usage.of(sample).calls.values()) for sample in samples]
     seconds = [sum(sample.seconds.values()) for sample in samples]
     cheats = [not CHEATS.isdisjoint(sample.reward.flags) for sample in samples]
+    first = [sample.first_edit_passed for sample in samples]
     return TaskResult(
         id=id,
         n=len(samples),
         correct=sum(sample.solved for sample in samples),
-        first_edit_correct=sum(sample.first_edit_passed for sample in samples),
+        first_edit_correct=None if None in first else sum(first),
         malformed=sum(sample.malformed_calls for sample in samples),
         mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,
         faults=sum(lost),

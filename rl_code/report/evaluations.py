@@ -130,7 +130,7 @@ def _lines(
 
 
 def _row(result: SuiteResult, label: str, ks: Sequence[int]) -> dict[str, Any]:
-    known = result.largest_k > 0 and result.edits
+    known = result.knows_first_edits
     return {
         "label": label,
         "step": result.step,

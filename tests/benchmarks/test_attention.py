@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 
 from benchmarks import attention, correctness
 from launch.targets import TARGETS
@@ -78,6 +81,20 @@ def test_the_tables_of_the_page_are_made_from_the_numbers(tmp_path):
     assert "| 2048 | dense | all keys: gpu | 1.000 [1.000, 2.000] | 3.0 | 3.0 | 1.00 |" in text
 
 
+def test_each_result_is_held_to_its_own_bound(monkeypatch):
+    exact = [np.ones(4)] * 3
+    # the first gradient is rough in any way; the second one is wrong by less, but has no excuse
+    on_device = [np.ones(4), np.full(4, 1.08), np.full(4, 1.02)]
+    on_cpu = [np.ones(4), np.full(4, 1.06), np.full(4, 1.001)]
+    results = iter([exact, on_device, on_cpu])
+    check = correctness.Check("dense, rows", lambda *_: (), ((1,),))
+    monkeypatch.setattr(correctness, "checks", lambda sizes: iter([check]))
+    monkeypatch.setattr(correctness, "compute", lambda *_: next(results))
+    output, gradients = correctness.check_all("bfloat16", SIZES)
+    assert output.right and not gradients.right
+    assert gradients.error == pytest.approx(0.02) and gradients.bound == pytest.approx(0.002)
+
+
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", [96]), ("gpu", [64, 96, 128])])
 def test_nothing_is_timed_when_one_size_of_head_is_wrong(monkeypatch, device, sizes):
     def found(dtype, at):
@@ -120,3 +137,32 @@ def test_a_small_run(tmp_path):
         *(attention.PEER, "dense", "window", "moba", "nsa", "squid")
     }
     assert attention.markdown(report).count("\n|") > 12
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "goes_on"),
+    [
+        (attention.CUDNN, NotImplementedError("cuDNN is not there"), True),
+        (attention.PEER, jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 128 GiB"), True),
+        ("dense", jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 128 GiB"), True),
+        ("dense", ValueError("a bug of ours"), False),
+    ],
+)
+def test_a_peer_that_does_not_run_does_not_end_the_bench(monkeypatch, name, fault, goes_on):
+    def measure(*_):
+        raise fault
+
+    options = types.SimpleNamespace(contenders=[], repeats=1, json=None)
+    contender = attention.Contender(name, lambda: None, (), 1e9)
+    monkeypatch.setattr(attention, "contenders", lambda *_: [contender])
+    monkeypatch.setattr(attention, "measure", measure)
+    monkeypatch.setattr(attention, "save", lambda _: None)
+    report = dict(rows=[])
+    console = rich.console.Console(file=io.StringIO())
+    if not goes_on:
+        with pytest.raises(ValueError, match="a bug of ours"):
+            attention._time_rows(report, 64, options, 1, console)
+        return
+    attention._time_rows(report, 64, options, 1, console)
+    cells = list(attention.cells_of(report["rows"]))
+    assert [row[3] for row in cells] == [str(fault)] * 2 and cells[0][6:] == ("-",) * 4

@@ -23,6 +23,9 @@ def test_short_calls_are_made_several_times_in_a_run_and_long_ones_once(monkeypa
     # the first compiles, the second finds how many calls a run has
     assert len(made) == pytest.approx(2 + 3 * 20, abs=3)
     made.clear()
+    timing.spread(lambda: call(0.011), repeats=3)
+    assert len(made) == 2 + 3 * 2
+    made.clear()
     assert timing.spread(lambda: call(5.0), repeats=3)["seconds"] == 5.0
     assert len(made) == 2 + 3
 

@@ -104,9 +104,11 @@ def test_a_failed_install_is_shown_and_tried_again(set_up):
 
 
 def test_the_environment_is_set_unless_the_caller_has_set_it(set_up):
-    show = 'echo "$XLA_FLAGS|$GLIBC_TUNABLES"'
-    xla, tunables = set_up(show).stdout.strip().split("|")
+    show = 'echo "$XLA_FLAGS|${GLIBC_TUNABLES-}"'
+    xla, tunables = set_up(show, ACCELERATORS="/nonexistent").stdout.strip().split("|")
     assert xla == "--xla_force_host_platform_device_count=2" and "hugetlb=1" in tunables
+    # arrays are not in the host's memory
+    assert set_up(show, ACCELERATORS="/nonexistent /dev/null").stdout.strip() == f"{xla}|"
     assert set_up(show, XLA_FLAGS="--mine", GLIBC_TUNABLES="").stdout.strip() == "--mine|"
 
 

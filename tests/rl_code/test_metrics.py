@@ -4,6 +4,7 @@ would.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import json
@@ -27,6 +28,7 @@ from rl_code.metrics import read_metrics
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
+from rl_code.step_metrics import episode_metrics
 from rl_code.store.errors import StoreError
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
@@ -257,6 +259,17 @@ def test_numbers_that_json_lacks_become_words():
     text = Words(_bytes_of).lines(0, [_group(logprob=math.nan)])
     record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert "NaN" in record["trajectories"][0]["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "mean"), [((True, False), 0.5), ((None, None), None), ((True, None), None)]
+)
+def test_first_edits_have_a_mean_where_they_are_known(passed, mean):
+    group = _group()
+    (one,) = group.trajectories
+    several = tuple(dataclasses.replace(one, first_edit_passed=x) for x in passed)
+    found = episode_metrics([dataclasses.replace(group, trajectories=several)], 7)
+    assert found.get("reward/first_edit") == mean
 
 
 def test_only_groups_that_were_trained_on_are_read_and_with_the_tokenizer_of_the_run(tmp_path):

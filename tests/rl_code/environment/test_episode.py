@@ -18,7 +18,7 @@ from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
-from rl_code.environment.tools.api import DEFAULT, find_tools
+from rl_code.environment.tools.api import DEFAULT, TOOLS, find_tools
 from rl_code.named import Named
 from rl_code.types import Limits, Task, Trajectory
 from tests.rl_code.signals import signals
@@ -125,6 +125,15 @@ def test_lines_that_are_tried_are_the_first_edit_whether_they_stay_or_not(
     pool.graded.clear()
     passed = play(make(task, tools=tools), tokenizer, right, SUBMIT)
     assert passed.solved and passed.first_edit_passed and len(pool.graded) == 1
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_without_a_tool_that_edits_the_first_edit_is_not_known(make, task, tokenizer, pool, faulty):
+    pool.faulty = faulty
+    tools = [tool for tool in DEFAULT if not TOOLS[tool.name].edits]
+    without = make(task=dataclasses.replace(task, tools=None), tools=tools)
+    assert play(without, tokenizer, TEST + SUBMIT).first_edit_passed is None
+    assert play(make(), tokenizer, TEST + SUBMIT).first_edit_passed is False
 
 
 def test_a_failed_edit_is_not_the_first_edit(make, tokenizer):

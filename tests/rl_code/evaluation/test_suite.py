@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from launch.train import show_difference
 from rl_code import types
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult, TaskResult
+from rl_code.report.evaluations import suites
 from rl_code.types import Context, Group, Reward, Task, Trajectory
 
 
@@ -25,7 +25,7 @@ def _result(
     return SuiteResult("generated", label, 0, {"temperature": 1.0}, tasks)
 
 
-def _group(id: str, *outcomes: str) -> Group:
+def _group(id: str, *outcomes: str, edits: bool = True) -> Group:
     none = types.Tests()
     task = Task(id, (), {}, "a.py", "f", none, none, {})
     samples = []
@@ -53,7 +53,7 @@ def _group(id: str, *outcomes: str) -> Group:
                 reward=Reward(0.0, components),
                 solved=outcome == "solved",
                 malformed_calls=index,
-                first_edit_passed=outcome == "solved" and index == 0,
+                first_edit_passed=outcome == "solved" and index == 0 if edits else None,
             )
         )
     return Group(task, tuple(samples))
@@ -234,7 +234,7 @@ def test_first_edit_is_paired_with_its_own_episode():
 @pytest.mark.parametrize("edits", [True, False])
 def test_the_first_edit_of_an_agent_without_a_tool_that_edits_is_not_known(tmp_path, edits):
     none, all_right = (
-        suite.from_groups("s", label, 0, {}, [_group("a", outcome)], edits=edits)
+        suite.from_groups("s", label, 0, {}, [_group("a", outcome, edits=edits)])
         for label, outcome in (("before", "failed"), ("after", "solved"))
     )
     assert suite.load(all_right.save(tmp_path)) == all_right
@@ -243,11 +243,8 @@ def test_the_first_edit_of_an_agent_without_a_tool_that_edits_is_not_known(tmp_p
     show_difference(rich.console.Console(file=file, width=160), [none, all_right])
     assert ("first edit alone" in file.getvalue()) == edits
     assert cells[5].strip() == ("100.0 [100.0, 100.0]" if edits else "-")
-
-
-def test_a_result_of_before_the_field_is_of_an_agent_that_edits(tmp_path):
-    path = _result({"a": 1}).save(tmp_path)
-    fields = json.loads(path.read_text())
-    del fields["edits"]
-    path.write_text(json.dumps(fields))
-    assert suite.load(path).edits
+    (_, row) = suites({"run": [none, all_right]}, [1])[0]["rows"]
+    assert (row["first_edit"] is not None) == edits == (row["gain"] != "")
+    if not edits:
+        with pytest.raises(ValueError, match="suite 's': first edits are not known of an agent"):
+            all_right.interval(1, first_edit=True)
