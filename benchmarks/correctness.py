@@ -86,7 +86,7 @@ class Found:
 def check_all(dtype: str, sizes: Sizes, device: jax.Device | None = None) -> Iterator[Found]:
     """Every check on a device, by default the first one, in float32 or bfloat16.
 
-    In float32 the bounds are BOUNDS. In bfloat16 there is no absolute one, as there is in the tests:
+    In float32 the bounds are BOUNDS. In bfloat16 there is no absolute one, unlike in the tests:
     each result may be twice as far from float64 as that of XLA in bfloat16 on the CPU.
     """
     here = make_mesh(MeshConfig(1, 1), [device or jax.devices()[0]])

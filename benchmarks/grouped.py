@@ -24,6 +24,7 @@ import numpy as np
 import rich.console
 import rich.table
 from absl import flags
+from jax.errors import JaxRuntimeError
 
 from benchmarks.results import hardware, save
 from benchmarks.timing import spread
@@ -72,10 +73,15 @@ def main() -> None:
                 run = _with_gradients(contender.run) if gradients else _forward(contender.run)
                 given = (x, w, gradient, sizes)
                 row = dict(contender=contender.name, load=load, gradients=gradients)
-                compiled = jax.jit(run).lower(*given).compile()
-                row |= spread(functools.partial(compiled, *given), options.repeats)
-                operations = 2 * shape[0] * shape[2] * shape[3] * (3 if gradients else 1)
-                rows.append(row | dict(tflops=operations / row["seconds"] / 1e12))
+                try:
+                    compiled = jax.jit(run).lower(*given).compile()
+                    row |= spread(functools.partial(compiled, *given), options.repeats)
+                    operations = 2 * shape[0] * shape[2] * shape[3] * (3 if gradients else 1)
+                    row["tflops"] = operations / row["seconds"] / 1e12
+                except JaxRuntimeError as error:
+                    # memory may be too small, as for the gradients of ragged_dot
+                    row["error"] = str(error).split("\n")[0]
+                rows.append(row)
                 save(report)
     console.print(table(rows))
 
@@ -150,8 +156,11 @@ def table(rows: list[dict]) -> rich.table.Table:
     for name in ("load", "pass", "contender", "ms [range]", "TFLOP/s"):
         view.add_column(name, justify="right" if name in ("ms [range]", "TFLOP/s") else "left")
     for row in rows:
-        middle, *ends = (f"{1e3 * row[key]:.4g}" for key in ("seconds", "fastest", "slowest"))
         way = "forward, backward" if row["gradients"] else "forward"
+        if "error" in row:
+            view.add_row(row["load"], way, row["contender"], row["error"], "-")
+            continue
+        middle, *ends = (f"{1e3 * row[key]:.4g}" for key in ("seconds", "fastest", "slowest"))
         took = f"{middle} [{', '.join(ends)}]"
         view.add_row(row["load"], way, row["contender"], took, f"{row['tflops']:.3g}")
     return view

@@ -200,15 +200,20 @@ def _inputs(shape: Shape, keys: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     )
 
 
-def _with_gradients(attend: Callable, *qkv: jax.Array) -> Callable[[], Any]:
-    """A function that computes the gradients of ``attend`` with respect to q, k and v."""
+def _with_gradients(attend: Callable, qkv: tuple[jax.Array, ...], *given: Any) -> Callable:
+    """A function that computes the gradients of ``attend(q, k, v, *given)`` for q, k and v.
 
-    def total(q, k, v):
-        out, lse, *_ = attend(q, k, v)
-        return jnp.sum(out.astype(jnp.float32)) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0.0))
+    What is given, and the gradient of the result, are arguments of the program: as constants they
+    would be folded, for seconds in each compilation.
+    """
+    along = jax.random.normal(jax.random.key(3), qkv[0].shape, jnp.float32)
+
+    def total(q, k, v, along, *given):
+        out, lse, *_ = attend(q, k, v, *given)
+        return jnp.sum(out * along) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0.0))
 
     step = jax.jit(jax.grad(total, (0, 1, 2)))
-    return lambda: step(*qkv)
+    return lambda: step(*qkv, along, *given)
 
 
 def _flash(shape: Shape, implementation: str, interpret: Any) -> Search:
@@ -221,10 +226,7 @@ def _flash(shape: Shape, implementation: str, interpret: Any) -> Search:
         tuned.key("flash", on, groups=groups, head_dim=shape.head_dim),
         flash.heuristic(on, groups, shape.head_dim),
         lambda setting: _with_gradients(
-            lambda q, k, v: flash.flash_attention(
-                q, k, v, tokens, tokens, tuning=setting, **options
-            ),
-            *qkv,
+            lambda *x: flash.flash_attention(*x, tuning=setting, **options), qkv, tokens, tokens
         ),
     )
 
@@ -237,16 +239,16 @@ def _compressed(shape: Shape, implementation: str, interpret: Any) -> Search:
     blocks = in_place(tokens, chosen.block)
     stretched = entries(blocks, chosen.length, chosen.stride)
     qkv = _inputs(shape, stretched.starts.shape[1])
-    rest = (stretched.tokens, stretched.starts, blocks.heads, blocks.shadows)
+    places = (stretched.tokens, stretched.starts, blocks.heads, blocks.shadows)
+    given = (tokens, blocks.own_from, *places)
     options = dict(selection=chosen, implementation=implementation, interpret=interpret)
     return Search(
         tuned.key("compressed", on, groups=groups, head_dim=shape.head_dim),
         compressed_blocks.heuristic(on, groups, shape.head_dim, blocks.heads.shape[1]),
         lambda setting: _with_gradients(
-            lambda q, k, v: compressed.compressed_attention(
-                q, k, v, tokens, blocks.own_from, *rest, tuning=setting, **options
-            ),
-            *qkv,
+            lambda *x: compressed.compressed_attention(*x, tuning=setting, **options),
+            qkv,
+            *given,
         ),
     )
 
@@ -272,10 +274,11 @@ def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
         tuned.key("selected", on, groups=groups, head_dim=shape.head_dim, size=chosen.block),
         selected.heuristic(on),
         lambda setting: _with_gradients(
-            lambda q, k, v: selected.selected_attention(
-                q, k, v, picks, order[:, : shape.tokens], order, tuning=setting, **options
-            ),
-            *qkv,
+            lambda *x: selected.selected_attention(*x, tuning=setting, **options),
+            qkv,
+            picks,
+            order[:, : shape.tokens],
+            order,
         ),
     )
 
@@ -315,20 +318,21 @@ def _grouped(shape: Shape, implementation: str, interpret: Any) -> Search:
     on = device(implementation)
     groups, size, columns = shape.matrices
     rows = shape.rows * shape.tokens
-    drawn = jax.random.split(jax.random.key(0), 3)
+    drawn = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(drawn[0], (rows, size), jnp.bfloat16)
     w = jax.random.normal(drawn[1], (groups, size, columns), jnp.bfloat16)
+    along = jax.random.normal(drawn[3], (rows, columns), jnp.float32)
     of_rows = jax.random.randint(drawn[2], rows, 0, groups)
     counts = jnp.bincount(of_rows, length=groups).astype(jnp.int32)
     options = dict(implementation=implementation, interpret=interpret)
 
     def program(setting):
-        def total(x, w):
+        def total(x, w, along, counts):
             out = grouped.grouped_product(x, w, counts, tuning=setting, **options)
-            return jnp.sum(out.astype(jnp.float32))
+            return jnp.sum(out * along)
 
         step = jax.jit(jax.grad(total, (0, 1)))
-        return lambda: step(x, w)
+        return lambda: step(x, w, along, counts)
 
     return Search(
         tuned.key("grouped", on, groups=groups, size=size, columns=columns),

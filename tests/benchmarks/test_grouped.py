@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import types
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -38,3 +40,22 @@ def test_loads_add_up_to_all_pairs():
     for sizes in grouped.loads(1000, 7).values():
         assert sizes.sum() == 1000 and sizes.min() > 0
     assert grouped.loads(1000, 7)["uneven"][0] > 3 * grouped.loads(1000, 7)["uneven"][-1]
+
+
+def test_a_contender_that_needs_too_much_memory_does_not_end_the_bench(monkeypatch, tmp_path):
+    def too_large(x, w, sizes):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 64 GiB\nwhere")
+
+    options = types.SimpleNamespace(matrix=["8", "8"], device="cpu", pairs=64, experts=2, repeats=1)
+    saved = []
+    monkeypatch.setattr(grouped, "flags", types.SimpleNamespace(FLAGS=options))
+    monkeypatch.setattr(grouped, "errors", lambda _: {"the products": 0.0})
+    monkeypatch.setattr(grouped, "save", saved.append)
+    too_much = grouped.Contender("ragged_dot", too_large)
+    one = grouped.Contender("one matrix", lambda x, w, sizes: x @ w[0], gradients=False)
+    monkeypatch.setattr(grouped, "contenders", lambda: [too_much, one])
+    grouped.main()
+    rows = saved[-1]["rows"]
+    assert [row.get("error") for row in rows] == (["RESOURCE_EXHAUSTED: 64 GiB"] * 2 + [None]) * 2
+    cells = list(grouped.table(rows).columns[3].cells)
+    assert cells[0] == "RESOURCE_EXHAUSTED: 64 GiB" and cells[2].endswith("]")
