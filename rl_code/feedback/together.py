@@ -4,8 +4,10 @@ A commit waits until the disk has it, which takes as long for one row as for a h
 thread writes what the others hand in: all that waits, in its order, in one transaction. They wait
 for the disk only where they ask for the result.
 
-Where writes come close behind one another it waits a moment for more of them: a transaction of one
-row costs almost as much of the processor as one of ten. A write that comes alone does not wait.
+Where writes come close behind one another it waits for more of them, since a transaction of one row
+costs almost as much of the processor as one of ten. It waits the longer, the more its transactions
+cost, so that they take a small share of one core whatever the load. A write that comes alone does
+not wait.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from rl_code.feedback.database import is_away
 
 # The most writes of one transaction.
 _MOST = 256
-# Seconds that it waits for more, where the last transaction had several.
-_LINGER_S = 0.03
+# Where the last transaction had several writes, it waits for more, this many times as long as that
+# took the processor, and at most so many seconds.
+_LINGER = 40
+_LONGEST_LINGER_S = 0.1
 
 
 class Together:
@@ -65,10 +69,11 @@ class Together:
                 self._thread.start()
 
     def _run(self) -> None:
-        goes_on, several = True, False
+        goes_on, linger_s = True, 0.0
         while goes_on and (first := self._waiting.get()) is not None:
-            if several:
-                time.sleep(_LINGER_S)
+            if linger_s:
+                time.sleep(linger_s)
+            begin_s = time.thread_time()
             with self._turn:
                 batch = [first]
                 while goes_on and len(batch) < _MOST and not self._waiting.empty():
@@ -84,6 +89,8 @@ class Together:
                     future.set_result(result)
                 else:
                     future.set_exception(error)
+            taken_s = time.thread_time() - begin_s
+            linger_s = min(_LINGER * taken_s, _LONGEST_LINGER_S) if several else 0.0
 
     def _carry_out(self, writes: Sequence[Any]) -> list[tuple[Any, Exception | None]]:
         """What each comes to, or what kept it from being written."""

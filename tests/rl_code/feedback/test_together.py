@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -70,6 +71,18 @@ def test_only_behind_several_writes_it_waits_for_more(made, monkeypatch):
     assert together.submit("c").result() == "C" and len(slept) == 1
     assert transactions.written == ["alone", "a", "b", "c", "meanwhile 1"]
     assert transactions.count == 3
+
+
+@pytest.mark.parametrize(("cpu_s", "waited_s"), [(0.001, 0.04), (0.1, 0.1)])
+def test_it_waits_the_longer_the_more_a_transaction_costs(made, monkeypatch, cpu_s, waited_s):
+    _, together = made
+    slept, taken = [], itertools.count(step=cpu_s)
+    monkeypatch.setattr(together_lib.time, "sleep", slept.append)
+    monkeypatch.setattr(together_lib.time, "thread_time", lambda: next(taken))
+    at_once(together, ["a", "b"])
+    assert together.submit("c").result() == "C" and slept == [pytest.approx(waited_s)]
+    # which came alone
+    assert together.submit("d").result() == "D" and len(slept) == 1
 
 
 def test_a_write_that_is_wrong_takes_no_other_with_it(made):
