@@ -1,4 +1,4 @@
-"""A model to serve beside the engine that costs the engine more than those that are trained here."""
+"""A model that costs the engine more than those trained here, to be served beside it."""
 
 from __future__ import annotations
 
