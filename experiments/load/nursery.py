@@ -31,8 +31,9 @@ class Nursery:
         if self._pid == 0:
             try:
                 self._socket.close()
-                # the end of the parent is the end of the connection
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                # it ends with the connection, which ends with the parent, that has programs to end
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)
                 _serve(other, main)
             finally:
                 os._exit(0)
@@ -52,9 +53,15 @@ class Nursery:
         return self._ask("ended", pid, True)
 
     def _ask(self, *words: Any) -> Any:
-        self._file.write(json.dumps(words) + "\n")
-        self._file.flush()
-        return json.loads(self._file.readline())
+        try:
+            self._file.write(json.dumps(words) + "\n")
+            self._file.flush()
+            line = self._file.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise RuntimeError("the process that starts programs was killed")
+        return json.loads(line)
 
     def close(self) -> None:
         """Ends the nursery, not what it has started."""
@@ -87,11 +94,13 @@ def _fork(connection: socket.socket, main: Main, argv: list[str], log: str) -> i
     code = 1
     try:
         os.setsid()
-        connection.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for old, new in ((nothing, 0), (out, 1), (out, 2)):
+        # Closing the connection would leave it open for its file, and who asks a nursery that was
+        # killed would wait.
+        for old, new in ((nothing, 0), (out, 1), (out, 2), (nothing, connection.fileno())):
             os.dup2(old, new)
         sys.argv = argv
         try:
