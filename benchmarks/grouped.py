@@ -26,7 +26,7 @@ import rich.table
 from absl import flags
 from jax.errors import JaxRuntimeError
 
-from benchmarks.results import hardware, save
+from benchmarks.results import hardware, is_too_large, save
 from benchmarks.timing import spread
 from pallas_kernels import choice
 from pallas_kernels.grouped.api import grouped_product
@@ -79,7 +79,9 @@ def main() -> None:
                     operations = 2 * shape[0] * shape[2] * shape[3] * (3 if gradients else 1)
                     row["tflops"] = operations / row["seconds"] / 1e12
                 except JaxRuntimeError as error:
-                    # memory may be too small, as for the gradients of ragged_dot
+                    # as for the gradients of ragged_dot
+                    if not is_too_large(error):
+                        raise
                     row["error"] = str(error).split("\n")[0]
                 rows.append(row)
                 save(report)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 from absl import flags
+from jax.errors import JaxRuntimeError
 
 JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
 
@@ -33,6 +34,11 @@ def hardware() -> str:
     kind = jax.devices()[0].device_kind
     processor = platform.processor() or platform.machine()
     return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {processor}"
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether a program could not run because a device has too little memory for it."""
+    return isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def save(report: dict) -> None:

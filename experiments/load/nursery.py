@@ -19,6 +19,10 @@ from typing import Any
 Main = Callable[[], Any]
 
 
+class NurseryGone(RuntimeError):
+    """The nursery was killed; what it started may run on."""
+
+
 class Nursery:
     """The process. Made before any thread is started or device used.
 
@@ -31,7 +35,8 @@ class Nursery:
         if self._pid == 0:
             try:
                 self._socket.close()
-                # it ends with the connection, which ends with the parent, that has programs to end
+                # The parent still needs this process to end programs. It ends when the parent
+                # closes the connection.
                 for number in (signal.SIGINT, signal.SIGTERM):
                     signal.signal(number, signal.SIG_IGN)
                 _serve(other, main)
@@ -60,7 +65,7 @@ class Nursery:
         except OSError:
             line = ""
         if not line:
-            raise RuntimeError("the process that starts programs was killed")
+            raise NurseryGone("the process that starts programs was killed")
         return json.loads(line)
 
     def close(self) -> None:
@@ -98,8 +103,8 @@ def _fork(connection: socket.socket, main: Main, argv: list[str], log: str) -> i
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        # Closing the connection would leave it open for its file, and who asks a nursery that was
-        # killed would wait.
+        # ``close`` leaves the descriptor open while its file exists. This child would then hold
+        # the nursery's end of the connection, and who asks a killed nursery would wait for ever.
         for old, new in ((nothing, 0), (out, 1), (out, 2), (nothing, connection.fileno())):
             os.dup2(old, new)
         sys.argv = argv

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.load.nursery import Nursery
+from experiments.load.nursery import Nursery, NurseryGone
 
 # Seconds between two looks at the memory.
 _LOOK_S = 1.0
@@ -64,8 +64,13 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._watcher.join()
-        if self._pid is not None and self._nursery.ended(self._pid) is None:
-            self.kill()
+        if self._pid is None:
+            return
+        try:
+            if self._nursery.ended(self._pid) is None:
+                self.kill()
+        except NurseryGone:  # nobody can say whether it has ended
+            self._strike(self._pid)
 
     @property
     def seconds(self) -> float:
@@ -111,12 +116,15 @@ class Program:
         """SIGKILL for the program and all that it has started."""
         pid = self._pid
         assert pid is not None
+        self._strike(pid)
+        self._nursery.wait(pid)
+        self.lives[-1].ended_s = self.seconds
+
+    def _strike(self, pid: int) -> None:
         # the group is not there yet of a process that has just been forked
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
-        self._nursery.wait(pid)
-        self.lives[-1].ended_s = self.seconds
 
     def end(self) -> int:
         """Tells it to end, as an operator does, and waits; its exit code."""

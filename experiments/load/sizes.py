@@ -1,10 +1,10 @@
-"""A model that costs the engine more than those trained here, to be served beside it."""
+"""A model of 15.5 M parameters for a load, between the compact ones and SmolLM2-135M."""
 
 from __future__ import annotations
 
 from models.model_config import ModelConfig
 
-# 15 M parameters: config.parts.run.model.preset = "experiments.load.sizes:MIDDLE".
+# --config.parts.run.model.preset=experiments.load.sizes:MIDDLE
 MIDDLE = ModelConfig(
     vocab_size=512,
     embed_dim=384,

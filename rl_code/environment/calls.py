@@ -118,7 +118,9 @@ class Calls:
 
     @property
     def no_edit_passed(self) -> bool | None:
-        """What is said of the first edit where none was seen that could pass."""
+        """What to record if no edit succeeded: False, or None where the agent has no tool that
+        edits.
+        """
         return False if any(tool.edits for tool in self._tools.values()) else None
 
     def files_after(self) -> Snapshot:

@@ -5,9 +5,9 @@ thread writes what the others hand in: all that waits, in its order, in one tran
 for the disk only where they ask for the result.
 
 Where writes come close behind one another it waits for more of them, since a transaction of one row
-costs almost as much of the processor as one of ten. It waits the longer, the more its transactions
-cost, so that they take a small share of one core whatever the load. A write that comes alone does
-not wait.
+costs almost as much of the processor as one of ten. It waits the longer, the more of it the last
+transaction took: this thread then has about 2 % of a core while transactions take up to 2.5 ms of
+it; behind longer ones the wait stays at 100 ms. A write that comes alone does not wait.
 """
 
 from __future__ import annotations

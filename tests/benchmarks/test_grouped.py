@@ -42,9 +42,10 @@ def test_loads_add_up_to_all_pairs():
     assert grouped.loads(1000, 7)["uneven"][0] > 3 * grouped.loads(1000, 7)["uneven"][-1]
 
 
-def test_a_contender_that_needs_too_much_memory_does_not_end_the_bench(monkeypatch, tmp_path):
+@pytest.mark.parametrize("fault", ["RESOURCE_EXHAUSTED: 64 GiB\nwhere", "INTERNAL: a bug"])
+def test_a_contender_that_needs_too_much_memory_does_not_end_the_bench(monkeypatch, fault):
     def too_large(x, w, sizes):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 64 GiB\nwhere")
+        raise jax.errors.JaxRuntimeError(fault)
 
     options = types.SimpleNamespace(matrix=["8", "8"], device="cpu", pairs=64, experts=2, repeats=1)
     saved = []
@@ -54,6 +55,10 @@ def test_a_contender_that_needs_too_much_memory_does_not_end_the_bench(monkeypat
     too_much = grouped.Contender("ragged_dot", too_large)
     one = grouped.Contender("one matrix", lambda x, w, sizes: x @ w[0], gradients=False)
     monkeypatch.setattr(grouped, "contenders", lambda: [too_much, one])
+    if "INTERNAL" in fault:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+            grouped.main()
+        return
     grouped.main()
     rows = saved[-1]["rows"]
     assert [row.get("error") for row in rows] == (["RESOURCE_EXHAUSTED: 64 GiB"] * 2 + [None]) * 2

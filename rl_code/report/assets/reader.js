@@ -7,7 +7,7 @@ const KINDS = {
   all: () => true,
   passed: (s) => s.passed,
   failed: (s) => !s.passed,
-  "repaired": (s) => s.passed && s.first_edit_passed === false, // null: not known
+  repaired: (s) => s.passed && s.first_edit_passed === false, // null: not known
   flagged: (s) => s.reward.flags.length > 0,
   malformed: (s) => s.malformed_calls > 0,
 };
@@ -110,7 +110,7 @@ function drawTrajectory() {
   const tags = [
     el("span", { class: "tag " + (sample.passed ? "pass" : "fail") }, sample.passed ? "passed" : "failed"),
     el("span", { class: "tag" }, sample.status.replaceAll("_", " ")),
-    sample.passed && sample.first_edit_passed === false ? el("span", { class: "tag pass" }, "repaired after the first edit") : null,
+    KINDS.repaired(sample) ? el("span", { class: "tag pass" }, "repaired after the first edit") : null,
     sample.malformed_calls ? el("span", { class: "tag warn" }, `${sample.malformed_calls} malformed`) : null,
     ...sample.reward.flags.map((flag) => el("span", { class: "tag warn" }, "⚑ " + flag)),
   ];
