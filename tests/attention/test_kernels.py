@@ -45,6 +45,7 @@ def by_selected(q, k, v, **options):
     )
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("method", [by_dense, by_compressed, by_selected])
 def test_kernels_equal_xla(method):
     q, k, v, weight = normal(

@@ -100,6 +100,7 @@ def test_attention_over_a_tree_equals_its_paths_apart(x64, block):
         assert relative(one, other) < 1e-10
 
 
+@pytest.mark.long
 def test_the_kernel_for_tpus_equals_the_definition_on_trees(x64):
     tokens, _ = pack_trees(TREES, SIZE)
     check((tokens, tokens), 2, 1, **TPU)

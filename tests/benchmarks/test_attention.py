@@ -112,6 +112,7 @@ def test_nothing_is_timed_when_one_size_of_head_is_wrong(monkeypatch, device, si
     assert [row["check"].split()[-1] for row in report["correctness"]] == [*map(str, sizes)]
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_there_is_named_with_what_to_do():
     done = subprocess.run(
         [sys.executable, "-m", "launch.bench", "attention", "--device=gpu"],

@@ -77,6 +77,7 @@ def test_it_samples_the_tokens_of_the_engine(model, groups, samples):
     np.testing.assert_allclose(found.logprobs, samples.logprobs, atol=1e-5)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("share", [True, False])
 def test_its_gradients_are_those_of_the_update(model, groups, samples, share):
     credit = group_advantages(groups, GRPO())
@@ -93,6 +94,7 @@ def test_its_gradients_are_those_of_the_update(model, groups, samples, share):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, ours)
 
 
+@pytest.mark.long
 def test_an_update_changes_the_model_as_the_projects_does(model, groups, samples):
     credit = group_advantages(groups, GRPO())
     config = PackConfig(COUNT, 64, SAMPLES * COMPLETION, 0, False)

@@ -60,6 +60,7 @@ def new_cache(config, pages: int, rotated: bool):
     return model_cache(config, pages, page=PAGE, rotated=rotated)
 
 
+@pytest.mark.long
 def test_it_is_its_definition_packed_or_not(x64, method):
     properties.equals_its_definition(method, definition, 9)
     properties.packed_equals_separate(method)

@@ -82,6 +82,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 def test_a_wrong_command_line_is_refused():
     for done in programs.run_each("launch.aot", list(REFUSED)):
         assert done.returncode == 2 and REFUSED[done.args] in done.stderr, done

@@ -135,6 +135,7 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
     found = origin.find(str(GOLDEN / name))
@@ -213,6 +214,7 @@ def test_attention_that_others_do_not_know_is_refused(tokenizer, tmp_path):
         export(tmp_path / "run", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_run_starts_from_another_runs_checkpoint(tmp_path):
     settings = quickstart.get_config("smoke")
     with Run(build(RunConfig, settings), tmp_path / "a") as first:

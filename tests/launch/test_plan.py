@@ -271,6 +271,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 def test_what_cannot_be_planned_is_named():
     for done in programs.run_each("launch.plan", list(REFUSED)):
         assert done.returncode == 2 and REFUSED[done.args] in done.stderr, done

@@ -167,6 +167,7 @@ def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
     return sweeps.run(folder, ("rloo", "grpo"), *arguments)
 
 
+@pytest.mark.long
 def test_the_overrides_of_a_sweep_are_those_of_its_runs(tmp_path):
     done = command(tmp_path, "--config.sft=None", "--config.train.steps=3")
     assert done.returncode == 0, done.stderr

@@ -134,6 +134,7 @@ def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
         assert relative(one, other) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", ["moba", "mixed"])
 @pytest.mark.quick(first=1)
 def test_meshes_give_equal_losses_and_gradients(pattern):

@@ -72,7 +72,7 @@ def assert_near(one, other):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_a_padded_model_has_the_same_logits_and_gradients(name):
     config = padded_config(name)
     model = model_of(cut_config(config))

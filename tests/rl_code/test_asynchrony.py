@@ -47,6 +47,7 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     return build(RunConfig, settings)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     ("mode", "bound", "recompute"), [("one_step", 1, False), ("in_flight", 2, True)]
 )

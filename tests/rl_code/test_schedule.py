@@ -222,6 +222,7 @@ def learn(store, schedule, source, weights, played, step, rng) -> None:
     pause()
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize(("mode", "k"), MODES)
 def test_staleness_is_bounded_and_every_planned_group_is_used_once(mode, k, tmp_path):
     played = []

@@ -77,6 +77,7 @@ def assembled(documents, methods=METHODS, **options):
     return paged, allocator, first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", ["sequential", "shared"])
 @pytest.mark.parametrize("chunk", [3, 30])
 @pytest.mark.quick(first=1)

@@ -87,7 +87,7 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
         *((rotated, (chunk,)) for rotated in (True, False) for chunk in (30, 1)),
     ],
 )
-@pytest.mark.quick(first=2)  # each method alone is in test_methods
+@pytest.mark.quick(first=1)  # each method alone is in test_methods
 def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
     tokens = rows()
     paged = dirty(cache(PAGES, rotated))
@@ -146,6 +146,7 @@ def test_nothing_but_the_rows_own_pages_is_written():
         assert np.isnan(np.asarray(after)[others]).all() and np.isnan(before).all()
 
 
+@pytest.mark.long
 def test_heads_may_be_spread_over_devices():
     tokens = [row[:39] for row in rows()]
     mesh = make_mesh(MeshConfig(1, 2))

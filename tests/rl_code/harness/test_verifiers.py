@@ -176,6 +176,7 @@ def smoke(python, **tasks):
     return config
 
 
+@pytest.mark.long
 def test_a_run_trains_on_an_environment(stand_in, tmp_path):
     config = smoke(stand_in, environment="sums", folder="")
     train(build(RunConfig, config), tmp_path)

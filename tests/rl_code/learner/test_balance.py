@@ -60,6 +60,7 @@ def test_the_loss_is_one_for_even_loads_and_rises_with_uneven_ones():
     assert metrics["experts/busiest_layer"] == 2.0
 
 
+@pytest.mark.long
 def test_an_update_moves_biases_towards_idle_experts_and_does_not_depend_on_micro_batches():
     model = small_model((Dense(),), moe=EXPERTS, num_layers=2)
     order = jnp.broadcast_to(jnp.arange(12), (4, 12))

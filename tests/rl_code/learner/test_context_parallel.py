@@ -55,6 +55,7 @@ def start(model, mesh, batch):
     return state, rows, prox, ref
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(first=1)
 def test_updates_are_those_of_one_device(case, build):

@@ -44,6 +44,7 @@ def lowered(model, mesh, batch):
         return update_for(LOSS, OPTIMIZER, 2, ONE.runs), (state, rows, prox, ref)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.quick(first=1)
 def test_updates_are_those_of_one_device(name, build):
@@ -79,6 +80,7 @@ def kept_bytes(sequence_parallel: bool) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.long
 def test_activations_that_wait_for_the_backward_pass_are_cut():
     whole, cut = (kept_bytes(on) for on in (False, True))
     # 24 layers keep their input, 2,048 tokens of 64 numbers: 12 MiB on every device, or an eighth

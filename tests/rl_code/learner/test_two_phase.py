@@ -112,6 +112,7 @@ def test_groups_that_are_left_out_and_rows_without_completions_change_nothing(bu
         assert_equal_steps(first_step(build.toy(), batch), step)
 
 
+@pytest.mark.long
 def test_a_rematerialised_transformer_on_a_mesh_steps_as_without_on_one_device_and_compiles_once(
     build,
 ):

@@ -104,6 +104,7 @@ def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="
     return tokens[list(active)], logprobs[list(active)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decode", ["view", "pages"])
 @pytest.mark.quick(first=1)
 def test_rows_with_other_adapters_beside_them_come_out_as_alone(adapters, several, decode):

@@ -141,7 +141,7 @@ def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_g
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", *EVERY_METHOD])
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 def test_every_method_samples_the_same_with_and_without_guesses(name):
     attention, changes = METHODS.get(name, ((Dense(),), {}))
     experts = EXPERTS if name == "experts" else None

@@ -78,6 +78,7 @@ def played_on(config, moe=EXPERTS):
     return groups, engine.compiled(model_on(mesh, cut))["decode"].as_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config, fold",
     [

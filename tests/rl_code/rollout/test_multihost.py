@@ -23,6 +23,7 @@ def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
     return [programs.start(module, *shared, process, *arguments, devices=1) for process in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.quick(first=1)
 @pytest.mark.parametrize("data, tensor", [(2, 1), (1, 2)])
 def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
@@ -43,6 +44,7 @@ def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
         np.testing.assert_array_equal(played[f"logprobs{i}"], t.logprobs)
 
 
+@pytest.mark.long
 def test_a_follower_says_when_the_first_process_has_ended(tmp_path):
     leader, follower = start(tmp_path / "played.npz", 2, 1, 3)
     output = follower.communicate(timeout=120)[0]

@@ -84,6 +84,7 @@ def first_step(groups, replay: bool, model=None):
     return optax.tree.get(state.opt_state, "mu"), jax.device_get(metrics)
 
 
+@pytest.mark.long
 def test_noting_changes_no_token_and_says_what_was_chosen():
     noted = sampled()
     assert_same(noted, sampled(note=False))
@@ -147,6 +148,7 @@ def test_the_compressed_branch_keeps_its_gradient_under_replay(monkeypatch):
     assert own and all(np.any(np.asarray(x)) for x in own)
 
 
+@pytest.mark.long
 def test_groups_without_picks_are_trained_as_the_trainer_chooses():
     bare = sampled(note=False)
     _, metrics = first_step(bare, replay=True)

@@ -74,7 +74,7 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
 
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_batch(name):
     attention, changes = METHODS[name]
     model = dataclasses.replace(MODEL, attention=attention)

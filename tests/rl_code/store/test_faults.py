@@ -33,6 +33,7 @@ def test_racing_processes_never_share_an_item(tmp_path):
     assert sum(bool(items) for items in claimed) > 1
 
 
+@pytest.mark.long
 def test_killed_before_any_of_its_system_calls_a_process_goes_on_where_it_was(tmp_path):
     found = run("kill_points", tmp_path / "store")
     assert found["points"] > found["begun"] > found["delivered"] > 0 and found["points"] > 30
@@ -50,6 +51,7 @@ def test_killed_while_a_shard_is_made_every_group_is_in_one_place(tmp_path):
     assert report.problems == [] and report.consumed == 2 * found["points"] + 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_learner_and_actors_killed_at_random_use_every_group_once(tmp_path):
     seed = random.randrange(1 << 30)

@@ -26,6 +26,7 @@ def ask(learners: list[Learner], *lines: str) -> list[str]:
     return [learner.answer() for learner in learners]
 
 
+@pytest.mark.long
 def test_two_processes_publish_and_read_one_model(tmp_path):
     port = free_port()
     learners = [Learner(tmp_path, port, index, 2) for index in range(2)]
