@@ -59,6 +59,7 @@ DOCUMENTS = 16
 PEER = "jax.nn"
 CUDNN = "cudnn"
 PEERS = (PEER, CUDNN)
+OURS = ("dense", "window", "moba", "nsa", "squid")
 # A program that needs more than this share of the free memory is not run. The allocator keeps freed
 # memory, which may take as much again.
 SHARE = 0.5
@@ -86,6 +87,11 @@ def main() -> None:
     if options.table:
         print(markdown(json.loads(Path(options.table).read_text())))
         return
+    if unknown := set(options.contenders) - {*PEERS, *OURS}:
+        sys.exit(
+            f"--contenders: no {', '.join(sorted(unknown))} is there, expected some of "
+            f"{', '.join((*PEERS, *OURS))} ({CUDNN} on a GPU alone)"
+        )
     dtype = "float32" if options.device == "cpu" else "bfloat16"
     report = dict(
         hardware=hardware(),

@@ -208,8 +208,9 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
         view.add_column(name, justify="right")
     for result in results:
         cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
-        known = result.knows_first_edits
-        first = percent(result.interval(1, first_edit=True)) if known else "-"
+        first = "-"
+        if result.knows_first_edits:
+            first = percent(result.interval(1, first_edit=True))
         view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first)
     return view
 

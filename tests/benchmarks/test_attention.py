@@ -134,9 +134,7 @@ def test_a_small_run(tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
     assert len(report["correctness"]) == 27 and len(report["decode"]) == 4
-    assert {row["contender"] for row in report["rows"]} == {
-        *(attention.PEER, "dense", "window", "moba", "nsa", "squid")
-    }
+    assert {row["contender"] for row in report["rows"]} == {*(attention.PEER, *attention.OURS)}
     assert attention.markdown(report).count("\n|") > 12
 
 
@@ -168,3 +166,17 @@ def test_a_peer_that_does_not_run_does_not_end_the_bench(monkeypatch, name, faul
     attention._time_rows(report, 64, options, 1, console)
     cells = list(attention.cells_of(report["rows"]))
     assert [row[3] for row in cells] == [str(fault)] * 2 and cells[0][6:] == ("-",) * 4
+
+
+def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch):
+    options = types.SimpleNamespace(table=None, contenders=["dense", "denes"])
+    monkeypatch.setattr(attention, "flags", types.SimpleNamespace(FLAGS=options))
+    with pytest.raises(SystemExit, match=r"no denes is there, expected some of jax\.nn, cudnn"):
+        attention.main()
+
+
+def test_the_names_of_contenders_are_those_that_run():
+    sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu")
+    options = types.SimpleNamespace(**sizes)
+    names = [one.name for one in attention.contenders(256, options)]
+    assert names == [*attention.PEERS, *attention.OURS]

@@ -136,7 +136,6 @@ def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
 
 @pytest.mark.long
 @pytest.mark.parametrize("pattern", ["moba", "mixed"])
-@pytest.mark.quick(first=1)
 def test_meshes_give_equal_losses_and_gradients(pattern):
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
     where = where.map(lambda x: jnp.repeat(x, 4, axis=0))

@@ -202,7 +202,6 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     assert not np.any(found[0][1]) and np.all(found[2][1] == -1)  # the second row is empty
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "unit, kind, heads, kv_heads, selection, scale",
     [

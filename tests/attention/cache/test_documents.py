@@ -80,7 +80,6 @@ def assembled(documents, methods=METHODS, **options):
 @pytest.mark.long
 @pytest.mark.parametrize("positions", ["sequential", "shared"])
 @pytest.mark.parametrize("chunk", [3, 30])
-@pytest.mark.quick(first=1)
 def test_assembled_documents_equal_the_row_computed_at_once(positions, chunk):
     documents = [encode(A), encode(B)]
     paged, allocator, ab = assembled(documents, positions=positions)

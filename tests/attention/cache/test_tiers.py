@@ -189,7 +189,6 @@ def test_a_table_that_changes_does_not_change_for_a_program_that_still_waits(tmp
 
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", [6, CHUNK])
-@pytest.mark.quick(first=1)
 def test_a_chunk_whose_blocks_could_not_be_read_can_be_given_again(tmp_path, monkeypatch, chunk):
     # six tokens overwrite some that their own stretches need, in a ring of eight
     small = tiered(tmp_path, host_blocks=2, chunk=chunk)

@@ -57,7 +57,6 @@ def start(model, mesh, batch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick(first=1)
 def test_updates_are_those_of_one_device(case, build):
     options, config = CASES[case]
     model = build.model(num_heads=4, num_kv_heads=2, **options)

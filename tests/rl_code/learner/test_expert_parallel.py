@@ -71,7 +71,6 @@ def first_step_on(mesh, model, batch):
     return optax.tree.get(state.opt_state, "mu"), metrics, state
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(first=1)
 def test_updates_are_those_of_one_device(build, case):

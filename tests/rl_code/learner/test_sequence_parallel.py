@@ -44,7 +44,6 @@ def lowered(model, mesh, batch):
         return update_for(LOSS, OPTIMIZER, 2, ONE.runs), (state, rows, prox, ref)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.quick(first=1)
 def test_updates_are_those_of_one_device(name, build):

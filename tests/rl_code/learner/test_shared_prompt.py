@@ -50,7 +50,6 @@ def repeated(build, groups, advantages):
 
 @pytest.mark.long
 @pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
-@pytest.mark.quick(first=1)
 def test_losses_and_gradients_do_not_depend_on_how_prompts_are_shared(build, methods):
     groups = build.turns(SIZES, seed=1)
     advantages = advantages_of(SIZES)

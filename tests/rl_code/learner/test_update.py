@@ -502,7 +502,6 @@ def test_a_segments_first_token_is_never_predicted(build):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["nsa", "moba-documents"])
-@pytest.mark.quick(first=1)
 def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_blocks(build, name):
     model = build.attending(name)
     size = model.config.alignment

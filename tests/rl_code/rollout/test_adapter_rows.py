@@ -106,7 +106,6 @@ def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="
 
 @pytest.mark.long
 @pytest.mark.parametrize("decode", ["view", "pages"])
-@pytest.mark.quick(first=1)
 def test_rows_with_other_adapters_beside_them_come_out_as_alone(adapters, several, decode):
     together = sampled(several, ROWS, [True] * 3, decode=decode)
     plain = initial(MODEL)

@@ -88,7 +88,6 @@ def played_on(config, moe=EXPERTS):
     ],
     ids=["expert 4", "data 2 x expert 2 x tensor 2", "data 2 x expert 2 x tensor 2, folded"],
 )
-@pytest.mark.quick(first=1)
 def test_experts_on_several_devices_sample_the_same_bits(config, fold):
     """The same as without the axis expert: an axis tensor alone changes the order of sums."""
     moe = dataclasses.replace(EXPERTS, fold=fold)

@@ -24,7 +24,6 @@ def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
 
 
 @pytest.mark.long
-@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("data, tensor", [(2, 1), (1, 2)])
 def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
     processes = start(tmp_path / "played.npz", data, tensor)

@@ -125,6 +125,7 @@ def undeliver(folder, step):
         *step_folder(folder, step).glob("groups/*"),
         *step_folder(folder, step).glob("taken_*"),
     ]
+    assert step_folder(folder, step).parent.is_dir()
     for path in files:
         path.unlink()
 
