@@ -49,7 +49,6 @@ def test_a_small_run(tmp_path):
     assert list((tmp_path / "blocks").iterdir()) == []
 
 
-@pytest.mark.long
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     done = programs.run(*command(tmp_path, "--tokens=512000"))
     assert (

@@ -42,7 +42,6 @@ def test_a_small_run(tmp_path):
     assert list((tmp_path / "documents").iterdir()) == []
 
 
-@pytest.mark.long
 def test_a_row_that_is_too_short_is_refused(tmp_path):
     done = run(tmp_path, "--row=79")
     assert (
