@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import ml_collections
@@ -34,7 +34,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.realtime import tables
 from rl_code.realtime.api import PARTS
-from rl_code.realtime.cycle import Cycle, CycleConfig
+from rl_code.realtime.cycle import Cycle, CycleConfig, Step
 from rl_code.realtime.dashboard import Dashboard
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Parts
@@ -67,16 +67,35 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         lock(folder / "realtime.lock")
     except OSError as error:
         raise ConfigError(f"{folder}: another process runs the cycle of this workdir") from error
-    cycle, ledger, parts = open_cycle(realtime, folder)
-    board = Dashboard(ledger, parts.store, realtime.cycle, os.environ.get(ADMIN_KEY))
     console = flags.console()
+    cycle, ledger, parts = open_cycle(realtime, folder, Lines(console))
+    board = Dashboard(ledger, parts.store, realtime.cycle, os.environ.get(ADMIN_KEY))
     page = served(parts, board, absl_flags.FLAGS.port, console)
     with StopRequest() as stop, page, stop.deferred():
         cycle.run(absl_flags.FLAGS.cycles or None, lambda: stop.requested)
     console.print(table(ledger))
 
 
-def open_cycle(config: RealtimeConfig, folder: Path):
+class Lines:
+    """Prints each edge as it is taken, and from time to time what is waited for."""
+
+    def __init__(self, console: rich.console.Console, every_s: float = 15.0):
+        self._console = console
+        self._every_s = every_s
+        self._next_at = 0.0  # of time.monotonic
+
+    def __call__(self, step: Step) -> None:
+        if step.after is None and time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + self._every_s
+        where = step.before if step.after is None else f"{step.before} -> {step.after}"
+        line = f"{time.strftime('%H:%M:%S')}  cycle {step.cycle}, {where}: {step.reason}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def open_cycle(
+    config: RealtimeConfig, folder: Path, tell: Callable[[Step], None] = lambda step: None
+):
     """The cycle of a workdir, begun if it is new; its ledger, and its parts."""
     engine = tables.connect(database_of(config, folder))
     ledger = Ledger(engine)
@@ -84,7 +103,7 @@ def open_cycle(config: RealtimeConfig, folder: Path):
         engine, folder, config.cycle, time.time
     )
     ledger.start(config.cycle.anchor, time.time())
-    return Cycle(ledger, parts, config.cycle), ledger, parts
+    return Cycle(ledger, parts, config.cycle, tell=tell), ledger, parts
 
 
 def database_of(config: RealtimeConfig, folder: Path) -> str:

@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import logging
 from sqlalchemy import Row
@@ -39,6 +40,8 @@ from rl_code.realtime.watching import WatchConfig, finite
 # A look at thousands of sessions takes a processor from those who are being served. So it waits
 # for so many times as long as a look has taken, if that is longer than ``poll_s``.
 _REST = 4.0
+# Seconds after which whoever waits asks whether it is to stop.
+_ASK_S = 1.0
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
 
 
@@ -81,6 +84,17 @@ class Plan:
     text: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An edge that was taken, or what is waited for."""
+
+    cycle: int
+    before: str
+    # None while it waits.
+    after: str | None
+    reason: str
+
+
 class Cycle:
     """Goes from edge to edge; the database is all that it remembers."""
 
@@ -90,27 +104,33 @@ class Cycle:
         parts: Parts,
         config: CycleConfig,
         clock: Callable[[], float] = time.time,
+        tell: Callable[[Step], None] = lambda step: None,
     ):
+        """tell: is given each edge as it is taken, and what each look waits for."""
         self._ledger = ledger
         self._parts = parts
         self._config = config
         self._clock = clock
+        self._tell = tell
 
     def run(self, cycles: int | None = None, stop: Callable[[], bool] = lambda: False) -> None:
         """Takes edges until a number of cycles has ended, counted from the first one; for ever
-        without. stop: asked between two edges.
+        without. stop: asked between two edges, and while none is due.
         """
         while not stop():
-            taken = False
-            begin = time.monotonic()
+            taken, rest_s = False, self._config.poll_s
             with _waiting():
-                if cycles is not None and self._ledger.current().number > cycles:
-                    self._follow(self._ledger.current())
+                row = self._ledger.current()
+                # not part of the look: a first version may have to be trained before it is served
+                self._follow(row)
+                if cycles is not None and row.number > cycles:
                     return
-                taken = self.step()
-            if not taken:
-                took_s = time.monotonic() - begin
-                self._parts.wait(max(self._config.poll_s, _REST * took_s))
+                begin = time.monotonic()
+                taken = self._take(row)
+                rest_s = max(rest_s, _REST * (time.monotonic() - begin))
+            while not taken and rest_s > 0 and not stop():
+                self._parts.wait(min(rest_s, _ASK_S))
+                rest_s -= _ASK_S
 
     def step(self) -> bool:
         """Does the work of the state and takes the edge if it is due; False if it is not.
@@ -119,7 +139,7 @@ class Cycle:
         """
         row = self._ledger.current()
         self._follow(row)
-        return getattr(self, f"_{row.state}")(row)
+        return self._take(row)
 
     def plan(self) -> Plan:
         """What ``step`` would do now, without doing it."""
@@ -148,20 +168,33 @@ class Cycle:
                 text = f"give everybody version {row.base}, and {row.candidate} to nobody"
         return Plan(row.number, row.state, due, text)
 
+    def _take(self, row: Row) -> bool:
+        return getattr(self, f"_{row.state}")(row)
+
+    def _edge(self, row: Row, after: str, reason: str, **others: Any) -> bool:
+        """Takes an edge, as ``Ledger.edge``, and tells of it."""
+        self._ledger.edge(row, after, self._clock(), reason, **others)
+        self._tell(Step(row.number, row.state, after, reason))
+        return True
+
+    def _wait(self, row: Row, reason: str) -> bool:
+        """Takes none."""
+        self._tell(Step(row.number, row.state, None, reason))
+        return False
+
     # The states. Each returns whether an edge was taken.
 
     def _collect(self, row: Row) -> bool:
         selection, due, text = self._collectable(row)
         if not due or selection is None:
-            return False
+            return self._wait(row, text)
         # Marked first: whoever is killed here finds the selection as used by this cycle, and goes
         # on with it. The other way round a cycle would train on what it does not own.
         self._parts.store.mark_used(row.number, selection)
         candidate = max(self._ledger.parents()) + 1
-        self._ledger.edge(
+        return self._edge(
             row,
             "train",
-            self._clock(),
             text,
             changes={
                 "candidate": candidate,
@@ -173,53 +206,45 @@ class Cycle:
             },
             new_version=candidate,
         )
-        return True
 
     def _train(self, row: Row) -> bool:
         selection = self._parts.store.used(row.number)
         if selection is None or not selection.ids:
             reason = "nothing of its selection is left: its people took their data back"
             refused = [(row.candidate, "refused")]
-            self._ledger.edge(row, "refused", self._clock(), reason, versions=refused)
-            return True
+            return self._edge(row, "refused", reason, versions=refused)
         if (selection.digest, len(selection.ids)) != (row.digest, row.answers):
             # Somebody took data back. A trainer makes anew what it made of another selection.
             changes = {"digest": selection.digest, "answers": len(selection.ids)}
             reason = f"data was taken back: {row.answers} answers, now {len(selection.ids)}"
-            self._ledger.edge(row, "train", self._clock(), reason, changes=changes)
-            return True
+            return self._edge(row, "train", reason, changes=changes)
         try:
             self._parts.trainer.train(row.number, row.base, row.candidate, selection)
         except TrainingFailed as error:
             refused = [(row.candidate, "refused")]
-            self._ledger.edge(row, "refused", self._clock(), str(error), versions=refused)
-            return True
+            return self._edge(row, "refused", str(error), versions=refused)
         reason = f"version {row.candidate} is trained"
         trained = [(row.candidate, "candidate")]
-        self._ledger.edge(row, "gate", self._clock(), reason, versions=trained)
-        return True
+        return self._edge(row, "gate", reason, versions=trained)
 
     def _gate(self, row: Row) -> bool:
         versions = (row.candidate, row.base, self._config.anchor)
         played = [self._parts.suites.play(version) for version in versions]
         verdict = gate.judge(self._config.gate, *played)
-        self._ledger.edge(
+        return self._edge(
             row,
             "deploy" if verdict.passed else "refused",
-            self._clock(),
             verdict.reason,
             changes={"verdict": finite(dataclasses.asdict(verdict))},
             versions=[] if verdict.passed else [(row.candidate, "refused")],
         )
-        return True
 
     def _deploy(self, row: Row) -> bool:
         # the fleet follows the state: the candidate is served already
         now = self._clock()
         share = 100 * self._config.watch.share
         reason = f"version {row.candidate} serves {share:g} % of users"
-        self._ledger.edge(row, "watch", now, reason, changes={"watched_from": now})
-        return True
+        return self._edge(row, "watch", reason, changes={"watched_from": now})
 
     def _watch(self, row: Row) -> bool:
         found, alarms, _ = self._look(row)
@@ -234,24 +259,21 @@ class Cycle:
         decision, reason = found.decision, found.reason
         if decision == "promote" and held:
             if watched_s < self._config.watch.most_s:
-                return False
+                return self._wait(row, f"held by {', '.join(held)}; {reason}")
             decision, reason = "roll_back", f"alarms that nobody acknowledged: {', '.join(held)}"
         if decision == "wait":
-            return False
-        self._ledger.edge(row, decision, self._clock(), reason, changes={"look": as_json})
-        return True
+            return self._wait(row, reason)
+        return self._edge(row, decision, reason, changes={"look": as_json})
 
     def _promote(self, row: Row) -> bool:
         reason = f"version {row.candidate} is deployed"
         states = [(row.base, "retired"), (row.candidate, "deployed")]
-        self._ledger.edge(row, "promoted", self._clock(), reason, versions=states)
-        return True
+        return self._edge(row, "promoted", reason, versions=states)
 
     def _roll_back(self, row: Row) -> bool:
         reason = f"everybody has version {row.base} again"
         states = [(row.candidate, "rolled_back")]
-        self._ledger.edge(row, "rolled_back", self._clock(), reason, versions=states)
-        return True
+        return self._edge(row, "rolled_back", reason, versions=states)
 
     def _follow(self, row: Row) -> None:
         """Makes the fleet serve what the state says."""

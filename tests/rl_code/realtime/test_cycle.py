@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
+from rl_code.realtime import cycle as cycle_module
 from rl_code.realtime.cycle import Cycle
 from rl_code.realtime.ledger import distance
 from rl_code.realtime.parts import Overtaken, Routing, TrainingFailed
@@ -227,6 +228,60 @@ def test_a_run_ends_after_its_cycles_and_goes_on_when_it_is_started_again(tmp_pa
     calls = []
     rehearsed.cycle.run(stop=lambda: len(calls) == 2 or calls.append(1))
     assert len(calls) == 2
+
+
+def with_time(monkeypatch, rehearsed: Rehearsed, follow_s: float, look_s: float) -> list[float]:
+    """The cycle in a time of its own: to follow a state and to look take so long. Returns the waits
+    to come.
+    """
+    now, waits = [0.0], []
+    monkeypatch.setattr(cycle_module.time, "monotonic", lambda: now[0])
+    fleet, store = rehearsed.parts.fleet, rehearsed.parts.store
+    apply, select = fleet.apply, store.select
+
+    def slow(function, seconds):
+        def call(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(fleet, "apply", slow(apply, follow_s))
+    monkeypatch.setattr(store, "select", slow(select, look_s))
+    rehearsed.parts = dataclasses.replace(rehearsed.parts, wait=waits.append)
+    return waits
+
+
+def test_a_look_rests_for_longer_than_it_takes_but_not_for_what_a_version_takes_to_be_served(
+    tmp_path, monkeypatch
+):
+    """A first version may be trained for minutes before it is served."""
+    rehearsed = Rehearsed(tmp_path)
+    waits = with_time(monkeypatch, rehearsed, follow_s=200.0, look_s=0.5)
+    rehearsed.another(poll_s=0.01).run(stop=lambda: sum(waits) >= 2)
+    assert waits == [1.0, 1.0]  # four times as long as the look, asked each second
+
+
+def test_a_run_that_is_asked_to_stop_waits_no_longer(tmp_path, monkeypatch):
+    rehearsed = Rehearsed(tmp_path)
+    waits = with_time(monkeypatch, rehearsed, follow_s=0.0, look_s=0.0)
+    rehearsed.another(poll_s=100.0).run(stop=lambda: len(waits) == 3)
+    assert waits == [1.0, 1.0, 1.0]
+
+
+def test_edges_and_what_is_waited_for_are_told(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    told = []
+    cycle = Cycle(rehearsed.ledger, rehearsed.parts, rehearsed.config, rehearsed.clock, told.append)
+    rehearsed.until("train", 2, cycle)
+    edges = [step for step in told if step.after is not None]
+    rows = rehearsed.ledger.rows(EDGES)
+    assert [(e.cycle, e.before, e.after, e.reason) for e in edges] == [
+        (row.cycle, row.before, row.after, row.reason) for row in rows
+    ]
+    waited = {step.before: step.reason for step in told if step.after is None}
+    assert set(waited) == {"collect", "watch"}
+    assert "wait for 100 sessions" in waited["collect"]
 
 
 def test_distance_is_counted_along_the_tree_of_versions():
