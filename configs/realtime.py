@@ -6,7 +6,7 @@ What: the model of configs/tab.py after its warm start is served over HTTP; simu
   users. people=None serves whoever has the URL instead.
 Command: python -m launch.realtime --config=configs/realtime.py --workdir=runs/realtime --cycles=3
   configs/realtime.py:bad makes the first candidate bad on purpose and has the gate let it through.
-Hardware: 2 CPU cores. Run time: 10 minutes, of which the warm start takes half.
+Hardware: 2 CPU cores. Run time: 9 minutes, of which the warm start takes three.
 Expected metric: three candidates are trained, judged, watched, and promoted or rolled back. A step
   of this size is too small to be proven by so few people (docs/results.md).
 """
