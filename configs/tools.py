@@ -5,7 +5,7 @@ What: the agent from scratch of configs/repositories.py on generated repositorie
   made for is a command in the terminal. Thoughts on each line are left out, or are a call of
   ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
   ``try_lines`` is the only tool that tests, so only its arm learns to try again. No walk has a use
-  for jump, diagnostics, history or memory, so they are no arms.
+  for diagnostics, history or memory, so they are no arms.
 Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
 Hardware: 2 CPU cores. Run time: docs/results.md.
@@ -21,12 +21,14 @@ from configs import repositories
 
 GREP = "grep"
 READ = dict(name="read_file", numbered=True)
+JUMP = dict(name="jump", numbered=True)
 # Name of an arm -> the tools beside the terminal, and the protocol.
 ARMS = {
     "terminal": ((), "compact"),
     "grep": ((GREP,), "compact"),
     "semantic_search": (("semantic_search",), "compact"),
     "read_file": ((READ,), "compact"),
+    "jump": ((JUMP,), "compact"),
     "replace_lines": (("replace_lines",), "compact"),
     "try_lines": (("try_lines",), "compact"),
     "think": (("think",), "compact"),

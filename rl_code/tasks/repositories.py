@@ -177,7 +177,8 @@ def _attempt(
             "template": "+".join(names_of(program)),
             "program": program,
             "broken": program_of(broken),
-            # the paths of the chain, the symptom first
+            # the functions of the chain, the symptom first, and their paths
+            "functions": tuple(one.name for one in chain),
             "chain": tuple(f"{module}.py" for module in modules[: len(chain)]),
             "cause": cause,
             # of each function of the chain, where its steps lie in ``program``

@@ -44,9 +44,10 @@ class Search(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Reads a file."""
+    """Reads a function, with the file that it is in."""
 
     path: str
+    name: str
 
 
 class Change(NamedTuple):
@@ -134,7 +135,7 @@ def walk(
         overlooked = mistake is not None and mistake.step is None
         last = len(chain) - 1 if overlooked else cause if mistake is None else mistake.link
         for link in range(last + 1):
-            yield Message((Read(chain[link]),), thought, right)
+            yield Message((Read(chain[link], task.meta["functions"][link]),), thought, right)
             turns -= 1
             if rng.random() < p_guess:
                 yield Message((_guess(task, link, rng), Submit()))

@@ -51,7 +51,7 @@ def command_of(task: Task, move: Move) -> Command:
         case Search(text):
             found = [f"{path}:{number}:{line}\n" for path, number, line in lines_with(task, text)]
             return Command(f'grep -n "{text}" *.py', "".join(found), 0 if found else 1)
-        case Read(path):
+        case Read(path, _):
             # the lines with their numbers, but for blank ones, which would only take tokens
             lines = [
                 f"{number}:{line}\n"

@@ -22,6 +22,7 @@ from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
+from rl_code.environment.tools.jump import Jump
 from rl_code.environment.tools.read_file import shown
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.semantic_search import SemanticSearch
@@ -51,6 +52,7 @@ TOOLS = find_tools(
         Named("grep"),
         Named("semantic_search"),
         Named("read_file", {"numbered": True}),
+        Named("jump", {"numbered": True}),
         Named("think"),
         Named("replace_lines"),
         Named("try_lines"),
@@ -60,11 +62,11 @@ TOOLS = find_tools(
 # The tools that say a move, of which the first that there is is taken; without one the terminal.
 _SAID_BY = {
     Search: ("grep", "semantic_search"),
-    Read: ("read_file",),
+    Read: ("read_file", "jump"),
     Change: ("replace_lines",),
 }
 # What a tool answers depends on its settings.
-_AS_SET = ("grep", "semantic_search", "read_file", "terminal")
+_AS_SET = ("grep", "semantic_search", "read_file", "jump", "terminal")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -155,7 +157,12 @@ class ToolWords:
                 shown_most = Found(found[: Grep().most], len(found))
                 told = describe_found(shown_most, verbose=False)
                 return ToolCall("grep", {"pattern": text}), ToolResult("grep", told)
-            case Read(path):
+            case Read(path, name) if tool == "jump":
+                lines = task.files[path].splitlines()
+                line = lines.index(f"def {name}(xs):") + 1
+                told = Jump(numbered=True).window(path, lines, line, verbose=False)
+                return ToolCall("jump", {"to": name}), ToolResult("jump", told)
+            case Read(path, _):
                 told = shown(path, task.files[path], verbose=False, first=1)
                 return ToolCall("read_file", {"path": path}), ToolResult("read_file", told)
         return ToolCall("replace_lines", _arguments(move)), ToolResult("replace_lines", "ok")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.grep import search
-from rl_code.environment.tools.read_file import unreadable
+from rl_code.environment.tools.read_file import unreadable, with_numbers
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
@@ -29,6 +29,8 @@ class Jump(Tool):
     behind: int = 8
     # Wall-clock seconds in which a definition is looked for.
     seconds: float = 4.0
+    # Whether lines are shown behind their numbers, as ``read_file`` does it.
+    numbered: bool = False
 
     schema: ClassVar[Mapping[str, Any]] = function_schema(
         "jump",
@@ -73,6 +75,14 @@ class Jump(Tool):
             return unreadable(path, error, workspace)
         if not 1 <= line <= len(lines):
             return Answer(f"no line {line}; {path} has {len(lines)} lines", ok=False)
+        return Answer(self.window(path, lines, line, also, verbose=workspace.verbose))
+
+    def window(
+        self, path: str, lines: Sequence[str], line: int, also: str = "", *, verbose: bool
+    ) -> str:
+        """The lines of a file around one, as the model reads them."""
         first = max(line - self.before, 1)
-        text = "\n".join([f"{path}:{first}", *lines[first - 1 : line + self.behind]]) + also
-        return Answer(cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH))
+        text = "\n".join(lines[first - 1 : line + self.behind])
+        if self.numbered:
+            text = with_numbers(text, first)
+        return cut_middle(f"{path}:{first}\n{text}{also}", _VERBOSE_WIDTH if verbose else _WIDTH)

@@ -26,17 +26,21 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
             return Answer(f"{path} is not a readable text file", ok=False)
 
 
+def with_numbers(text: str, first: int) -> str:
+    """A text whose lines, but for blank ones, stand behind their numbers; of the first one."""
+    return "".join(
+        f"{number}:{line}" if line.strip() else line
+        for number, line in enumerate(text.splitlines(keepends=True), start=first)
+    )
+
+
 def shown(path: str, text: str, *, verbose: bool, first: int | None = None) -> str:
     """A file's text, or some of it, as the model reads it.
 
     first: the number of the first line, where lines are shown with their numbers.
     """
     if first is not None:
-        lines = text.splitlines(keepends=True)
-        text = "".join(
-            f"{number}:{line}" if line.strip() else line
-            for number, line in enumerate(lines, start=first)
-        )
+        text = with_numbers(text, first)
     return cut_middle(text, _VERBOSE_WIDTH if verbose else _WIDTH) or f"{path} is empty"
 
 

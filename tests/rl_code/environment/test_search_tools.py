@@ -148,6 +148,10 @@ def test_jump_shows_lines_around_a_place_or_a_definition(workspace):
     assert use(workspace, "jump", around, to="total").content == (
         "cart.py:4\ndef total(xs):\n    return rate(xs) + [1]"
     )
+    numbered = find_tools((Named("jump", {"before": 0, "behind": 1, "numbered": True}),))
+    assert use(workspace, "jump", numbered, to="total").content == (
+        "cart.py:4\n4:def total(xs):\n5:    return rate(xs) + [1]"
+    )
     assert use(workspace, "jump", around, to="LIMIT").content.startswith("tax.py:1\nLIMIT = 3")
     several = use(workspace, "jump", around, to="tax.rate").content
     assert several.startswith("tax.py:4") and several.endswith("also lib/a/total.py:2")

@@ -392,6 +392,22 @@ def test_without_grep_walks_ask_the_semantic_search(pool):
     assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
 
 
+def test_without_read_file_walks_jump_along_the_chain(tasks, pool):
+    tools = {name: tool for name, tool in TOOLS.items() if name not in ("read_file", "terminal")}
+    check_demonstrable(Compact(), tools, "repositories")
+    other = find_tools((Named("jump"),))
+    with pytest.raises(ValueError, match=r"Jump\(.*numbered=False"):
+        check_demonstrable(Compact(), tools | other, "repositories")
+    pairs = []
+    for index, task in enumerate((tasks[1][0], tasks[3][0])):
+        right = dataclasses.replace(IMPERFECT, p_right=1.0)
+        segments = demonstrate(task, random.Random(index), right, LIMITS, words=ToolWords(tools))
+        jumps = [call.arguments["to"] for call in calls_of(task, segments) if call.name == "jump"]
+        assert jumps == list(task.meta["functions"][: task.meta["level"] + 1])
+        pairs.append((task, segments))
+    assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
+
+
 def test_tools_that_speak_otherwise_are_refused():
     names = ("grep", "read_file", "think", "replace_lines", "try_lines", "submit")
     with pytest.raises(ValueError, match="numbered=True"):
