@@ -116,7 +116,7 @@ def repositories(**changes) -> dict:
     return dict(name="repositories", levels=(0, 1, 2), files=(5, 8), alone=True) | changes
 
 
-def held_out(name: str, levels: tuple[int, ...], count: int) -> dict:
+def held_out(name: str, levels: tuple[int, ...], count: int, **changes) -> dict:
     """A suite of repositories whose chains are composed as none in training is."""
-    tasks = repositories(split="test", seed=1, levels=levels)
+    tasks = repositories(split="test", seed=1, levels=levels, **changes)
     return dict(name=name, tasks=tasks, count=count, samples=8)

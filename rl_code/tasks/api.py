@@ -178,6 +178,9 @@ class Repositories(Source):
     # Whether each function between the symptom and the cause has its file for itself. Otherwise
     # half of these files have another function too.
     alone: bool = False
+    # What may be wrong: an "operation" of a line, or the "name" in a call; one is drawn for each
+    # task.
+    faults: tuple[str, ...] = ("operation",)
     # Another seed gives another stream of tasks.
     seed: int = 0
 
@@ -187,9 +190,10 @@ class Repositories(Source):
     def __post_init__(self) -> None:
         _check_split(self.split)
         repositories.check_sizes(self.levels, self.files)
+        repositories.check_faults(self.faults)
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        settings = (self.levels, self.files, self.alone)
+        settings = (self.levels, self.files, self.alone, self.faults)
         return Stream(lambda i: repositories.generate(self.split, self.seed, i, *settings))
 
 

@@ -252,6 +252,7 @@ def _walked(
         config.p_test,
         config.p_give_up,
         config.p_guess,
+        words.checks,
     )
     for message in walk:
         for text, answer in words.say(task, message):

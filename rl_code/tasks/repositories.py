@@ -3,9 +3,11 @@
 The tests call one function, the symptom. It calls a function of another module, which calls one of
 a third, and so on: a chain. Each function of the chain adds one or two operations to what the next
 one returns, and one operation of the chain is wrong: another constant, or one that is easily taken
-for it. The level is the number of files between the symptom and the cause: at level 0 the fault is
-in the function that the tests call, at level 3 three imports away. The other modules and functions
-are distractors of the same kind, which import each other.
+for it. Or, where a source has such faults, one of these functions calls the next one by a name that
+is nowhere defined, which diagnostics show at once. The level is the number of files between the
+symptom and the cause: at level 0 the fault is in the function that the tests call, at level 3 three
+imports away. The other modules and functions are distractors of the same kind, which import each
+other.
 
 The message says what the symptom should do, and shows two calls. Its operations stand there as one
 meets them from the symptom along its imports: the last one first, each with a letter, which makes
@@ -42,6 +44,8 @@ from rl_code.tasks.programs import (
 )
 from rl_code.types import Case, Task, Tests
 
+# What may be wrong: an operation of a line, or the name in a call.
+FAULTS = ("operation", "name")
 # Levels: how many files lie between the symptom and the cause.
 LEVELS = (0, 1, 2, 3)
 FEWEST_FILES, MOST_FILES = 5, 160
@@ -76,10 +80,12 @@ class Function:
     steps: Program
     # The module (without .py) and the function that are called with the argument; None for none.
     calls: tuple[str, str] | None = None
+    # What stands in the call in place of that function's name; "" for the name.
+    misnamed: str = ""
 
     def text(self) -> str:
         """Its source."""
-        call = f"{self.calls[1]}(xs)" if self.calls else ""
+        call = f"{self.misnamed or self.calls[1]}(xs)" if self.calls else ""
         return f"def {self.name}(xs):\n{body(self.steps, 'ints', call=call)}"
 
 
@@ -100,23 +106,34 @@ def generate(
     levels: Sequence[int] = LEVELS,
     files: tuple[int, int] = (FEWEST_FILES, 12),
     alone: bool = False,
+    faults: Sequence[str] = FAULTS[:1],
 ) -> Task:
     """Task ``index`` of a split's endless stream; the same arguments give the same task on every
     machine.
 
     levels: of which one is drawn. files: the fewest and the most files of a repository. alone:
-    whether each function of the chain has its module for itself. Raises ValueError for an unknown
-    split or level, and for numbers of files outside FEWEST_FILES to MOST_FILES.
+    whether each function of the chain has its module for itself. faults: of which one is drawn.
+    Raises ValueError for an unknown split, level or fault, and for numbers of files outside
+    FEWEST_FILES to MOST_FILES.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
     check_sizes(levels, files)
+    check_faults(faults)
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)
     name = f"repositories/{split}/{seed}/{index}/L{level}"
-    while (task := _attempt(rng, split, level, rng.randint(*files), alone, name)) is None:
+    fault = rng.choice(faults) if len(faults) > 1 else faults[0]
+    while (task := _attempt(rng, split, level, rng.randint(*files), alone, fault, name)) is None:
         pass
+    task.meta["checked"] = "name" in faults
     return task
+
+
+def check_faults(faults: Sequence[str]) -> None:
+    """Raises ValueError for faults that ``generate`` does not take."""
+    if not faults or not set(faults) <= set(FAULTS):
+        raise ValueError(f"{faults=} must be a non-empty choice of {FAULTS}")
 
 
 def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
@@ -131,10 +148,10 @@ def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
 
 
 def _attempt(
-    rng: random.Random, split: str, level: int, files: int, alone: bool, name: str
+    rng: random.Random, split: str, level: int, files: int, alone: bool, fault: str, name: str
 ) -> Task | None:
-    """A task, or None when the draw belongs to another split, no cases tell the fault, or its line
-    cannot be named.
+    """A task, or None when the draw belongs to another split, no cases tell the fault, its line
+    cannot be named, or the function calls none.
     """
     modules = rng.sample(_names(_MODULES, files), files)
     functions = _names(_FUNCTIONS, files)
@@ -150,14 +167,24 @@ def _attempt(
     cases = _cases(rng, chain, place, wrong)
     if cases is None:
         return None
+    if fault == "name":
+        if chain[level].calls is None:
+            return None
+        broken = _misnamed(chain, level, functions.pop())
     layout = _draw_layout(rng, modules, functions, len(chain), alone)
     texts = _texts(layout, modules, broken)
     cause = f"{modules[level]}.py"
     lines = [line_of(chain[level], place.step, step) for step in (right, *alternatives(right))]
-    old = line_of(chain[level], place.step, wrong)
+    stands = right if fault == "name" else wrong
+    old = line_of(chain[level], place.step, stands)
     # the fault's line must occur once, and so must what any attempt puts in its place
     if any(texts[cause].count(line) != (line == old) for line in lines):
         return None
+    mended = texts[cause].replace(old, lines[0])
+    misnamed = None
+    if fault == "name":
+        misnamed = (broken[level].misnamed, chain[level].calls[1])
+        mended = texts[cause].replace(*misnamed)
     visible, hidden = cases
     symptom = chain[0].name
     return Task(
@@ -168,7 +195,7 @@ def _attempt(
         entry_point=symptom,
         visible_tests=Tests(cases=visible),
         hidden_tests=Tests(cases=hidden),
-        reference={cause: texts[cause].replace(old, lines[0])},
+        reference={cause: mended},
         meta={
             "source": "repositories",
             "split": split,
@@ -183,8 +210,12 @@ def _attempt(
             "cause": cause,
             # of each function of the chain, where its steps lie in ``program``
             "spans": tuple(_span(chain, link) for link in range(len(chain))),
-            # index of the wrong step in ``program``
-            "fault": _offset(chain, place),
+            # index of the wrong step in ``program``; None where a name is wrong
+            "fault": None if fault == "name" else _offset(chain, place),
+            # the name that is wrong in a call of ``cause``, and what should stand there
+            "misnamed": (broken[level].misnamed, chain[level].calls[1])
+            if fault == "name"
+            else None,
             # of each step of ``program``, its file and the number of its line
             "places": _places(broken, modules, texts),
         },
@@ -271,6 +302,12 @@ def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Funct
         dataclasses.replace(one, steps=steps) if i == place.link else one
         for i, one in enumerate(chain)
     ]
+
+
+def _misnamed(chain: Sequence[Function], link: int, name: str) -> list[Function]:
+    """The chain with another name in the call of one of its functions."""
+    wrong = dataclasses.replace(chain[link], misnamed=name)
+    return [wrong if i == link else one for i, one in enumerate(chain)]
 
 
 def alternatives(step: Step) -> list[Step]:

@@ -7,6 +7,9 @@ what it does, and whether that is the same. A model that learns this from nothin
 which lines belong to which words. Where a line is wrong it is changed and tried (``Try``), or
 changed and submitted untested; else the function that is called is read.
 
+Where a name may be wrong in a call, and there is a tool for it, a walk begins with a check of all
+files, and goes to what that finds.
+
 Some walks go wrong first: a thought sees a fault where there is none, takes the fault for something
 else, or overlooks it. Then the walk begins again from the symptom, as if nothing had been thought
 before. What is wrong stands there and is not learned: a model makes mistakes enough of its own, and
@@ -41,6 +44,10 @@ class Search(NamedTuple):
     """Looks for a text in all files."""
 
     text: str
+
+
+class Check(NamedTuple):
+    """Looks for names that are nowhere defined."""
 
 
 class Read(NamedTuple):
@@ -80,7 +87,7 @@ class Submit(NamedTuple):
     """Hands the files in."""
 
 
-Move = Search | Read | Change | Try | Submit
+Move = Check | Search | Read | Change | Try | Submit
 
 
 class Message(NamedTuple):
@@ -112,8 +119,11 @@ def walk(
     p_test: float,
     p_give_up: float,
     p_guess: float,
+    checks: bool = False,
 ) -> Iterator[Message]:
     """The messages of one episode.
+
+    checks: whether there is a tool for ``Check``.
 
     The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
     ``limits``; budgets of tokens are ignored. Without test runs nothing is tried, and so nothing
@@ -121,20 +131,31 @@ def walk(
     """
     chain = task.meta["chain"]
     cause = chain.index(task.meta["cause"])
-    if limits.turns < cause + 3:
-        raise ValueError(f"{limits.turns=} must be at least {cause + 3} for {task.id}")
-    yield Message((Search(f"def {task.entry_point}"),))
-    turns, runs = limits.turns - 1, limits.test_runs
+    checks = checks and task.meta["checked"]
+    least = cause + 3 + checks
+    if limits.turns < least:
+        raise ValueError(f"{limits.turns=} must be at least {least} for {task.id}")
+    turns, runs = limits.turns, limits.test_runs
+    if checks:
+        yield Message((Check(),))
+        turns -= 1
+    # a check tells the file
+    told = checks and task.meta["misnamed"] is not None
+    begins = cause if told else 0
+    if not told:
+        yield Message((Search(f"def {task.entry_point}"),))
+        turns -= 1
     thought = ""
     right = True
     while True:
         mistake = None
         # one that goes wrong leaves turns for one that does not
-        if rng.random() >= p_right and turns > len(chain) + cause + 3 and runs > 1:
+        may_err = rng.random() >= p_right and turns > len(chain) + cause + 3 and runs > 1
+        if may_err and task.meta["misnamed"] is None:
             mistake = _mistake(task, rng)
         overlooked = mistake is not None and mistake.step is None
         last = len(chain) - 1 if overlooked else cause if mistake is None else mistake.link
-        for link in range(last + 1):
+        for link in range(begins, last + 1):
             yield Message((Read(chain[link], task.meta["functions"][link]),), thought, right)
             turns -= 1
             if rng.random() < p_guess:
@@ -144,15 +165,17 @@ def walk(
             right = mistake is None or link != mistake.link
         if overlooked:
             continue
-        at = task.meta["fault"] if mistake is None else mistake.at
-        step = task.meta["program"][at] if mistake is None else mistake.step
-        change = _change(task, at, step)
+        if task.meta["misnamed"] is not None:
+            change, failures = _named_right(task), ()
+        else:
+            at = task.meta["fault"] if mistake is None else mistake.at
+            step = task.meta["program"][at] if mistake is None else mistake.step
+            change, failures = _change(task, at, step), _failures(task, at, step)
         if right and (turns < 2 or runs < 1 or rng.random() >= p_test):
             yield Message((change, Submit()), thought)
             return
         turns -= 1
         runs -= 1
-        failures = _failures(task, at, step)
         yield Message((Try(change, failures, runs),), thought, right)
         thought, right = "", True
         if not failures or rng.random() < p_give_up:
@@ -210,6 +233,20 @@ def _guess(task: Task, link: int, rng: random.Random) -> Change:
     """A line of a function of the chain becomes some mistake for it."""
     at = rng.randrange(*task.meta["spans"][link])
     return _change(task, at, rng.choice(alternatives(task.meta["broken"][at])))
+
+
+def misnamed_line(task: Task) -> int:
+    """The number of the line whose call has a wrong name."""
+    wrong, _ = task.meta["misnamed"]
+    lines = task.files[task.meta["cause"]].splitlines()
+    return next(i for i, line in enumerate(lines, start=1) if f" {wrong}(" in line)
+
+
+def _named_right(task: Task) -> Change:
+    """The right name in that line."""
+    path, number = task.meta["cause"], misnamed_line(task)
+    line = task.files[path].splitlines()[number - 1]
+    return Change(path, number, line.replace(*task.meta["misnamed"]))
 
 
 def _change(task: Task, at: int, step: Step) -> Change:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rl_code.environment.parts import Part
 from rl_code.environment.protocols.compact import Compact
@@ -69,6 +69,9 @@ def command_of(task: Task, move: Move) -> Command:
 @dataclasses.dataclass(frozen=True)
 class ShellWords:
     """Walks as the conversation of an agent of others."""
+
+    # No command checks names.
+    checks: ClassVar[bool] = False
 
     chat: CommandChat
 

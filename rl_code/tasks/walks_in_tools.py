@@ -2,7 +2,8 @@
 
 A move is said by the tool that is made for it where the config has it, else by a command in the
 terminal (``walks_in_shell.command_of``). What is searched is the definition of a name, for which
-``semantic_search`` is asked where there is no grep. A thought is a call of ``think``, else the text
+``semantic_search`` is asked where there is no grep. Names are checked by ``diagnostics`` if the
+config has it. A thought is a call of ``think``, else the text
 in front of the calls where the protocol allows that, else it is not said. What tools say is
 computed from the files, in exactly the words of an episode; nothing is executed in a sandbox.
 """
@@ -18,8 +19,11 @@ from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.search.index import Chunk, Index, make_chunks
 from rl_code.environment.search.parse import cut
+from rl_code.environment.servers.language_server import WARNING, Diagnostic
 from rl_code.environment.tools import tool as tool_lib
 from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.diagnostics import Diagnostics
+from rl_code.environment.tools.diagnostics import describe as describe_problems
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.jump import Jump
@@ -34,6 +38,7 @@ from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.repository_walks import (
     Change,
+    Check,
     Message,
     Move,
     Read,
@@ -41,6 +46,7 @@ from rl_code.tasks.repository_walks import (
     Submit,
     Try,
     lines_with,
+    misnamed_line,
 )
 from rl_code.tasks.walks_in_shell import command_of
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -88,6 +94,11 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
                 f"demonstrations of repositories write {name} as {written}, and the tool of the "
                 f"config as {other}; leave sft out"
             )
+    if "diagnostics" in tools and tools["diagnostics"] != Diagnostics():
+        raise ValueError(
+            f"demonstrations of repositories show what {Diagnostics()} answers, and the config has "
+            f"{tools['diagnostics']}; give it the same settings, or leave sft out"
+        )
     for name in {"terminal", *(_says(kind, tools) for kind in _SAID_BY)} & tools.keys():
         if name in _AS_SET and tools[name] != TOOLS[name]:
             raise ValueError(
@@ -110,6 +121,11 @@ class ToolWords:
     # Which answers are documents; None for none.
     documents: DocumentsConfig | None = None
     protocol: Compact = Compact()
+
+    @property
+    def checks(self) -> bool:
+        """Whether there is a tool that checks names."""
+        return "diagnostics" in self.tools
 
     def limits(self, limits: Limits) -> Limits:
         """Those of a walk: no test runs where nothing tries lines."""
@@ -140,6 +156,9 @@ class ToolWords:
             return ToolCall("submit", {}), ToolResult("submit", "")
         if isinstance(move, Try):
             return _tried(task, move)
+        if isinstance(move, Check):
+            told = describe_problems(_problems(task), (), Diagnostics.most, verbose=False)
+            return ToolCall("diagnostics", {}), ToolResult("diagnostics", told)
         tool = _says(type(move), self.tools)
         if tool is None:
             command = command_of(task, move)
@@ -184,6 +203,25 @@ def _about(task: Task, question: str) -> list[Chunk]:
         for chunk in make_chunks(path, text, cut(tool.grammars[".py"], text))
     ]
     return Index(chunks).search(question, tool.most)
+
+
+def _problems(task: Task) -> list[Diagnostic]:
+    """What ruff and ty say of a task's files: a name that is called and nowhere defined, and the
+    import that nothing uses for it.
+    """
+    if task.meta["misnamed"] is None:
+        return []
+    path, line = task.meta["cause"], misnamed_line(task)
+    wrong, right = task.meta["misnamed"]
+    lines = task.files[path].splitlines()
+    at = next(i for i, one in enumerate(lines, start=1) if one.endswith(f" import {right}"))
+    module = lines[at - 1].split()[1]
+    problems = (
+        (at, "ruff", "F401", f"`{module}.{right}` imported but unused"),
+        (line, "ruff", "F821", f"Undefined name `{wrong}`"),
+        (line, "ty", "unresolved-reference", f"Name `{wrong}` used when not defined"),
+    )
+    return [Diagnostic(path, number, 0, WARNING, *said) for number, *said in problems]
 
 
 def _tried(task: Task, move: Try) -> tuple[ToolCall, ToolResult]:

@@ -29,7 +29,7 @@ from rl_code.tasks.demonstrations import (
     demonstrate,
 )
 from rl_code.tasks.programs import SPLITS
-from rl_code.tasks.repositories import LEVELS, MOST_FILES, generate
+from rl_code.tasks.repositories import FAULTS, LEVELS, MOST_FILES, generate
 from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
@@ -217,6 +217,7 @@ def test_names_are_of_nothing_else():
         (("train", 0, 0, (4,)), "levels=(4,)"),
         (("train", 0, 0, (1,), (3, 12)), "files=(3, 12)"),
         (("train", 0, 0, (1,), (12, 5)), "files=(12, 5)"),
+        (("train", 0, 0, (1,), (5, 12), True, ("names",)), "faults=('names',)"),
     ],
 )
 def test_impossible_settings_are_named(arguments, named):
@@ -235,9 +236,9 @@ def walks(tasks, config=IMPERFECT, limits=LIMITS) -> list[tuple[Task, list[Segme
     return [(t, demonstrate(t, random.Random(i), config, limits)) for i, t in enumerate(every)]
 
 
-def calls_of(task, segments):
+def calls_of(task, segments, tools=TOOLS):
     texts = [segment.text.removesuffix("<|eot|>") for segment in segments if segment.sampled]
-    return [call for text in texts for call in Compact().parse(text, task, TOOLS)]
+    return [call for text in texts for call in Compact().parse(text, task, tools)]
 
 
 EDITS = ("replace_lines", "try_lines")
@@ -406,6 +407,59 @@ def test_without_read_file_walks_jump_along_the_chain(tasks, pool):
         assert jumps == list(task.meta["functions"][: task.meta["level"] + 1])
         pairs.append((task, segments))
     assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
+
+
+def test_with_diagnostics_walks_check_names_first(pool):
+    names = ("grep", "diagnostics", "read_file", "replace_lines", "submit")
+    tools = {name: tool for name, tool in TOOLS.items() if name in names}
+    tools |= find_tools((Named("diagnostics"),))
+    check_demonstrable(Compact(), tools, "repositories")
+    with pytest.raises(ValueError, match=r"Diagnostics\(.*most=3"):
+        other = find_tools((Named("diagnostics", {"most": 3}),))
+        check_demonstrable(Compact(), tools | other, "repositories")
+    found = {"name": [], "operation": []}
+    for index in range(8):
+        task = generate("train", 3, index, faults=FAULTS)
+        found["name" if task.meta["misnamed"] else "operation"].append(task)
+    pairs = []
+    for kind, some in found.items():
+        for index, task in enumerate(some[:3]):
+            right = dataclasses.replace(IMPERFECT, p_right=1.0)
+            words = ToolWords(tools)
+            segments = demonstrate(task, random.Random(index), right, LIMITS, words=words)
+            calls = calls_of(task, segments, tools)
+            called = [call.name for call in calls]
+            files = task.meta["level"] + 1
+            behind = ["read_file"] if kind == "name" else ["grep", *["read_file"] * files]
+            assert called == ["diagnostics", *behind, "replace_lines", "submit"]
+            assert with_edit(task, calls[-2]) == {**task.files, **task.reference}
+            pairs.append((task, segments))
+    # the servers start for the first check
+    assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_wrong_name_is_nowhere_defined_and_the_reference_mends_it(alone):
+    for index, level in enumerate((*LEVELS, *LEVELS)):
+        task = generate("train", 5, index, (level,), (6, 8), alone, ("name",))
+        wrong, right = task.meta["misnamed"]
+        assert not any(f"def {wrong}(" in text for text in task.files.values())
+        assert any(f"def {right}(" in text for text in task.files.values())
+        cause = task.meta["cause"]
+        assert task.meta["chain"].index(cause) == level and set(task.reference) == {cause}
+        assert task.reference[cause] == task.files[cause].replace(f" {wrong}(", f" {right}(")
+        for tests in (task.visible_tests, task.hidden_tests):
+            with pytest.raises(NameError, match=wrong):
+                failing(task, task.files, tests)
+            assert not any(failing(task, {**task.files, **task.reference}, tests))
+
+
+def test_faults_by_default_are_those_of_before():
+    """A setting more changes no task of who does not use it."""
+    for index in range(20):
+        task = generate("train", 0, index)
+        same = generate("train", 0, index, faults=("operation",))
+        assert task == same and not task.meta["checked"] and task.meta["misnamed"] is None
 
 
 def test_tools_that_speak_otherwise_are_refused():
