@@ -5,7 +5,7 @@ What: the agent from scratch of configs/repositories.py on generated repositorie
   made for is a command in the terminal. Thoughts on each line are left out, or are a call of
   ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
   ``try_lines`` is the only tool that tests, so only its arm learns to try again. No walk has a use
-  for diagnostics, history or memory, so they are no arms.
+  for history or memory, so they are no arms; configs/diagnostics.py has tasks for diagnostics.
 Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
 Hardware: 2 CPU cores. Run time: docs/results.md.
