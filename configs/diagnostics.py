@@ -1,4 +1,4 @@
-"""Diagnostics: what they are worth where every second fault is a name that is nowhere defined.
+"""What diagnostics are worth where half of the faults are a call of an undefined name.
 
 What: the agent from scratch of configs/tools.py with the terminal alone, and with ``diagnostics``,
   on generated repositories in which an operation of a line is wrong, or the name in a call. The

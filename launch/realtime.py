@@ -34,7 +34,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.realtime import tables
 from rl_code.realtime.api import PARTS
-from rl_code.realtime.cycle import Cycle, CycleConfig, Step
+from rl_code.realtime.cycle import Cycle, CycleConfig, Notice
 from rl_code.realtime.dashboard import Dashboard
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Parts
@@ -84,17 +84,17 @@ class Lines:
         self._every_s = every_s
         self._next_at = 0.0  # of time.monotonic
 
-    def __call__(self, step: Step) -> None:
-        if step.after is None and time.monotonic() < self._next_at:
+    def __call__(self, notice: Notice) -> None:
+        if notice.after is None and time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + self._every_s
-        where = step.before if step.after is None else f"{step.before} -> {step.after}"
-        line = f"{time.strftime('%H:%M:%S')}  cycle {step.cycle}, {where}: {step.reason}"
+        where = notice.before if notice.after is None else f"{notice.before} -> {notice.after}"
+        line = f"{time.strftime('%H:%M:%S')}  cycle {notice.cycle}, {where}: {notice.reason}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def open_cycle(
-    config: RealtimeConfig, folder: Path, tell: Callable[[Step], None] = lambda step: None
+    config: RealtimeConfig, folder: Path, tell: Callable[[Notice], None] = lambda notice: None
 ):
     """The cycle of a workdir, begun if it is new; its ledger, and its parts."""
     engine = tables.connect(database_of(config, folder))

@@ -34,14 +34,12 @@ from rl_code.realtime import gate, monitors, watching
 from rl_code.realtime.gate import GateConfig
 from rl_code.realtime.ledger import Ledger, distance
 from rl_code.realtime.monitors import MonitorsConfig
-from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed
+from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed, never
 from rl_code.realtime.watching import WatchConfig, finite
 
 # A look at thousands of sessions takes a processor from those who are being served. So it waits
 # for so many times as long as a look has taken, if that is longer than ``poll_s``.
 _REST = 4.0
-# Seconds after which whoever waits asks whether it is to stop.
-_ASK_S = 1.0
 STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
 
 
@@ -85,7 +83,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class Notice:
     """An edge that was taken, or what is waited for."""
 
     cycle: int
@@ -104,7 +102,7 @@ class Cycle:
         parts: Parts,
         config: CycleConfig,
         clock: Callable[[], float] = time.time,
-        tell: Callable[[Step], None] = lambda step: None,
+        tell: Callable[[Notice], None] = lambda notice: None,
     ):
         """tell: is given each edge as it is taken, and what each look waits for."""
         self._ledger = ledger
@@ -113,7 +111,7 @@ class Cycle:
         self._clock = clock
         self._tell = tell
 
-    def run(self, cycles: int | None = None, stop: Callable[[], bool] = lambda: False) -> None:
+    def run(self, cycles: int | None = None, stop: Callable[[], bool] = never) -> None:
         """Takes edges until a number of cycles has ended, counted from the first one; for ever
         without. stop: asked between two edges, and while none is due.
         """
@@ -126,11 +124,12 @@ class Cycle:
                 if cycles is not None and row.number > cycles:
                     return
                 begin = time.monotonic()
-                taken = self._take(row)
-                rest_s = max(rest_s, _REST * (time.monotonic() - begin))
-            while not taken and rest_s > 0 and not stop():
-                self._parts.wait(min(rest_s, _ASK_S))
-                rest_s -= _ASK_S
+                try:
+                    taken = self._take(row)
+                finally:
+                    rest_s = max(rest_s, _REST * (time.monotonic() - begin))
+            if not taken:
+                self._parts.wait(rest_s, stop)
 
     def step(self) -> bool:
         """Does the work of the state and takes the edge if it is due; False if it is not.
@@ -174,12 +173,12 @@ class Cycle:
     def _edge(self, row: Row, after: str, reason: str, **others: Any) -> bool:
         """Takes an edge, as ``Ledger.edge``, and tells of it."""
         self._ledger.edge(row, after, self._clock(), reason, **others)
-        self._tell(Step(row.number, row.state, after, reason))
+        self._tell(Notice(row.number, row.state, after, reason))
         return True
 
     def _wait(self, row: Row, reason: str) -> bool:
-        """Takes none."""
-        self._tell(Step(row.number, row.state, None, reason))
+        """Tells what is waited for; takes no edge."""
+        self._tell(Notice(row.number, row.state, None, reason))
         return False
 
     # The states. Each returns whether an edge was taken.

@@ -148,6 +148,17 @@ class Suites(Protocol):
         ...
 
 
+def never() -> bool:
+    """Of whoever is not to stop."""
+    return False
+
+
+class Wait(Protocol):
+    def __call__(self, seconds: float, stop: Callable[[], bool] = never) -> None:
+        """What happens for so many seconds in which no edge is due, or until ``stop`` says so."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """The four, what happens while the cycle waits, and who serves people."""
@@ -156,8 +167,7 @@ class Parts:
     trainer: Trainer
     fleet: Fleet
     suites: Suites
-    # Called with the seconds to wait when no edge is due.
-    wait: Callable[[float], None]
+    wait: Wait
     # Serves people, and further routes beside, until the context is left; yields the URL. Takes the
     # port, None for any that is free. None for parts that serve nobody.
     serve: Callable[[Sequence[BaseRoute], int | None], AbstractContextManager[str]] | None = None

@@ -23,7 +23,7 @@ from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Ta
 from rl_code.feedback.outcomes import Selection
 from rl_code.files import write_atomically
 from rl_code.read_config import at_least
-from rl_code.realtime.parts import Overtaken, Parts, Played, Routing, Sessions
+from rl_code.realtime.parts import Overtaken, Parts, Played, Routing, Sessions, never
 
 METADATA = MetaData()
 
@@ -89,7 +89,7 @@ class Rehearsal:
             RehearsalTrainer(self, weights),
             fleet,
             RehearsalSuites(self, weights),
-            lambda seconds: people.come(self.sessions, clock()),
+            lambda seconds, stop=never: people.come(self.sessions, clock()),
         )
 
 

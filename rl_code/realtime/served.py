@@ -42,6 +42,7 @@ from rl_code.realtime.parts import (
     Played,
     Routing,
     TrainingFailed,
+    never,
 )
 from rl_code.realtime.recorded import RecordedStore
 from rl_code.realtime.training import groups_of, leave_one_out, spoiled
@@ -59,6 +60,8 @@ from rl_code.serving.router import Shares
 # The name that people ask for, and that of the arm of everybody while no candidate is watched.
 AUTO = "auto"
 _EVERYBODY = "everybody"
+# Seconds after which whoever waits asks whether to stop.
+_ASK_S = 1.0
 # What is kept of the updates of a version: means, and those of the first one.
 _TOLD = (
     "train/loss",
@@ -363,14 +366,14 @@ class System:
             self._url = endpoint.url
             yield endpoint.url
 
-    def wait(self, seconds: float) -> None:
-        """What happens while no edge is due: people work. Simulated ones come when the first
-        version is served.
-        """
+    def wait(self, seconds: float, stop: Callable[[], bool] = never) -> None:
+        """As ``parts.Wait``: people work. Simulated ones come when the first version is served."""
         if self._config.people is not None and self._url:
             if self._crowd is None:
                 log = self._folder / "people.log"
                 crowd = Crowd(self._config.people, f"{self._url}/v1", log)
                 self._crowd = self._ends.enter_context(crowd)
             self._crowd.check()
-        time.sleep(seconds)
+        end = time.monotonic() + seconds
+        while not stop() and (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(left_s, _ASK_S))

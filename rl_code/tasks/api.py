@@ -189,8 +189,7 @@ class Repositories(Source):
 
     def __post_init__(self) -> None:
         _check_split(self.split)
-        repositories.check_sizes(self.levels, self.files)
-        repositories.check_faults(self.faults)
+        repositories.check_settings(self.levels, self.files, self.faults)
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         settings = (self.levels, self.files, self.alone, self.faults)

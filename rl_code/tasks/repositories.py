@@ -118,32 +118,33 @@ def generate(
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
-    check_sizes(levels, files)
-    check_faults(faults)
+    check_settings(levels, files, faults)
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)
     name = f"repositories/{split}/{seed}/{index}/L{level}"
     fault = rng.choice(faults) if len(faults) > 1 else faults[0]
     while (task := _attempt(rng, split, level, rng.randint(*files), alone, fault, name)) is None:
         pass
-    task.meta["checked"] = "name" in faults
+    task.meta["names_may_be_wrong"] = "name" in faults
     return task
 
 
-def check_faults(faults: Sequence[str]) -> None:
-    """Raises ValueError for faults that ``generate`` does not take."""
+def check_settings(levels: Sequence[int], files: tuple[int, int], faults: Sequence[str]) -> None:
+    """Raises ValueError for levels, numbers of files and faults that ``generate`` does not take."""
     if not faults or not set(faults) <= set(FAULTS):
         raise ValueError(f"{faults=} must be a non-empty choice of {FAULTS}")
-
-
-def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
-    """Raises ValueError for levels and numbers of files that ``generate`` does not take."""
     if not levels or not set(levels) <= set(LEVELS):
         raise ValueError(f"{levels=} must be a non-empty choice of {LEVELS}")
     if len(files) != 2 or not FEWEST_FILES <= files[0] <= files[1] <= MOST_FILES:
         raise ValueError(
             f"{files=} must be the fewest and the most files, between {FEWEST_FILES} and "
             f"{MOST_FILES}"
+        )
+    # the cause calls another function, and one module is beyond the chain
+    least = max(levels) + 3
+    if "name" in faults and files[1] < least:
+        raise ValueError(
+            f"{files=} must reach {least}: at level {max(levels)} a wrong name needs {least} files"
         )
 
 
@@ -180,11 +181,13 @@ def _attempt(
     # the fault's line must occur once, and so must what any attempt puts in its place
     if any(texts[cause].count(line) != (line == old) for line in lines):
         return None
-    mended = texts[cause].replace(old, lines[0])
-    misnamed = None
     if fault == "name":
         misnamed = (broken[level].misnamed, chain[level].calls[1])
-        mended = texts[cause].replace(*misnamed)
+        # one name may be the end of another
+        mended = texts[cause].replace(*(f" {one}(" for one in misnamed))
+    else:
+        misnamed = None
+        mended = texts[cause].replace(old, lines[0])
     visible, hidden = cases
     symptom = chain[0].name
     return Task(
@@ -212,10 +215,8 @@ def _attempt(
             "spans": tuple(_span(chain, link) for link in range(len(chain))),
             # index of the wrong step in ``program``; None where a name is wrong
             "fault": None if fault == "name" else _offset(chain, place),
-            # the name that is wrong in a call of ``cause``, and what should stand there
-            "misnamed": (broken[level].misnamed, chain[level].calls[1])
-            if fault == "name"
-            else None,
+            # the name that is wrong in a call of ``cause``, and what should stand there; or None
+            "misnamed": misnamed,
             # of each step of ``program``, its file and the number of its line
             "places": _places(broken, modules, texts),
         },

@@ -131,16 +131,16 @@ def walk(
     """
     chain = task.meta["chain"]
     cause = chain.index(task.meta["cause"])
-    checks = checks and task.meta["checked"]
-    least = cause + 3 + checks
+    checks = checks and task.meta["names_may_be_wrong"]
+    # a check tells the file
+    told = checks and task.meta["misnamed"] is not None
+    least = 3 if told else cause + 3 + checks
     if limits.turns < least:
         raise ValueError(f"{limits.turns=} must be at least {least} for {task.id}")
     turns, runs = limits.turns, limits.test_runs
     if checks:
         yield Message((Check(),))
         turns -= 1
-    # a check tells the file
-    told = checks and task.meta["misnamed"] is not None
     begins = cause if told else 0
     if not told:
         yield Message((Search(f"def {task.entry_point}"),))

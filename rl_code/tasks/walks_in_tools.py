@@ -2,10 +2,10 @@
 
 A move is said by the tool that is made for it where the config has it, else by a command in the
 terminal (``walks_in_shell.command_of``). What is searched is the definition of a name, for which
-``semantic_search`` is asked where there is no grep. Names are checked by ``diagnostics`` if the
-config has it. A thought is a call of ``think``, else the text
-in front of the calls where the protocol allows that, else it is not said. What tools say is
-computed from the files, in exactly the words of an episode; nothing is executed in a sandbox.
+``semantic_search`` is asked where there is no grep. Where names may be wrong, ``diagnostics``
+checks them if the config has it. A thought is a call of ``think``, else the text in front of the
+calls where the protocol allows that, else it is not said. What tools say is computed from the
+files, in exactly the words of an episode; nothing is executed in a sandbox.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SAID_BY = {
     Change: ("replace_lines",),
 }
 # What a tool answers depends on its settings.
-_AS_SET = ("grep", "semantic_search", "read_file", "jump", "terminal")
+_AS_SET = ("grep", "semantic_search", "read_file", "terminal")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -94,11 +94,6 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
                 f"demonstrations of repositories write {name} as {written}, and the tool of the "
                 f"config as {other}; leave sft out"
             )
-    if "diagnostics" in tools and tools["diagnostics"] != Diagnostics():
-        raise ValueError(
-            f"demonstrations of repositories show what {Diagnostics()} answers, and the config has "
-            f"{tools['diagnostics']}; give it the same settings, or leave sft out"
-        )
     for name in {"terminal", *(_says(kind, tools) for kind in _SAID_BY)} & tools.keys():
         if name in _AS_SET and tools[name] != TOOLS[name]:
             raise ValueError(
@@ -108,8 +103,11 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
 
 
 def _says(kind: type[Move], tools: Mapping[str, Tool]) -> str | None:
-    """The tool that says moves of a kind; None where the terminal has to."""
-    return next((name for name in _SAID_BY[kind] if name in tools), None)
+    """The tool that says moves of a kind; None where the terminal has to. Walks name lines by their
+    numbers, which not every ``jump`` shows.
+    """
+    fit = {name for name in tools if name != "jump" or tools[name] == TOOLS[name]}
+    return next((name for name in _SAID_BY[kind] if name in fit), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +155,11 @@ class ToolWords:
         if isinstance(move, Try):
             return _tried(task, move)
         if isinstance(move, Check):
+            if (tool := self.tools["diagnostics"]) != Diagnostics():
+                raise ValueError(
+                    f"demonstrations of repositories show what {Diagnostics()} answers, and the "
+                    f"config has {tool}; give it the same settings, or leave sft out"
+                )
             told = describe_problems(_problems(task), (), Diagnostics.most, verbose=False)
             return ToolCall("diagnostics", {}), ToolResult("diagnostics", told)
         tool = _says(type(move), self.tools)
@@ -177,9 +180,14 @@ class ToolWords:
                 told = describe_found(shown_most, verbose=False)
                 return ToolCall("grep", {"pattern": text}), ToolResult("grep", told)
             case Read(path, name) if tool == "jump":
+                if task.meta["misnamed"] is not None and not self.checks:
+                    raise ValueError(
+                        f"{task.id}: a walk that jumps does not see the imports, which say what "
+                        "the name should be; offer read_file or diagnostics, or have no wrong names"
+                    )
                 lines = task.files[path].splitlines()
                 line = lines.index(f"def {name}(xs):") + 1
-                told = Jump(numbered=True).window(path, lines, line, verbose=False)
+                told = Jump(numbered=True).shown(path, lines, line, verbose=False)
                 return ToolCall("jump", {"to": name}), ToolResult("jump", told)
             case Read(path, _):
                 told = shown(path, task.files[path], verbose=False, first=1)

@@ -14,7 +14,7 @@ import rich.console
 from launch import make_case, make_suite, realtime
 from rl_code import read_config
 from rl_code.read_config import ConfigError
-from rl_code.realtime.cycle import Step
+from rl_code.realtime.cycle import Notice
 from rl_code.realtime.dashboard import Dashboard
 from tests.rl_code.realtime.test_cases import ROW, answer, written
 
@@ -51,11 +51,15 @@ def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
 def test_edges_are_printed_and_now_and_then_what_is_waited_for():
     printed = io.StringIO()
     lines = realtime.Lines(rich.console.Console(file=printed, width=40))
-    waiting = Step(1, "collect", None, "wait for [200] sessions: 3 answers of 2 sessions")
+    waiting = Notice(1, "collect", None, "wait for [200] sessions: 3 answers of 2 sessions")
     lines(waiting)
     lines(waiting)
-    lines(Step(1, "collect", "train", "train on 400 answers"))
+    lines(Notice(1, "collect", "train", "train on 400 answers"))
     first, second = printed.getvalue().splitlines()
+    now = realtime.Lines(rich.console.Console(file=printed, width=40), every_s=0.0)
+    now(waiting)
+    now(waiting)
+    assert printed.getvalue().count("collect: wait for [200] sessions") == 3
     assert first.endswith("cycle 1, collect: wait for [200] sessions: 3 answers of 2 sessions")
     assert second.endswith("cycle 1, collect -> train: train on 400 answers")
 

@@ -75,9 +75,9 @@ class Jump(Tool):
             return unreadable(path, error, workspace)
         if not 1 <= line <= len(lines):
             return Answer(f"no line {line}; {path} has {len(lines)} lines", ok=False)
-        return Answer(self.window(path, lines, line, also, verbose=workspace.verbose))
+        return Answer(self.shown(path, lines, line, also, verbose=workspace.verbose))
 
-    def window(
+    def shown(
         self, path: str, lines: Sequence[str], line: int, also: str = "", *, verbose: bool
     ) -> str:
         """The lines of a file around one, as the model reads them."""

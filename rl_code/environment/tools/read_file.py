@@ -27,7 +27,7 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
 
 
 def with_numbers(text: str, first: int) -> str:
-    """A text whose lines, but for blank ones, stand behind their numbers; of the first one."""
+    """Puts its number in front of each line that is not blank. first: that of the first line."""
     return "".join(
         f"{number}:{line}" if line.strip() else line
         for number, line in enumerate(text.splitlines(keepends=True), start=first)

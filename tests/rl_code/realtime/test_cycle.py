@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from rl_code.realtime import cycle as cycle_module
+from rl_code.realtime import served
 from rl_code.realtime.cycle import Cycle
 from rl_code.realtime.ledger import distance
 from rl_code.realtime.parts import Overtaken, Routing, TrainingFailed
@@ -230,43 +232,59 @@ def test_a_run_ends_after_its_cycles_and_goes_on_when_it_is_started_again(tmp_pa
     assert len(calls) == 2
 
 
-def with_time(monkeypatch, rehearsed: Rehearsed, follow_s: float, look_s: float) -> list[float]:
-    """The cycle in a time of its own: to follow a state and to look take so long. Returns the waits
-    to come.
-    """
+def test_a_look_rests_for_longer_than_it_takes_but_not_for_what_a_version_takes_to_be_served(
+    tmp_path, monkeypatch
+):
+    """A first version may be trained for minutes before it is served."""
+    rehearsed = Rehearsed(tmp_path)
     now, waits = [0.0], []
-    monkeypatch.setattr(cycle_module.time, "monotonic", lambda: now[0])
-    fleet, store = rehearsed.parts.fleet, rehearsed.parts.store
-    apply, select = fleet.apply, store.select
+    monkeypatch.setattr(cycle_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def slow(function, seconds):
+    def taking(seconds, function):
         def call(*arguments):
             now[0] += seconds
             return function(*arguments)
 
         return call
 
-    monkeypatch.setattr(fleet, "apply", slow(apply, follow_s))
-    monkeypatch.setattr(store, "select", slow(select, look_s))
-    rehearsed.parts = dataclasses.replace(rehearsed.parts, wait=waits.append)
-    return waits
+    fleet, store = rehearsed.parts.fleet, rehearsed.parts.store
+    monkeypatch.setattr(fleet, "apply", taking(200.0, fleet.apply))
+    monkeypatch.setattr(store, "select", taking(0.5, store.select))
+    wait = lambda seconds, stop: waits.append(seconds)  # noqa: E731
+    parts = dataclasses.replace(rehearsed.parts, wait=wait)
+    rehearsed.another(parts, poll_s=0.01).run(stop=lambda: len(waits) == 2)
+    assert waits == [2.0, 2.0]
+    rehearsed.another(parts, poll_s=3.0).run(stop=lambda: len(waits) == 3)
+    assert waits[2:] == [3.0]
 
 
-def test_a_look_rests_for_longer_than_it_takes_but_not_for_what_a_version_takes_to_be_served(
-    tmp_path, monkeypatch
-):
-    """A first version may be trained for minutes before it is served."""
+def test_whoever_waits_for_an_edge_is_told_to_stop(tmp_path):
     rehearsed = Rehearsed(tmp_path)
-    waits = with_time(monkeypatch, rehearsed, follow_s=200.0, look_s=0.5)
-    rehearsed.another(poll_s=0.01).run(stop=lambda: sum(waits) >= 2)
-    assert waits == [1.0, 1.0]  # four times as long as the look, asked each second
+    stopping = []
+
+    def wait(seconds, stop):
+        assert not stop()
+        stopping.append(True)
+        assert stop()
+
+    parts = dataclasses.replace(rehearsed.parts, wait=wait)
+    rehearsed.another(parts).run(stop=lambda: bool(stopping))
+    assert stopping == [True]
 
 
-def test_a_run_that_is_asked_to_stop_waits_no_longer(tmp_path, monkeypatch):
-    rehearsed = Rehearsed(tmp_path)
-    waits = with_time(monkeypatch, rehearsed, follow_s=0.0, look_s=0.0)
-    rehearsed.another(poll_s=100.0).run(stop=lambda: len(waits) == 3)
-    assert waits == [1.0, 1.0, 1.0]
+def test_the_served_parts_wait_until_they_are_to_stop(monkeypatch):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    time = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(served, "time", time)
+    system = SimpleNamespace(_config=SimpleNamespace(people=None))
+    served.System.wait(system, 2.5)
+    assert now == [2.5]
+    served.System.wait(system, 100.0, lambda: now[0] >= 5.0)
+    assert 5.0 <= now[0] < 6.1
 
 
 def test_edges_and_what_is_waited_for_are_told(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import hashlib
 import itertools
 import random
 import sys
@@ -218,6 +219,7 @@ def test_names_are_of_nothing_else():
         (("train", 0, 0, (1,), (3, 12)), "files=(3, 12)"),
         (("train", 0, 0, (1,), (12, 5)), "files=(12, 5)"),
         (("train", 0, 0, (1,), (5, 12), True, ("names",)), "faults=('names',)"),
+        (("train", 0, 0, (0, 3), (5, 5), True, ("name",)), "files=(5, 5) must reach 6: at level 3"),
     ],
 )
 def test_impossible_settings_are_named(arguments, named):
@@ -394,11 +396,20 @@ def test_without_grep_walks_ask_the_semantic_search(pool):
 
 
 def test_without_read_file_walks_jump_along_the_chain(tasks, pool):
+    """With line numbers; where ``jump`` shows none, the terminal reads."""
     tools = {name: tool for name, tool in TOOLS.items() if name not in ("read_file", "terminal")}
     check_demonstrable(Compact(), tools, "repositories")
     other = find_tools((Named("jump"),))
-    with pytest.raises(ValueError, match=r"Jump\(.*numbered=False"):
+    with pytest.raises(ValueError, match="call read_file"):
         check_demonstrable(Compact(), tools | other, "repositories")
+    with_terminal = tools | other | find_tools((Named("terminal"),))
+    check_demonstrable(Compact(), with_terminal, "repositories")
+    words = ToolWords(with_terminal)
+    texts = [
+        one.text
+        for one in demonstrate(tasks[1][0], random.Random(0), IMPERFECT, LIMITS, words=words)
+    ]
+    assert any("grep -n ." in text for text in texts) and not any("jump" in text for text in texts)
     pairs = []
     for index, task in enumerate((tasks[1][0], tasks[3][0])):
         right = dataclasses.replace(IMPERFECT, p_right=1.0)
@@ -407,6 +418,9 @@ def test_without_read_file_walks_jump_along_the_chain(tasks, pool):
         assert jumps == list(task.meta["functions"][: task.meta["level"] + 1])
         pairs.append((task, segments))
     assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
+    misnamed = generate("train", 3, 0, faults=("name",))
+    with pytest.raises(ValueError, match="does not see the imports"):
+        demonstrate(misnamed, random.Random(0), IMPERFECT, LIMITS, words=ToolWords(tools))
 
 
 def test_with_diagnostics_walks_check_names_first(pool):
@@ -414,9 +428,11 @@ def test_with_diagnostics_walks_check_names_first(pool):
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
     tools |= find_tools((Named("diagnostics"),))
     check_demonstrable(Compact(), tools, "repositories")
+    other = tools | find_tools((Named("diagnostics", {"most": 3}),))
+    given = (random.Random(0), IMPERFECT, LIMITS)
+    demonstrate(generate("train", 3, 0), *given, words=ToolWords(other))  # it is not called
     with pytest.raises(ValueError, match=r"Diagnostics\(.*most=3"):
-        other = find_tools((Named("diagnostics", {"most": 3}),))
-        check_demonstrable(Compact(), tools | other, "repositories")
+        demonstrate(generate("train", 3, 0, faults=FAULTS), *given, words=ToolWords(other))
     found = {"name": [], "operation": []}
     for index in range(8):
         task = generate("train", 3, index, faults=FAULTS)
@@ -438,10 +454,15 @@ def test_with_diagnostics_walks_check_names_first(pool):
     assert_said_by_episodes(pairs, Compact(), tools, pool, LIMITS)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_wrong_name_is_nowhere_defined_and_the_reference_mends_it(alone):
-    for index, level in enumerate((*LEVELS, *LEVELS)):
-        task = generate("train", 5, index, (level,), (6, 8), alone, ("name",))
+def test_a_wrong_name_is_nowhere_defined_and_the_reference_mends_it():
+    made = [
+        generate("train", 5, index, (level,), (6, 8), index % 2 == 0, ("name",))
+        for index, level in enumerate((*LEVELS, *LEVELS))
+    ]
+    # "ice" is wrong, which is the end of the name of another function of the file
+    made.append(generate("test", 1, 19, (0, 1, 2), (5, 8), faults=("name",)))
+    assert "juice(" in made[-1].files[made[-1].meta["cause"]]
+    for level, task in zip((*LEVELS, *LEVELS, 0), made, strict=True):
         wrong, right = task.meta["misnamed"]
         assert not any(f"def {wrong}(" in text for text in task.files.values())
         assert any(f"def {right}(" in text for text in task.files.values())
@@ -454,12 +475,11 @@ def test_a_wrong_name_is_nowhere_defined_and_the_reference_mends_it(alone):
             assert not any(failing(task, {**task.files, **task.reference}, tests))
 
 
-def test_faults_by_default_are_those_of_before():
-    """A setting more changes no task of who does not use it."""
-    for index in range(20):
-        task = generate("train", 0, index)
-        same = generate("train", 0, index, faults=("operation",))
-        assert task == same and not task.meta["checked"] and task.meta["misnamed"] is None
+def test_tasks_are_those_of_before_there_were_wrong_names():
+    made = [generate("train", 0, index) for index in range(20)]
+    assert not any(task.meta["names_may_be_wrong"] or task.meta["misnamed"] for task in made)
+    texts = repr([(task.id, task.messages, task.files, task.reference) for task in made])
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "55a7e9de3cbfdd5a"
 
 
 def test_tools_that_speak_otherwise_are_refused():
