@@ -318,7 +318,11 @@ class System:
                 state = dataclasses.replace(state, model=model)
                 told["spoiled"] = noise
             self._versions.write(version, state, made_of, told | metrics)
-        logging.info("version %d of %d: %s", version, base, told | metrics)
+        shown = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in (told | metrics).items()
+        )
+        logging.info("version %d of %d: %s", version, base, "  ".join(shown))
 
     def _updates(
         self, state: Any, groups: Sequence[Any], newest: int
