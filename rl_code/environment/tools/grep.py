@@ -2,7 +2,8 @@
 
 The search runs inside the sandbox, so an expression that would never end costs the time of one
 call, and links that lead out of the workspace lead nowhere. Only an expression that stands for
-itself is looked for here, while the files are in memory: that always ends, and starts nothing.
+itself, or one of our own, is looked for here, while the files are in memory: that always ends, and
+starts nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rl_code.environment.tools.text import cut_middle, one_line
@@ -93,17 +94,27 @@ class Found(NamedTuple):
 
 
 def search(
-    workspace: Workspace, pattern: str, *, most: int, seconds: float, path: str = ""
+    workspace: Workspace,
+    pattern: str,
+    *,
+    most: int,
+    seconds: float,
+    path: str = "",
+    bounded: bool = False,
 ) -> Found:
     """Searches the text files of the workspace, or those below ``path``, in the sandbox.
 
-    most: how many matches are returned; fewer where they are long. seconds: wall-clock, less where
+    bounded: whether the expression takes time in proportion to the text, whatever that is. most:
+    how many matches are returned; fewer where they are long. seconds: wall-clock, less where
     the episode has less left. Files are read up to 1 MiB; folders of git and of bytecode are left
     out. Raises RefusedPath for a path that leads out of the workspace, and SandboxFault.
     """
     path = workspace.resolve(path) if path not in ("", ".") else "."
-    if (texts := workspace.texts) is not None and _LITERAL.fullmatch(pattern):
-        return _in_memory(texts, pattern, path, most)
+    if (texts := workspace.texts) is not None:
+        if _LITERAL.fullmatch(pattern):
+            return _in_memory(texts, lambda line: pattern in line, path, most)
+        if bounded:
+            return _in_memory(texts, re.compile(pattern).search, path, most)
     asked = {"pattern": pattern, "path": path, "most": most, "kept": _KEPT, "room": _ROOM}
     timeout_s = min(seconds, workspace.timeout_s)
     argv = ["python3", "-I", "-S", "-c", _PROGRAM]
@@ -121,8 +132,10 @@ def search(
         return Found((), 0, f"the search ended with exit code {done.exit_code}")
 
 
-def _in_memory(texts: Mapping[str, str], words: str, path: str, most: int) -> Found:
-    """What the program in the sandbox finds of an expression that stands for itself."""
+def _in_memory(
+    texts: Mapping[str, str], matches_line: Callable[[str], object], path: str, most: int
+) -> Found:
+    """What the program in the sandbox finds."""
     if path == ".":
         below = {one: one.split("/") for one in texts}
     else:
@@ -141,7 +154,7 @@ def _in_memory(texts: Mapping[str, str], words: str, path: str, most: int) -> Fo
         if _LEFT_OUT.intersection(parts[:-1]) or b"\0" in data:
             continue
         for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-            if words in line:
+            if matches_line(line):
                 total += 1
                 match = Match(one, number, line[:_KEPT])
                 room -= len(json.dumps(match)) + 2 if room > 0 else 0

@@ -58,7 +58,7 @@ class Jump(Tool):
             return Answer("jump goes to path:line or to a name", ok=False)
         # a definition, or an assignment that begins a line
         pattern = rf"^\s*(?:async\s+def|def|class)\s+{name}\b|^{name}\s*(?::[^=]+)?=(?!=)"
-        found = search(workspace, pattern, most=_MOST, seconds=self.seconds)
+        found = search(workspace, pattern, most=_MOST, seconds=self.seconds, bounded=True)
         if found.error:
             return Answer(one_line(found.error, _WIDTH), ok=False)
         if not found.matches:

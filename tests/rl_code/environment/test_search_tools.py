@@ -75,13 +75,16 @@ def test_grep_finds_lines_in_order_and_keeps_to_its_limits(workspace):
     assert "data.bin" not in found and len(found) < 120
 
 
-def test_words_are_found_alike_in_memory_and_in_the_sandbox(task, sandboxes, limits):
+def test_words_and_definitions_are_found_alike_in_memory_and_in_the_sandbox(
+    task, sandboxes, limits
+):
     files = FILES | {
         "lib/zoo.py": "total\n",
         "b/c.py": "a total\n",
         ".git/total": "total\n",
         "b/__pycache__/x": "total\n",
         "many.txt": "".join(f"{'needle' * 40} {i}\n" for i in range(4_000)),
+        "wide.py": f"{' ' * 200_000}x\nname:{'a' * 200_000}\nlimit: int = 1\nlimit == 2\n",
     }
     asked = [
         *itertools.product(("total", "def rate", "nowhere"), ("", "lib", "lib/a", "b", "tax.py")),
@@ -89,13 +92,15 @@ def test_words_are_found_alike_in_memory_and_in_the_sandbox(task, sandboxes, lim
         ("needle", ""),
         ("x < LIMIT", "./tax.py"),
     ]
+    names = ("total", "rate", "LIMIT", "limit", "name", "needle", "nowhere")
 
     def answers(workspace):
         places = [{"path": path} if path else {} for _, path in asked]
-        return [
+        found = [
             use(workspace, "grep", pattern=pattern, **place).content
             for (pattern, _), place in zip(asked, places, strict=True)
         ]
+        return found + [use(workspace, "jump", to=name).content for name in names]
 
     (here,) = [answers(workspace) for workspace in opened(task, Unopened(), limits, files)]
     made = opened(task, sandboxes, limits, files)
