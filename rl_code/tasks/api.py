@@ -29,6 +29,7 @@ from rl_code.tasks import (
     record_suites,
     records,
     repositories,
+    repository_past,
 )
 from rl_code.tasks.cache import DIFFERENTIAL
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
@@ -181,6 +182,12 @@ class Repositories(Source):
     # What may be wrong: an "operation" of a line, or the "name" in a call; one is drawn for each
     # task.
     faults: tuple[str, ...] = ("operation",)
+    # The fewest and the most commits behind the first one, one of which made the fault; (0, 0) for
+    # no history.
+    changes: tuple[int, int] = (0, 0)
+    # Whether tasks that have a history can be played: each is then built as a layer of its own.
+    # Demonstrations of many tasks need none.
+    built: bool = True
     # Another seed gives another stream of tasks.
     seed: int = 0
 
@@ -189,11 +196,18 @@ class Repositories(Source):
 
     def __post_init__(self) -> None:
         _check_split(self.split)
-        repositories.check_settings(self.levels, self.files, self.faults)
+        repositories.check_settings(self.levels, self.files, self.faults, self.changes)
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        settings = (self.levels, self.files, self.alone, self.faults)
-        return Stream(lambda i: repositories.generate(self.split, self.seed, i, *settings))
+        settings = (self.levels, self.files, self.alone, self.faults, self.changes)
+
+        def make(index: int) -> Task:
+            return repositories.generate(self.split, self.seed, index, *settings)
+
+        if not self.built or self.changes == (0, 0):
+            return Stream(make)
+        store = store_of(pool, "repositories with a history")
+        return Stream(lambda index: repository_past.with_history(make(index), store))
 
 
 @dataclasses.dataclass(frozen=True)

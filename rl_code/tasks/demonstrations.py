@@ -253,6 +253,7 @@ def _walked(
         config.p_give_up,
         config.p_guess,
         words.checks,
+        words.blames,
     )
     for message in walk:
         for text, answer in words.say(task, message):

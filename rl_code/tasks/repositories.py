@@ -15,6 +15,9 @@ it easier to say which of them a line should do. The message names no file and s
 the function has to be searched for, and its imports followed. All constants are stated, so the
 description and the files together tell which line is wrong.
 
+A repository may have a past: one of its last commits made the fault, and others changed lines that
+are right (``repository_past``).
+
 Hidden tests call the symptom with other inputs, and the function with the fault itself: a change
 elsewhere that makes up for the fault does not pass.
 
@@ -42,6 +45,7 @@ from rl_code.tasks.programs import (
     names_of,
     split_of,
 )
+from rl_code.tasks.repository_past import Changed, draw
 from rl_code.types import Case, Task, Tests
 
 # What may be wrong: an operation of a line, or the name in a call.
@@ -49,6 +53,8 @@ FAULTS = ("operation", "name")
 # Levels: how many files lie between the symptom and the cause.
 LEVELS = (0, 1, 2, 3)
 FEWEST_FILES, MOST_FILES = 5, 160
+# Commits behind the first one.
+MOST_CHANGES = 5
 VISIBLE_CASES = 2
 HIDDEN_CASES = 6
 # Hidden cases that call the function with the fault, where that is not the symptom.
@@ -107,30 +113,39 @@ def generate(
     files: tuple[int, int] = (FEWEST_FILES, 12),
     alone: bool = False,
     faults: Sequence[str] = FAULTS[:1],
+    changes: tuple[int, int] = (0, 0),
 ) -> Task:
     """Task ``index`` of a split's endless stream; the same arguments give the same task on every
     machine.
 
     levels: of which one is drawn. files: the fewest and the most files of a repository. alone:
     whether each function of the chain has its module for itself. faults: of which one is drawn.
-    Raises ValueError for an unknown split, level or fault, and for numbers of files outside
-    FEWEST_FILES to MOST_FILES.
+    changes: the fewest and the most commits behind the first one, or none for no past. Raises
+    ValueError for an unknown split, level or fault, and for numbers of files or changes that are
+    too small or too large.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
-    check_settings(levels, files, faults)
+    check_settings(levels, files, faults, changes)
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)
     name = f"repositories/{split}/{seed}/{index}/L{level}"
     fault = rng.choice(faults) if len(faults) > 1 else faults[0]
-    while (task := _attempt(rng, split, level, rng.randint(*files), alone, fault, name)) is None:
+    while (
+        task := _attempt(rng, split, level, rng.randint(*files), alone, fault, changes, name)
+    ) is None:
         pass
     task.meta["names_may_be_wrong"] = "name" in faults
     return task
 
 
-def check_settings(levels: Sequence[int], files: tuple[int, int], faults: Sequence[str]) -> None:
-    """Raises ValueError for levels, numbers of files and faults that ``generate`` does not take."""
+def check_settings(
+    levels: Sequence[int],
+    files: tuple[int, int],
+    faults: Sequence[str],
+    changes: tuple[int, int] = (0, 0),
+) -> None:
+    """Raises ValueError for what ``generate`` does not take."""
     if not faults or not set(faults) <= set(FAULTS):
         raise ValueError(f"{faults=} must be a non-empty choice of {FAULTS}")
     if not levels or not set(levels) <= set(LEVELS):
@@ -139,6 +154,12 @@ def check_settings(levels: Sequence[int], files: tuple[int, int], faults: Sequen
         raise ValueError(
             f"{files=} must be the fewest and the most files, between {FEWEST_FILES} and "
             f"{MOST_FILES}"
+        )
+    few = len(changes) != 2 or not 1 <= changes[0] <= changes[1] <= MOST_CHANGES
+    if few and tuple(changes) != (0, 0):
+        raise ValueError(
+            f"{changes=} must be the fewest and the most commits behind the first one, between 1 "
+            f"and {MOST_CHANGES}, or (0, 0) for no past"
         )
     # the cause calls another function, and one module is beyond the chain
     least = max(levels) + 3
@@ -149,7 +170,14 @@ def check_settings(levels: Sequence[int], files: tuple[int, int], faults: Sequen
 
 
 def _attempt(
-    rng: random.Random, split: str, level: int, files: int, alone: bool, fault: str, name: str
+    rng: random.Random,
+    split: str,
+    level: int,
+    files: int,
+    alone: bool,
+    fault: str,
+    changes: tuple[int, int],
+    name: str,
 ) -> Task | None:
     """A task, or None when the draw belongs to another split, no cases tell the fault, its line
     cannot be named, or the function calls none.
@@ -188,6 +216,11 @@ def _attempt(
     else:
         misnamed = None
         mended = texts[cause].replace(old, lines[0])
+    past: tuple[Changed, ...] = ()
+    if changes != (0, 0):
+        (was,) = _differences(cause, mended, texts[cause])
+        inside = [*zip(modules, ([one] for one in broken), strict=False), *layout.items()]
+        past = draw(rng, was, _other_steps(rng, inside, texts), rng.randint(*changes))
     visible, hidden = cases
     symptom = chain[0].name
     return Task(
@@ -219,6 +252,8 @@ def _attempt(
             "misnamed": misnamed,
             # of each step of ``program``, its file and the number of its line
             "places": _places(broken, modules, texts),
+            # what the commits behind the first one changed, the oldest first
+            "past": tuple(map(tuple, past)),
         },
     )
 
@@ -289,10 +324,14 @@ def _places(
     places: list[tuple[str, int]] = []
     for one, module in reversed(list(zip(chain, modules, strict=False))):
         path = f"{module}.py"
-        heading = texts[path].splitlines().index(f"def {one.name}(xs):") + 1
-        first = heading + 1 + bool(one.calls)
+        first = _first_line(one, texts[path])
         places += [(path, first + at) for at in range(len(one.steps))]
     return tuple(places)
+
+
+def _first_line(one: Function, text: str) -> int:
+    """The number of the line of a function's first step."""
+    return text.splitlines().index(f"def {one.name}(xs):") + 2 + bool(one.calls)
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:
@@ -381,6 +420,29 @@ def _texts(
         parts = [heading] if heading else []
         texts[f"{module}.py"] = "\n\n".join([*parts, *(one.text() for one in inside)])
     return dict(sorted(texts.items()))
+
+
+def _differences(path: str, before: str, after: str) -> list[Changed]:
+    """The lines in which two texts of a file differ."""
+    lines = zip(before.splitlines(), after.splitlines(), strict=True)
+    return [Changed(path, i, old) for i, (old, new) in enumerate(lines, start=1) if old != new]
+
+
+def _other_steps(
+    rng: random.Random,
+    inside: Sequence[tuple[str, Sequence[Function]]],
+    texts: Mapping[str, str],
+) -> list[Changed]:
+    """Of each step of the functions of modules, another one that may have stood there before."""
+    found = []
+    for module, functions in inside:
+        path = f"{module}.py"
+        for one in functions:
+            first = _first_line(one, texts[path])
+            for at, step in enumerate(one.steps):
+                line = line_of(one, at, rng.choice(alternatives(step)))
+                found.append(Changed(path, first + at, f"    {line}"))
+    return found
 
 
 # --- The tests ------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ what it does, and whether that is the same. A model that learns this from nothin
 which lines belong to which words. Where a line is wrong it is changed and tried (``Try``), or
 changed and submitted untested; else the function that is called is read.
 
+Where a repository has a past, and there is a tool that shows which lines it changed, thoughts are
+of these alone.
+
 Where a name may be wrong in a call, and there is a tool for it, a walk begins with a check of all
 files, and goes to what that finds.
 
@@ -28,12 +31,13 @@ sandbox.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
 from rl_code.tasks.repositories import alternatives
+from rl_code.tasks.repository_past import changed_in
 from rl_code.types import Case, Limits, Task
 
 # Of ``task.meta["source"]``.
@@ -120,10 +124,12 @@ def walk(
     p_give_up: float,
     p_guess: float,
     checks: bool = False,
+    blames: bool = False,
 ) -> Iterator[Message]:
     """The messages of one episode.
 
-    checks: whether there is a tool for ``Check``.
+    checks: whether there is a tool for ``Check``. blames: whether there is a tool that reads a file
+    with who changed which line, where the task has a past.
 
     The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
     ``limits``; budgets of tokens are ignored. Without test runs nothing is tried, and so nothing
@@ -138,6 +144,7 @@ def walk(
     if limits.turns < least:
         raise ValueError(f"{limits.turns=} must be at least {least} for {task.id}")
     turns, runs = limits.turns, limits.test_runs
+    suspected = changed_in(task) if blames and task.meta["past"] else None
     if checks:
         yield Message((Check(),))
         turns -= 1
@@ -161,7 +168,7 @@ def walk(
             if rng.random() < p_guess:
                 yield Message((_guess(task, link, rng), Submit()))
                 return
-            thought = _thought(task, link, mistake)
+            thought = _thought(task, link, mistake, suspected)
             right = mistake is None or link != mistake.link
         if overlooked:
             continue
@@ -206,9 +213,12 @@ def _mistake(task: Task, rng: random.Random) -> Mistake:
     return Mistake(link, at, None if overlooks else rng.choice(wrong))
 
 
-def _thought(task: Task, link: int, mistake: Mistake | None) -> str:
+def _thought(
+    task: Task, link: int, mistake: Mistake | None, suspected: Set[tuple[str, int]] | None
+) -> str:
     """Of each line of a function of the chain, the last one first: what it should do, its number,
-    what it does, and whether that is the same.
+    what it does, and whether that is the same. suspected: (path, number) of those that are thought
+    of; None for all.
 
     The number stands behind what the message asks for. In front of it, a model takes what the line
     does for what it should do, since most lines are right. The dash is there for the letter behind
@@ -223,6 +233,8 @@ def _thought(task: Task, link: int, mistake: Mistake | None) -> str:
     should = describe_inward(tuple(asked))
     thought = []
     for at in reversed(range(*task.meta["spans"][link])):
+        if suspected is not None and task.meta["places"][at] not in suspected:
+            continue
         verdict = "yes" if stands[at] == asked[at] else "no"
         number = task.meta["places"][at][1]
         thought.append(f"- {should[-1 - at]} | {number}: {words_of(stands[at])} {verdict}")

@@ -70,8 +70,9 @@ def command_of(task: Task, move: Move) -> Command:
 class ShellWords:
     """Walks as the conversation of an agent of others."""
 
-    # No command checks names.
+    # No command checks names or shows who changed a line.
     checks: ClassVar[bool] = False
+    blames: ClassVar[bool] = False
 
     chat: CommandChat
 

@@ -3,9 +3,10 @@
 A move is said by the tool that is made for it where the config has it, else by a command in the
 terminal (``walks_in_shell.command_of``). What is searched is the definition of a name, for which
 ``semantic_search`` is asked where there is no grep. Where names may be wrong, ``diagnostics``
-checks them if the config has it. A thought is a call of ``think``, else the text in front of the
-calls where the protocol allows that, else it is not said. What tools say is computed from the
-files, in exactly the words of an episode; nothing is executed in a sandbox.
+checks them if the config has it. Where there is a past, ``history blame`` reads the files if the
+config has it, so as to see which lines were changed. A thought is a call of ``think``, else the
+text in front of the calls where the protocol allows that, else it is not said. What tools say is
+computed from the files, in exactly the words of an episode; nothing is executed in a sandbox.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rl_code.environment.tools.diagnostics import Diagnostics
 from rl_code.environment.tools.diagnostics import describe as describe_problems
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
+from rl_code.environment.tools.history import described as describe_past
 from rl_code.environment.tools.jump import Jump
 from rl_code.environment.tools.read_file import shown
 from rl_code.environment.tools.run_tests import describe, failed_case
@@ -36,6 +38,7 @@ from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
+from rl_code.tasks.repository_past import blame
 from rl_code.tasks.repository_walks import (
     Change,
     Check,
@@ -125,6 +128,11 @@ class ToolWords:
         """Whether there is a tool that checks names."""
         return "diagnostics" in self.tools
 
+    @property
+    def blames(self) -> bool:
+        """Whether there is a tool that shows who changed a line."""
+        return "history" in self.tools
+
     def limits(self, limits: Limits) -> Limits:
         """Those of a walk: no test runs where nothing tries lines."""
         return limits if "try_lines" in self.tools else dataclasses.replace(limits, test_runs=0)
@@ -162,6 +170,10 @@ class ToolWords:
                 )
             told = describe_problems(_problems(task), (), Diagnostics.most, verbose=False)
             return ToolCall("diagnostics", {}), ToolResult("diagnostics", told)
+        if isinstance(move, Read) and self.blames and task.meta["past"]:
+            told = describe_past(blame(task, move.path), verbose=False)
+            call = ToolCall("history", {"action": "blame", "of": move.path})
+            return call, ToolResult("history", told)
         tool = _says(type(move), self.tools)
         if tool is None:
             command = command_of(task, move)

@@ -39,26 +39,36 @@ def build(store: LayerStore, repository: Path, commit: str) -> str:
     """
     name = git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     full = name.decode().strip()
+    return store.build(recipe(full), lambda tree: fill(tree, repository, full))
 
-    def fill(tree: Path) -> None:
-        git(tree, "init", "--quiet", "--template=", f"--initial-branch={BRANCH}")
-        # One thread, and no work of earlier packing: the same commit gives the same bytes.
-        options = ["--revs", "--stdout", "--quiet", "--threads=1"]
-        options += ["--no-reuse-delta", "--no-reuse-object"]
-        pack = git(
-            repository,
-            *("-c", "pack.useBitmaps=false", "pack-objects", *options),
-            given=f"{full}\n".encode(),
-        )
-        git(tree, "index-pack", "--stdin", "--strict", given=pack)
-        git(tree, "-c", "core.logAllRefUpdates=false", "update-ref", f"refs/heads/{BRANCH}", full)
-        for key, value in _SETTINGS.items():
-            git(tree, "config", key, value)
-        # The index knows no times: git reads each file once when it first looks.
-        git(tree, "read-tree", full)
-        git(tree, "checkout-index", "--all", "--force", "--quiet")
 
-    return store.build({"kind": "repository", "commit": full}, fill)
+def recipe(commit: str) -> dict[str, str]:
+    """What a layer depends on: the full name of its commit, which is one of all files and of all
+    ancestors.
+    """
+    return {"kind": "repository", "commit": commit}
+
+
+def fill(tree: Path, repository: Path, commit: str) -> None:
+    """Puts the files and the history of a commit into an empty folder. commit: its full name.
+    Raises RepositoryError.
+    """
+    git(tree, "init", "--quiet", "--template=", f"--initial-branch={BRANCH}")
+    # One thread, and no work of earlier packing: the same commit gives the same bytes.
+    options = ["--revs", "--stdout", "--quiet", "--threads=1"]
+    options += ["--no-reuse-delta", "--no-reuse-object"]
+    pack = git(
+        repository,
+        *("-c", "pack.useBitmaps=false", "pack-objects", *options),
+        given=f"{commit}\n".encode(),
+    )
+    git(tree, "index-pack", "--stdin", "--strict", given=pack)
+    git(tree, "-c", "core.logAllRefUpdates=false", "update-ref", f"refs/heads/{BRANCH}", commit)
+    for key, value in _SETTINGS.items():
+        git(tree, "config", key, value)
+    # The index knows no times: git reads each file once when it first looks.
+    git(tree, "read-tree", commit)
+    git(tree, "checkout-index", "--all", "--force", "--quiet")
 
 
 def git(folder: Path, *arguments: str, given: bytes = b"", **variables: str) -> bytes:

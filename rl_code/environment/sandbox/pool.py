@@ -108,6 +108,8 @@ class SandboxPool:
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         # The layer store of the worlds of tasks; None without one.
         self.layers = _store(config.layers) if config.layers else None
+        if self.layers is not None:  # sandboxes are started in another folder
+            config = dataclasses.replace(config, layers=str(self.layers.folder))
         self.config = config
         self._modes = modes
         self._lock = threading.Lock()

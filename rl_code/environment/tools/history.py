@@ -118,8 +118,7 @@ class History(Tool):
         done = self._run(workspace, *line)
         if done.exit_code:
             return self._failed(done)
-        width = _VERBOSE_WIDTH if workspace.verbose else _WIDTH
-        return Answer(cut_middle(done.stdout.strip("\n"), width) or "no commits")
+        return Answer(described(done.stdout, verbose=workspace.verbose))
 
     def _run(self, workspace: Workspace, *line: str) -> Completed:
         timeout_s = min(self.seconds, workspace.timeout_s)
@@ -134,3 +133,8 @@ class History(Tool):
         if _NO_REPOSITORY in done.stdout:
             return Answer("no history: the workspace is no git repository", ok=False)
         return Answer(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)
+
+
+def described(output: str, *, verbose: bool) -> str:
+    """What a command of git's printed, for the model to read."""
+    return cut_middle(output.strip("\n"), _VERBOSE_WIDTH if verbose else _WIDTH) or "no commits"

@@ -30,7 +30,9 @@ from rl_code.tasks.demonstrations import (
     demonstrate,
 )
 from rl_code.tasks.programs import SPLITS
+from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.repositories import FAULTS, LEVELS, MOST_FILES, generate
+from rl_code.tasks.repository_past import commits_of
 from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
@@ -480,6 +482,78 @@ def test_tasks_are_those_of_before_there_were_wrong_names():
     assert not any(task.meta["names_may_be_wrong"] or task.meta["misnamed"] for task in made)
     texts = repr([(task.id, task.messages, task.files, task.reference) for task in made])
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "55a7e9de3cbfdd5a"
+
+
+@pytest.fixture
+def layered(tmp_path):
+    with SandboxPool(SandboxConfig(layers=str(tmp_path / "layers"))) as pool:
+        yield pool
+
+
+def test_with_a_past_one_of_the_last_commits_made_the_fault_and_others_changed_other_lines():
+    counts = set()
+    for index in range(30):
+        faults = FAULTS if index % 2 else FAULTS[:1]
+        task = generate("train", 0, index, (0, 1, 2), (5, 8), faults=faults, changes=(2, 5))
+        plain = generate("train", 0, index, (0, 1, 2), (5, 8), faults=faults)
+        assert plain.meta["past"] == () and plain.files == task.files
+        past = task.meta["past"]
+        counts.add(len(past))
+        assert len({(path, number) for path, number, _ in past}) == len(past)
+        states = [commit.files for commit in commits_of(task)]
+        assert states[-1] == task.files and len(states) == len(past) + 1
+        for before, after, (path, number, line) in zip(states, states[1:], past, strict=False):
+            # one line of one file, which means something else
+            assert {p for p in after if before[p] != after[p]} == {path}
+            lines = before[path].splitlines(), after[path].splitlines()
+            assert [i for i, (a, b) in enumerate(zip(*lines, strict=True), 1) if a != b] == [number]
+            assert lines[0][number - 1] == line
+            ast.parse(before[path])
+        # one of them made the fault
+        cause = task.meta["cause"]
+        texts = task.reference[cause].splitlines(), task.files[cause].splitlines()
+        (number,) = (i for i, (a, b) in enumerate(zip(*texts, strict=True), 1) if a != b)
+        assert (cause, number, texts[0][number - 1]) in past
+    assert counts == {2, 3, 4, 5}
+    with pytest.raises(ValueError, match=r"changes=\(0, 3\) must be"):
+        generate("train", 0, 0, changes=(0, 3))
+    with pytest.raises(ValueError, match=r"changes=\(1, 6\) must be"):
+        Repositories("train", changes=(1, 6))
+
+
+def test_with_history_walks_see_which_lines_were_changed_and_think_of_these(layered):
+    settings = dict(files=(5, 8), alone=True, changes=(3, 5))
+    names = ("terminal", "grep", "think", "replace_lines", "submit")
+    tools = {name: tool for name, tool in TOOLS.items() if name in names}
+    tools |= find_tools((Named("history"),))
+    check_demonstrable(Compact(), tools, "repositories")
+    played = Repositories("train", (0, 1, 2), **settings).load(layered, None)
+    told = Repositories("train", (0, 1, 2), **settings, built=False).load(None, None)
+    words = ToolWords(tools)
+    pairs = []
+    for index in range(5):
+        task = played[index]
+        assert dataclasses.replace(task, world=None) == told[index] and task.world is not None
+        right = dataclasses.replace(IMPERFECT, p_right=1.0)
+        segments = demonstrate(told[index], random.Random(index), right, LIMITS, words=words)
+        calls = calls_of(task, segments, tools)
+        blamed = [call.arguments["of"] for call in calls if call.name == "history"]
+        assert blamed == list(task.meta["chain"][: task.meta["level"] + 1])
+        changed = {(path, number) for path, number, _ in task.meta["past"]}
+        for call, before in zip(calls[1:], calls, strict=False):
+            if call.name == "think":
+                path = before.arguments["of"]
+                numbers = {number_in(line) for line in call.arguments["thought"].split("\n")}
+                steps = {place for place in task.meta["places"] if place[0] == path}
+                assert {(path, number) for number in numbers} == changed & steps
+        assert with_edit(task, calls[-2]) == {**task.files, **task.reference}
+        pairs.append((task, segments))
+    # git itself says who changed which line
+    assert_said_by_episodes(pairs, Compact(), tools, layered, LIMITS)
+    work = {**pairs[0][0].files, **pairs[0][0].reference}
+    assert grade_work(pairs[0][0], work, layered, LIMITS).solved
+    with pytest.raises(TaskFileError, match=r"name the folder of a layer store as sandbox\.layers"):
+        Repositories("train", (0,), **settings).load(None, None)
 
 
 def test_tools_that_speak_otherwise_are_refused():
