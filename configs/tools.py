@@ -4,8 +4,9 @@ What: the agent from scratch of configs/repositories.py on generated repositorie
   in each arm and a warm start of its own, whose walks use the tools that there are: what no tool is
   made for is a command in the terminal. Thoughts on each line are left out, or are a call of
   ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
-  ``try_lines`` is the only tool that tests, so only its arm learns to try again. No walk has a use
-  for history or memory, so they are no arms; configs/diagnostics.py has tasks for diagnostics.
+  ``try_lines`` is the only tool that tests, so only its arm learns to try again. diagnostics and
+  history have tasks of their own (configs/diagnostics.py, configs/history.py). No walk has a use
+  for memory, so it is no arm.
 Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
 Hardware: 2 CPU cores. Run time: docs/results.md.
