@@ -157,7 +157,7 @@ def ranked_files(asked: Asked, pool: SandboxPool, library: Library) -> dict[str,
     task = Task("search", (), asked.files, "a.py", "f", Tests(), Tests(), {})
     workspace = Workspace(task, pool, _LIMITS, verbose=True)
     try:
-        index = library.index(workspace, time.monotonic() + 600.0)
+        index, _ = library.index(workspace, time.monotonic() + 600.0)
         if index is None:
             raise ValueError("the files hold nothing")
         words = sorted(set(_WORD.findall(asked.question.lower())))

@@ -386,11 +386,13 @@ class Sandbox:
         except CandidateLost as lost:
             raise OSError(str(lost)) from lost
 
-    def list_files(self) -> list[str]:
+    def list_files(self, below: str = "") -> list[str]:
         """Paths of the regular files of the workspace, sorted; links are not followed. The first
-        few thousand when there are more.
+        ``files.MAX_LISTED`` when there are more.
+
+        below: a folder, of which alone they are, or the path of a file.
         """
-        return self._files({"op": "list"}) or []
+        return self._files({"op": "list", "below": below}) or []
 
     def snapshot(self) -> dict[str, str | File]:
         """Every file and link of the workspace, by path; empty when the sandbox is lost. In a

@@ -25,15 +25,24 @@ from rl_code.read_config import to_dict
 from rl_code.types import World
 
 # Files, indexes and worlds that are kept, and chunks and characters of one index.
-_FILES = 20_000
+_FILES = 50_000
 _INDEXES = 32
 _WORLDS = 8
-_CHUNKS = 20_000
-_CHARACTERS = 10_000_000
+_CHUNKS = 50_000
+_CHARACTERS = 30_000_000
 
 
 class NotReady(ValueError):
     """The time was up before all files were read. What was read is kept."""
+
+
+class Found(NamedTuple):
+    """What may be searched."""
+
+    # None where the files hold nothing.
+    index: Index | None
+    # Files that there was no room for.
+    left_out: int
 
 
 class _Known(NamedTuple):
@@ -46,29 +55,33 @@ class _Known(NamedTuple):
 class Library:
     """Files and indexes; from any thread, one at a time.
 
-    most: files of one index, the first ones in the order of their paths. Raises ValueError for a
-    grammar that is not there.
+    most: files of one index: those that a grammar reads before all others, and then the first ones
+    in the order of their paths. Raises ValueError for a grammar that is not there.
     """
 
     def __init__(self, pool: SandboxPool, grammars: Mapping[str, str], most: int):
         self._pool = pool
         self._most = most
+        self._endings = tuple(grammars)
         self._parser = Parser(pool, grammars)
         self._lock = threading.Lock()
         self._files: collections.OrderedDict[_Known, list[Chunk]] = collections.OrderedDict()
         self._indexes: collections.OrderedDict[tuple[_Known, ...], Index | None]
         self._indexes = collections.OrderedDict()
-        # Texts of the files of a world.
+        # Texts of the files of a world; while they are read, with the paths that are left.
         self._worlds: collections.OrderedDict[str, dict[str, str]] = collections.OrderedDict()
+        self._reading: collections.OrderedDict[str, tuple[dict[str, str], list[str]]]
+        self._reading = collections.OrderedDict()
 
-    def index(self, workspace: Workspace, deadline: float) -> Index | None:
-        """The index of the files as they stand; None where they hold nothing.
+    def index(self, workspace: Workspace, deadline: float) -> Found:
+        """The index of the files as they stand.
 
         Raises NotReady, SnapshotError for files that cannot be read, and SandboxFault.
         """
         with self._lock:
             contents = self._contents(workspace, deadline)
-            paths = sorted(contents)[: self._most]
+            paths = sorted(contents, key=lambda path: (not path.endswith(self._endings), path))
+            paths = paths[: self._most]
             sizes = itertools.accumulate(len(contents[path]) for path in paths)
             known = tuple(
                 _Known(path, _digest(contents[path]))
@@ -82,7 +95,7 @@ class Library:
                         raise NotReady(f"{number} of {len(known)} files are read; ask again")
                     chunks += self._chunks(file, contents[file.path])
                 self._indexes[known] = Index(chunks[:_CHUNKS]) if chunks else None
-            return _used(self._indexes, known, _INDEXES)
+            return Found(_used(self._indexes, known, _INDEXES), len(contents) - len(known))
 
     def close(self) -> None:
         """Ends the parser. May be called twice."""
@@ -117,15 +130,19 @@ class Library:
         """The text files of a world before anything is changed. Raises NotReady."""
         key = json.dumps(to_dict(world), sort_keys=True)
         if key not in self._worlds:
-            found = {}
             with self._pool.open({}, world) as sandbox:
-                for path in sandbox.list_files():
+                if key not in self._reading:
+                    self._reading[key] = ({}, sandbox.list_files()[::-1])
+                found, unread = _used(self._reading, key, _WORLDS)
+                while unread:
                     if time.monotonic() > deadline:
-                        raise NotReady("the files of the repository are not read yet; ask again")
+                        raise NotReady(f"{len(unread)} files are not read yet; ask again")
+                    path = unread.pop()
                     try:
                         found[path] = sandbox.read_file(path)
                     except (OSError, ValueError):  # it is no text, or too long
                         continue
+            del self._reading[key]
             self._worlds[key] = found
         return _used(self._worlds, key, _WORLDS)
 

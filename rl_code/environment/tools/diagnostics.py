@@ -220,7 +220,7 @@ class Diagnostics(Tool):
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         configs = self.configs
         try:
-            paths = _below(workspace, arguments.get("path", ""))
+            paths = workspace.paths(arguments.get("path", ""))
         except RefusedPath as error:
             return Answer(str(error), ok=False)
         paths = [path for path in paths if any(config.reads(path) for config in configs)]
@@ -235,12 +235,3 @@ class Diagnostics(Tool):
             problems.append(f"{len(paths) - self.files} files not looked at")
         text = describe(found, problems, self.most, verbose=workspace.verbose)
         return Answer(text, ok=bool(found) or not problems)
-
-
-def _below(workspace: Workspace, path: str) -> list[str]:
-    """The file of that path, or the files below the folder. Raises RefusedPath."""
-    everything = workspace.paths()
-    if path in ("", "."):
-        return everything
-    path = workspace.resolve(path)
-    return [found for found in everything if found == path or found.startswith(f"{path}/")]

@@ -46,8 +46,8 @@ class SemanticSearch(Tool):
 
     # Most pieces that are shown.
     most: int = 5
-    # Most files that are searched.
-    files: int = 2000
+    # Most files that are searched: those that a grammar reads first.
+    files: int = 10_000
     # Wall-clock seconds of one call; the first on a repository reads its files.
     seconds: float = 10.0
     # Packages of tree-sitter's grammars, by the ending of the files that they read. Others are cut
@@ -67,9 +67,9 @@ class SemanticSearch(Tool):
     words: ClassVar[Words | None] = Words("find", below={"question": "a question"})
 
     def __post_init__(self) -> None:
-        if not (1 <= self.most <= 50 and 1 <= self.files <= 10_000 and 0 < self.seconds <= 60):
+        if not (1 <= self.most <= 50 and 1 <= self.files <= 50_000 and 0 < self.seconds <= 60):
             raise ValueError(
-                f"{self.most=} must be between 1 and 50, {self.files=} between 1 and 10000, "
+                f"{self.most=} must be between 1 and 50, {self.files=} between 1 and 50000, "
                 f"{self.seconds=} above 0 and at most 60"
             )
         for ending, package in self.grammars.items():
@@ -82,10 +82,11 @@ class SemanticSearch(Tool):
         key = ("semantic_search", self.files, tuple(sorted(grammars.items())))
         library = workspace.pool.keep(key, lambda: Library(workspace.pool, grammars, self.files))
         try:
-            index = library.index(workspace, deadline_of(workspace, self.seconds))
+            index, left_out = library.index(workspace, deadline_of(workspace, self.seconds))
         except NotReady as error:
             return Answer(str(error), ok=False)
         found = [] if index is None else index.search(arguments["question"], self.most)
         if not found:
             return Answer("the files hold nothing" if workspace.verbose else "none", ok=False)
-        return Answer(describe(found, verbose=workspace.verbose))
+        text = describe(found, verbose=workspace.verbose)
+        return Answer(f"{text}\n{left_out} files not searched" if left_out else text)

@@ -101,10 +101,15 @@ class Workspace:
         """Path -> text of all files, while they are in memory; None once the sandbox has them."""
         return None if self._opened is not None else self._files
 
-    def paths(self) -> list[str]:
-        """Paths of all files, sorted."""
-        sandbox = self._opened
-        return sorted(self._files if sandbox is None else sandbox.list_files())
+    def paths(self, below: str = "") -> list[str]:
+        """Paths of all files, sorted. below: of the file of that path, or of the files in that
+        folder alone. Raises RefusedPath.
+        """
+        below = "" if below in ("", ".") else self.resolve(below)
+        if (sandbox := self._opened) is not None:
+            return sandbox.list_files(below)
+        inside = f"{below}/" if below else ""
+        return sorted(path for path in self._files if path == below or path.startswith(inside))
 
     def snapshot(self) -> Snapshot:
         """All files as they stand; in a world, the difference from its layers.

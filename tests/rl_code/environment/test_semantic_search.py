@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -133,13 +135,13 @@ def test_files_and_indexes_are_made_once_for_all_episodes(task, sandboxes, limit
     )
     soon = time.monotonic() + 60
     one, other = (opened(task, sandboxes, limits, FILES) for _ in range(2))
-    assert library.index(one, soon) is library.index(other, soon)
+    assert library.index(one, soon).index is library.index(other, soon).index
     assert sorted(made) == sorted(set(FILES) - {"data.bin"})
     one.write("tax.py", "x = 1\n")
-    assert library.index(one, soon) is not library.index(other, soon)
+    assert library.index(one, soon).index is not library.index(other, soon).index
     assert len(made) == len(FILES)  # one more than before
     one.write("tax.py", FILES["tax.py"])
-    assert library.index(one, soon) is library.index(other, soon)
+    assert library.index(one, soon).index is library.index(other, soon).index
     library.close()
 
 
@@ -164,8 +166,43 @@ def test_one_that_is_out_of_time_goes_on_later(task, sandboxes, limits):
     workspace = opened(task, sandboxes, limits, FILES)
     with pytest.raises(NotReady, match="0 of 4 files are read"):
         library.index(workspace, time.monotonic() - 1)
-    assert library.index(workspace, time.monotonic() + 60) is not None
+    assert library.index(workspace, time.monotonic() + 60).index is not None
     library.close()
+
+
+def test_the_files_of_a_world_are_read_on_where_the_time_was_up(
+    task, sandboxes, limits, store, tmp_path, monkeypatch
+):
+    for i in range(40):
+        (tmp_path / f"m{i:02}.py").write_text(f"def f{i}():\n    pass\n")
+    world = World((Layer(folder_layer.build(store, tmp_path), "/workspace"),))
+    workspace = opened(task, sandboxes, limits, {}, world)
+    library = Library(sandboxes, GRAMMARS, 100)
+    now = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr("rl_code.environment.search.library.time", clock)
+    with pytest.raises(NotReady, match="25 files are not read yet"):
+        library.index(workspace, 14)
+    with pytest.raises(NotReady, match=r"\d+ of 40 files are read"):
+        library.index(workspace, 45)
+    found = library.index(workspace, 1000)
+    assert found.index is not None and found.left_out == 0
+    library.close()
+    workspace.close()
+
+
+def test_what_there_is_no_room_for_is_said_and_what_a_grammar_reads_is_first(
+    task, sandboxes, limits
+):
+    pages = {f"docs/page{i}.md": f"a page about prices {i}\n" for i in range(5)}
+    files = pages | {"src/prices.py": "def discount_of_price(x):\n    return x\n"}
+    workspace = opened(task, sandboxes, limits, files)
+    tools = find_tools((Named("semantic_search", {"files": 3}),))
+    call = ToolCall("semantic_search", {"question": "discount of price"})
+    content = execute(call, tools, workspace).content
+    assert content.startswith("src/prices.py:1")
+    assert content.endswith("\n3 files not searched")
+    workspace.close()
 
 
 def test_nothing_to_find(task, sandboxes, limits):

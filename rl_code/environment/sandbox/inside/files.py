@@ -15,9 +15,10 @@ from typing import Any
 
 # Folders that a path may lie in.
 MAX_DEPTH = 32
-# Files that are listed, and characters of the paths that are.
-MAX_LISTED = 2000
+# Files that are listed, and characters of a path and of all paths that are.
+MAX_LISTED = 50_000
 MAX_LISTED_LENGTH = 1000
+_ALL_LISTED_LENGTH = 4_000_000
 # Python makes it anew, and one that a candidate wrote would be run instead of its source.
 BYTECODE = "__pycache__"
 TEXT_MODE = 0o644
@@ -97,17 +98,29 @@ def read(root: str, path: str, limit: int) -> str:
             ) from error
 
 
-def paths(root: str) -> list[str]:
+def paths(root: str, below: str = "") -> list[str]:
     """Paths of the regular files, sorted; at most MAX_LISTED, no long ones, none in more than
     MAX_DEPTH folders, and only those whose names can be printed.
+
+    below: a folder, of which alone they are, or the path of a file; no link is followed.
     """
+    at = ""
+    for name in below.split("/") if below else ():
+        at = f"{at}/{name}" if at else name
+        full = os.path.join(root, at)
+        if at == below and os.path.isfile(full) and not os.path.islink(full):
+            return [below]
+        if not os.path.isdir(full) or os.path.islink(full):
+            return []
     found: list[str] = []
-    for path, entry in _walk(root):
-        if len(found) == MAX_LISTED:
-            break
+    left = _ALL_LISTED_LENGTH
+    for path, entry in _walk(root, below):
         short = path.count("/") <= MAX_DEPTH and len(path) <= MAX_LISTED_LENGTH
         in_reach = short and path.isprintable()
         if in_reach and entry is not None and entry.is_file(follow_symlinks=False):
+            left -= len(path)
+            if len(found) == MAX_LISTED or left < 0:
+                break
             found.append(path)
     return sorted(found)
 
@@ -183,11 +196,11 @@ def enter(folder: str) -> None:
         os.chmod(folder, 0o755)
 
 
-def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str] | None]]:
-    """Everything but folders, by path, shallow ones first; None for an empty folder. A folder in
-    too many others is given as it is, so that the caller sees that there is more.
+def _walk(root: str, below: str = "") -> Iterator[tuple[str, os.DirEntry[str] | None]]:
+    """Everything in a folder but folders, by path, shallow ones first; None for an empty folder. A
+    folder in too many others is given as it is, so that the caller sees that there is more.
     """
-    pending = [""]
+    pending = [below]
     for folder in pending:
         full = os.path.join(root, folder)
         enter(full)

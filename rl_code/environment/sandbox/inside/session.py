@@ -40,7 +40,7 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
         ),
         "write": lambda request, passed: files.write(world.folder, request["files"]),
         "read": lambda request, passed: files.read(world.folder, request["path"], request["limit"]),
-        "list": lambda request, passed: files.paths(world.folder),
+        "list": lambda request, passed: files.paths(world.folder, request["below"]),
         "restore": lambda request, passed: difference.restore(world.folder, request["files"]),
         "snapshot": lambda request, passed: files.snapshot(
             difference.changed(world.changes, world.below, world.folder)

@@ -107,6 +107,18 @@ def test_files_live_as_long_as_the_sandbox(either):
         assert sandbox.list_files() == []
 
 
+def test_files_are_listed_of_a_folder_and_of_many(sandboxes):
+    with sandboxes.open({"f": "x", "d/g": "y", "d/e/h": "z", "dd/i": ""}) as sandbox:
+        make = "mkdir n; cd n; seq -f %05g 2500 | xargs touch; ln -s .. up; ln -s 00001 one"
+        sandbox.run(["bash", "-c", make], timeout_s=20)
+        assert sandbox.list_files("d") == ["d/e/h", "d/g"]
+        assert sandbox.list_files("d/e/h") == ["d/e/h"]
+        # no link is followed, and what is not there holds nothing
+        for path in ("n/up", "n/up/f", "n/one", "g", "f/x"):
+            assert sandbox.list_files(path) == []
+        assert len(sandbox.list_files("n")) == 2500 and len(sandbox.list_files()) == 2504
+
+
 def test_what_cannot_be_read_or_written_is_an_error_with_its_kind(sandboxes):
     with sandboxes.open({"f": "x", "d/g": "y"}) as sandbox:
         sandbox.run(
