@@ -4,7 +4,8 @@ with many workspaces open.
 Each tool works on generated repositories of --tool_files files. With n workspaces, n threads call
 at the same time. The first call in a workspace opens its sandbox, starts what the tool needs and
 reads the files; --calls further ones follow. Before each call of ``diagnostics`` and
-``semantic_search`` a file is changed, which is not timed.
+``semantic_search`` a file is changed, which is not timed. ``sub_agent`` has no time of its own: its
+call is as long as what the policy writes.
 """
 
 from __future__ import annotations
@@ -136,14 +137,14 @@ def measure(place: Path) -> dict:
 
 
 def all_tools(server: Path) -> dict[str, Tool]:
-    """Every tool, and one of an MCP server's."""
+    """Every tool, also the one that is not called here, and one of an MCP server's."""
     own = {
         "server": "mcp",
         "command": ("python3", f"/opt/programs/{server.name}"),
         "programs": (str(server),),
     }
     names = [name for name in CALLS if name != "mcp_echo"]
-    return find_tools((*(Named(name) for name in names), Named("mcp", own)))
+    return find_tools((*map(Named, (*names, "sub_agent")), Named("mcp", own)))
 
 
 def make_history(store: LayerStore, folder: Path, task: Task) -> str:
@@ -249,4 +250,7 @@ def table(report: dict) -> rich.table.Table:
             else:
                 row += ["", ""]
         shown.add_row(name, *row)
+    for name in {name: None for tokens in report["tokens"].values() for name in tokens}:
+        if name not in report["times"]:
+            shown.add_row(name, *(str(tokens[name]) for tokens in report["tokens"].values()))
     return shown
