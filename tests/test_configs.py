@@ -158,6 +158,8 @@ def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
     given.rollout.engine.slots = 4  # as many as there are episodes
+    # a method that chooses blocks is slow to decode as tests compile it
+    given.limits.update(turns=2, turn_tokens=24)
     given.train.update(steps=1, tasks_per_step=2, group_size=2, micro_batches=2)
     given.train.pack.drop_uninformative = False
     given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
