@@ -16,6 +16,7 @@ from rl_code.environment.layers import commits
 from rl_code.environment.layers.commits import Commit
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import WORKSPACE
+from rl_code.environment.tools.history import short_blame
 from rl_code.types import Layer, Task, World
 
 
@@ -66,18 +67,11 @@ def changed_in(task: Task) -> frozenset[tuple[str, int]]:
 
 
 def blame(task: Task, path: str) -> str:
-    """What ``git blame -s`` prints of a file: of each line the commit that changed it last, with a
-    caret for the first one.
-    """
-    found = commits.names(commits_of(task))
-    last = {
-        (one.path, one.number): name[:8] for one, name in zip(_past(task), found[1:], strict=True)
-    }
-    lines = task.files[path].splitlines()
-    width = len(str(len(lines)))
-    return "".join(
-        f"{last.get((path, number), f'^{found[0][:7]}')} {number:{width}}) {line}\n"
-        for number, line in enumerate(lines, start=1)
+    """What ``history blame`` answers of a file."""
+    ages = {(one.path, one.number): age for age, one in enumerate(reversed(_past(task)))}
+    return "\n".join(
+        short_blame(ages.get((path, number), ""), number, line)
+        for number, line in enumerate(task.files[path].splitlines(), start=1)
     )
 
 

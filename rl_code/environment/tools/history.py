@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rl_code.environment.sandbox.pool import Completed
@@ -20,8 +20,13 @@ from rl_code.environment.tools.workspace import RefusedPath, Workspace
 _WIDTH = 400
 _VERBOSE_WIDTH = 8000
 _ACTIONS = ("log", "show", "blame", "changes")
-# The beginning of a commit's name, or HEAD and how many commits before it.
-_COMMIT = re.compile(r"[0-9a-f]{4,40}|HEAD(?:~[0-9]{1,4})?")
+# The beginning of a commit's name, or how many commits before HEAD, or, without HEAD, before the
+# one that the task starts from.
+_COMMIT = re.compile(r"[0-9a-f]{4,40}|(?:HEAD)?~[0-9]{1,4}|HEAD")
+# A line of git blame: a caret where its commit has no parent, the commit, the number, the line.
+_BLAMED = re.compile(r"(\^?)([0-9a-f]+) +([0-9]+)\) (.*)")
+# Commits that blame may name by how many are between them and the start.
+_COUNTED = 100
 # Settings of the repository that could start programs, or say otherwise who may read it.
 _GIT = (
     *("git", "--no-pager", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"),
@@ -81,10 +86,12 @@ class History(Tool):
             wanted = "a commit" if action == "show" else "a path"
             return Answer(f"history {action} wants {wanted}", ok=False)
         if action == "show":
-            refused = self._no_ancestor(of, base, workspace)
-            if refused:
-                return refused
-            return self._git(workspace, "show", *_PLAIN, _FORMAT, of)
+            if not _COMMIT.fullmatch(of):
+                told = f"{one_line(of, 40)!r} names no commit; see history log"
+                return Answer(told, ok=False)
+            commit = f"{base}{of}" if of.startswith("~") else of
+            refused = self._no_ancestor(commit, base, workspace)
+            return refused or self._git(workspace, "show", *_PLAIN, _FORMAT, commit)
         try:
             paths = [workspace.resolve(of)] if of not in ("", ".") else ["."]
         except RefusedPath as error:
@@ -96,15 +103,13 @@ class History(Tool):
         most = f"-n{self.most}"
         if action == "blame":
             lines = f"-L{first},{last}"
-            return self._git(workspace, "blame", "-s", lines, base, "--", *paths)
+            return self._blame(workspace, base, lines, paths[0])
         if action == "log":
             return self._git(workspace, "log", most, _FORMAT, base, "--", *paths)
         return self._git(workspace, "log", "-p", most, *_PLAIN, _FORMAT, base, "--", *paths)
 
     def _no_ancestor(self, commit: str, base: str, workspace: Workspace) -> Answer | None:
         """The answer for what is no commit before ``base``; None for one that is."""
-        if not _COMMIT.fullmatch(commit):
-            return Answer(f"{one_line(commit, 40)!r} names no commit; see history log", ok=False)
         done = self._run(workspace, "merge-base", "--is-ancestor", commit, base)
         if done.exit_code == 0:
             return None
@@ -112,6 +117,19 @@ class History(Tool):
         if unknown:
             return Answer(f"no commit {commit} in the history", ok=False)
         return self._failed(done)
+
+    def _blame(self, workspace: Workspace, base: str, lines: str, path: str) -> Answer:
+        """Who changed the lines of a file last; short where answers are."""
+        done = self._run(workspace, "blame", "-s", lines, base, "--", path)
+        if done.exit_code:
+            return self._failed(done)
+        if workspace.verbose:
+            return Answer(described(done.stdout, verbose=True))
+        line = ("log", f"-n{_COUNTED}", "--first-parent", "--format=%h", base)
+        names = self._run(workspace, *line)
+        if names.exit_code:
+            return self._failed(names)
+        return Answer(described(_in_short(done.stdout, names.stdout.split()), verbose=False))
 
     def _git(self, workspace: Workspace, *line: str) -> Answer:
         """The answer of a command of git's, or why there is none."""
@@ -133,6 +151,30 @@ class History(Tool):
         if _NO_REPOSITORY in done.stdout:
             return Answer("no history: the workspace is no git repository", ok=False)
         return Answer(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)
+
+
+def _in_short(blamed: str, names: Sequence[str]) -> str:
+    """What git blame printed, each line as ``short_blame`` writes it. names: the commits that the
+    task starts from, the last one first.
+    """
+    lines = []
+    for line in blamed.splitlines():
+        found = _BLAMED.fullmatch(line)
+        if found is None:  # where it was cut
+            lines.append(line)
+            continue
+        first, commit, number, text = found.groups()
+        ages = (age for age, name in enumerate(names) if commit.startswith(name))
+        lines.append(short_blame("" if first else next(ages, commit), int(number), text))
+    return "\n".join(lines)
+
+
+def short_blame(commit: int | str, number: int, line: str) -> str:
+    """A line with its number and the commit that changed it last: how many commits that is before
+    the one that the task starts from, or its name; "" for the first commit of all.
+    """
+    mark = f"~{commit} " if isinstance(commit, int) else f"{commit} " if commit else ""
+    return f"{mark}{number}:{line}"
 
 
 def described(output: str, *, verbose: bool) -> str:

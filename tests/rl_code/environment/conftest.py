@@ -83,7 +83,7 @@ class FakeSandbox:
     def write_file(self, path, text):
         self.files[path] = text
 
-    def list_files(self):
+    def list_files(self, below=""):
         return list(self.files)
 
     def snapshot(self):

@@ -227,7 +227,12 @@ def test_history_tells_of_the_ancestors_alone(task, sandboxes, limits, repositor
     shown = use(workspace, "history", action="show", of=first[:8]).content
     assert "Limit 0" in shown and "+LIMIT = 0" in shown
     blame = use(workspace, "history", action="blame", of="tax.py", first_line=1, last_line=2)
+    assert blame.content == "~0 1:LIMIT = 1\n2:RATE = 1"
+    workspace.verbose = True
+    blame = use(workspace, "history", action="blame", of="tax.py")
     assert middle[:7] in blame.content and first[:7] in blame.content
+    workspace.verbose = False
+    assert use(workspace, "history", action="show", of="~1").content == shown
     changes = use(workspace, "history", action="changes", of="tax.py").content
     assert "-LIMIT = 0" in changes and "LIMIT = 2" not in changes
     for action, of, word in [
