@@ -1,4 +1,5 @@
-"""Carries out the calls of an episode's messages in its workspace.
+"""Carries out what an episode asks for in its workspace: the calls of its messages, or the commands
+of an agent of others.
 
 If the sandbox is lost meanwhile, another one is built and brought to where the lost one was.
 Whether the machine or the agent's code lost it cannot be known. So the machine's accidents cost no
@@ -9,9 +10,9 @@ failure.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -24,9 +25,10 @@ from rl_code.environment.tools.api import PROVOKED, execute
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.finished import Grade
-from rl_code.types import Limits, ToolCall, ToolResult
+from rl_code.types import Limits, ToolResult
 
-# How often the calls of one message are carried out, where the sandbox is lost each time.
+# How often the calls of one message, or a command, are carried out, where the sandbox is lost each
+# time.
 TRIES = 3
 
 
@@ -64,10 +66,15 @@ class Calls:
         self.first_edit: FirstEdit | None = None
         # How often a lost sandbox was built again.
         self.rebuilt = 0
-        # Wall-clock seconds that calls took.
+        # Wall-clock seconds that calls took, those in which a sandbox was lost left out.
         self.seconds = 0.0
-        # Calls that were carried out, in order, to bring another workspace to the same state.
-        self._done: list[ToolCall] = []
+        # Wall-clock seconds of tries in which a sandbox was lost, and of building others.
+        self.lost_s = 0.0
+        # Whether the workspace has all that was done; False where the time did not suffice to do it
+        # again.
+        self.whole = True
+        # What was carried out, in order, to bring another workspace to the same state.
+        self._done: list[Callable[[Workspace], object]] = []
 
     def fork(self, name: str) -> Calls:
         """Others that have come the same way, for an episode of another name. Raises as
@@ -87,34 +94,59 @@ class Calls:
         carried out when it has answered. Raises SandboxFault.
         """
         frame = frames.at_work
-        # Tools get what is left of the episode's time, all tries together: no sandbox that is lost
-        # over and over may hold up a run. The time in which the sampler writes a message is not
-        # counted, and of several tries the last one is.
-        end = time.monotonic() + self._limits.episode_s - self.seconds
-        first_edit = self.first_edit
         pending = tuple(frame.pending)
-        results, contexts, done = len(frame.results), len(frames.all), len(self._done)
-        # In a sandbox that the messages before have brought down, all that follows fails.
+        results, contexts = len(frame.results), len(frames.all)
+
+        def undo() -> None:
+            frame.pending = collections.deque(pending)
+            del frame.results[results:]
+            frames.go_back(frame, contexts)
+
+        # Tools get what is left of the episode's time. The time in which the sampler writes a
+        # message is not counted, and of several tries the last one is.
+        start = time.monotonic()
+        lost_s = self.lost_s
+        self.workspace.deadline = start + self._limits.episode_s - self.seconds
+        asked = self.attempt(lambda: self._execute(frame, frames), undo)
+        self.seconds += time.monotonic() - start - (self.lost_s - lost_s)
+        return asked
+
+    def attempt[T](self, act: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
+        """What ``act`` returns, which uses the workspace. If the sandbox is lost meanwhile, it is
+        built again, and ``act`` is called again, a few times at most.
+
+        undo: takes back what a lost try has left elsewhere. Raises SandboxFault, and what ``act``
+        raises.
+        """
+        first_edit = self.first_edit
+        done = len(self._done)
+        fault: SandboxFault | None = None
+        # In a sandbox that was brought down in every try before, all that follows fails.
         for tries_left in reversed(range(1 if self.workspace.lost else TRIES)):
             start = time.monotonic()
-            self.workspace.deadline = end
             try:
-                asked = self._execute(frame, frames)
+                if fault is not None:
+                    raise fault
+                result = act()
                 if not self.workspace.lost or not tries_left:
-                    self.seconds += time.monotonic() - start
-                    return asked
+                    return result
             except SandboxFault:
                 if not tries_left:
                     raise
             logging.warning("%s lost its sandbox: it is built again", self._name)
             self.rebuilt += 1
             self.first_edit = first_edit
-            frame.pending = collections.deque(pending)
-            del frame.results[results:]
             del self._done[done:]
-            frames.go_back(frame, contexts)
-            self._rebuild(end)
+            undo()
+            fault = self._rebuild(start)
         raise AssertionError("unreachable")
+
+    def do[T](self, action: Callable[[Workspace], T]) -> T:
+        """What an action in the workspace returns. It is done again in every workspace that is
+        built in place of this one.
+        """
+        self._done.append(action)
+        return action(self.workspace)
 
     @property
     def no_edit_passed(self) -> bool | None:
@@ -149,17 +181,38 @@ class Calls:
             return verdict.solved  # the same files were graded already
         return grade(first.files).solved
 
-    def _rebuild(self, end: float) -> None:
-        """Another workspace in place of a lost one, in which all calls before are carried out
-        again, until ``end`` at most. Where that fails, the next call meets a sandbox that is lost.
+    def _rebuild(self, start: float) -> SandboxFault | None:
+        """Another workspace in place of a lost one, in which all that was done before is done
+        again. The fault that kept it from that, if there was one. What is done again may lose this
+        sandbox as well, or use up the time.
+
+        start: when the lost try began.
         """
+        deadline = self.workspace.deadline
         self.workspace.close()
-        self.workspace = self._new_workspace()
-        self.workspace.deadline = end
-        with contextlib.suppress(SandboxFault):
-            for call in self._done:
-                if not self.workspace.out_of_time:
-                    execute(call, self._tools, self.workspace)
+        workspace = self._new_workspace()
+        # What the loss costs is added to the episode's time, since an accident late in an episode
+        # must not end it. All losses together add no more than the episode itself may last: no
+        # sandbox that is lost over and over may hold up a run.
+        spare_s = max(0.0, self._limits.episode_s - self.lost_s)
+        workspace.deadline = deadline + spare_s
+        self.workspace = workspace
+        fault = None
+        try:
+            self.whole = all(self._do_again(action) for action in self._done)
+        except SandboxFault as found:
+            fault = found
+        lost_s = time.monotonic() - start
+        self.lost_s += lost_s
+        workspace.deadline = deadline + min(lost_s, spare_s)
+        return fault
+
+    def _do_again(self, action: Callable[[Workspace], object]) -> bool:
+        """Whether there was time left for an action."""
+        if self.workspace.out_of_time:
+            return False
+        action(self.workspace)
+        return True
 
     def _execute(self, frame: Frame, frames: Frames) -> list[int] | None:
         """As ``carry_out``, in the workspace as it is. Calls after a submit are not carried out.
@@ -179,8 +232,7 @@ class Calls:
                     return prompt
                 continue
             self.workspace.tests_failed = None
-            self._done.append(call)
-            result = execute(call, frame.tools, self.workspace)
+            result = self.do(functools.partial(execute, call, frame.tools))
             frame.results.append(result)
             self._note_edit(tool, ok=result.ok)
             if self.workspace.handed_in is not None:

@@ -13,6 +13,7 @@ says.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -29,6 +30,7 @@ from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.tools.api import PROVOKED
+from rl_code.environment.tools.workspace import Workspace
 from rl_code.harness.agent import Ending, HarnessError, Job
 from rl_code.harness.harness import Harness
 from rl_code.rewards.combine import ActiveSignal
@@ -42,6 +44,8 @@ from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.
 _WIDTH = 100_000
+# What it gets for a command that could not be run, but for the error.
+_FAILED = {"output": "", "returncode": -1, "timed_out": False}
 
 
 class AgentClient:
@@ -268,12 +272,14 @@ class AgentEpisode(Episode):
         if self._key:
             self._harness.leave(self._key)
         self._kill()
-        with self._commands:  # a command that runs has the time that it was given
-            self._over = True
+        self._over = True  # no command begins from now on, not even for a sandbox built again
+        with self._commands:  # one that runs has the time that it was given
+            pass
 
     def _next(self) -> Step | None:
         """Waits for what the agent does next; its request, or None when the episode is over."""
         start = time.monotonic()
+        lost_s = self._calls.lost_s
         self._workspace.deadline = start + self.limits.episode_s - self._calls.seconds
         step = None
         while step is None and (not self.over or self._unscored):
@@ -281,6 +287,8 @@ class AgentEpisode(Episode):
                 left_s = self._workspace.deadline - time.monotonic()
                 event = self._client.events.get(timeout=max(0.0, left_s))
             except queue.Empty:
+                if time.monotonic() < self._workspace.deadline:
+                    continue  # a sandbox was lost meanwhile, which costs the episode no time
                 self.status = self.status or "time_limit"
                 break
             if isinstance(event, SandboxFault):
@@ -289,7 +297,7 @@ class AgentEpisode(Episode):
                 self._end(event)
             else:
                 step = self._take(*event)
-        self._calls.seconds += time.monotonic() - start
+        self._calls.seconds += time.monotonic() - start - (self._calls.lost_s - lost_s)
         return step
 
     def _take(self, pending: Pending, id: str) -> Step | None:
@@ -380,29 +388,43 @@ class AgentEpisode(Episode):
             return
         try:
             with self._commands:
-                self._workspace.hand_in()
-            self.status = "submitted"
+                self._calls.attempt(self._hand_in)
+            self.status = "time_limit" if self._workspace.handed_in is None else "submitted"
         except SandboxFault as fault:
             self._note(fault)
         except PROVOKED as error:
             self._cause = f"the files cannot be read in full: {error}"
 
+    def _hand_in(self) -> None:
+        """Hands in the files as they stand, if they are those of all commands. Raises what
+        ``Workspace.hand_in`` raises.
+        """
+        if self._calls.whole:
+            self._workspace.hand_in()
+
     def _execute_command(self, command: str, timeout_s: float | None) -> dict[str, Any]:
         """Runs a command of the agent's in the sandbox, in a thread of the server."""
-        failed = {"output": "", "returncode": -1, "timed_out": False}
         if "\0" in command:
-            return failed | {"error": "the command contains a NUL character"}
+            return _FAILED | {"error": "the command contains a NUL character"}
+        run = functools.partial(self._run, command, timeout_s)
         with self._commands:
-            if self._over:
-                raise over()
-            seconds = min(self._workspace.timeout_s, timeout_s or self.limits.command_s)
             try:
-                done = self._workspace.sandbox.run(["bash", "-c", command], timeout_s=seconds)
+                return self._calls.attempt(lambda: self._calls.do(run))
             except SandboxFault as fault:
                 self._client.events.put(fault)
                 raise ApiError("the sandbox failed", status=500, kind="server_error") from fault
-            except PROVOKED as error:
-                return failed | {"error": f"{type(error).__name__}: {error}"}
+
+    def _run(self, command: str, timeout_s: float | None, workspace: Workspace) -> dict[str, Any]:
+        """What came of a command in a workspace, as the API says it. Raises SandboxFault, and
+        ApiError after the end.
+        """
+        if self._over:
+            raise over()
+        seconds = min(workspace.timeout_s, timeout_s or self.limits.command_s)
+        try:
+            done = workspace.sandbox.run(["bash", "-c", command], timeout_s=seconds)
+        except PROVOKED as error:
+            return _FAILED | {"error": f"{type(error).__name__}: {error}"}
         return {
             "output": done.stdout[:_WIDTH],
             "returncode": done.exit_code,

@@ -4,13 +4,6 @@ gains nothing.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import signal
-import time
-import types
-
 import pytest
 
 from rl_code.environment.calls import TRIES
@@ -18,7 +11,7 @@ from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.types import Limits
 from tests.rl_code.environment import scripted
-from tests.rl_code.environment.sandbox.processes import session_pid
+from tests.rl_code.environment.sandbox.losses import kill, losing
 
 CONFIG = SandboxConfig(workers=2, memory_mb=256, processes=16, cpu_s=20)
 LIMITS = Limits(turns=6, tokens=900, turn_tokens=200, test_runs=3, command_s=20.0)
@@ -45,35 +38,6 @@ def sandboxes():
 
 def play(task, sandboxes, tokenizer, messages):
     return scripted.play(task, sandboxes, tokenizer, LIMITS, *messages)
-
-
-@contextlib.contextmanager
-def losing(monkeypatch, chance: float, seed: int):
-    """While it is open, sandboxes are killed by chance, each before one of its requests at most."""
-    rng = random.Random(seed)
-    send = Connection.send
-    killed: list[Connection] = []
-
-    def send_or_lose(connection, request, *args, **options):
-        # nothing is left to kill in one that was killed before its last request
-        if connection not in killed and rng.random() < chance:
-            killed.append(connection)
-            kill(connection)
-        return send(connection, request, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "send", send_or_lose)
-        yield killed
-
-
-def kill(connection: Connection) -> None:
-    """Kills a session, as soon as it has been forked."""
-    sandbox = types.SimpleNamespace(_connection=connection)
-    while True:
-        with contextlib.suppress(IndexError):
-            os.kill(session_pid(sandbox), signal.SIGKILL)
-            return
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
