@@ -85,4 +85,6 @@ class MiniSweAgentHost(ForkingHost):
 
     def ending(self, said: Mapping[str, Any]) -> Ending:
         done = said["status"] == "Submitted"
-        return Ending(done, "" if done else f"{said['status']}: {said['error']}")
+        cause = "" if done else f"{said['status']}: {said['error']}"
+        # a process that was killed said nothing (``forking_driver``)
+        return Ending(done, cause, fault=said["status"] == "killed")

@@ -6,7 +6,7 @@ It finds the task on its standard input, and in its environment
 
 It runs a command in the episode's workspace with a POST of ``{"command": ...}`` to
 ``$OPENAI_BASE_URL/execute``, which answers ``{"output", "returncode", "timed_out"}``. It hands its
-work in by ending with exit code 0.
+work in by ending with exit code 0. One that the machine kills is a fault, and no failure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from rl_code.harness.agent import Agent, Ending, HarnessError, Host, Job
 
 # The most of a program's last words that an error shows, in characters.
 _LAST_WORDS = 2000
+# Signals that the machine sends, when it is short of memory or shut down. A program that one of
+# them ended did not fail, and neither did the policy.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +79,9 @@ class ProgramHost(Host):
                 output.seek(0, os.SEEK_END)
                 output.seek(max(0, output.tell() - _LAST_WORDS))
                 words = output.read().decode("utf-8", "replace").strip()
-            on_end(Ending(True) if code == 0 else Ending(False, f"exit code {code}: {words}"))
+            killed = -code in _FROM_OUTSIDE
+            cause = f"exit code {code}: {words}"
+            on_end(Ending(True) if code == 0 else Ending(False, cause, fault=killed))
 
         threading.Thread(target=wait, name="agent program", daemon=True).start()
         return lambda: end(process)

@@ -212,6 +212,17 @@ def test_an_agent_that_gives_up_has_handed_nothing_in(play):
     assert "exit code 3" in episode._cause
 
 
+def test_a_program_that_the_machine_kills_is_a_fault_and_no_zero(play):
+    """Its work is masked; that of one that crashes by itself is not (see above)."""
+    dies = "import os, sys; sys.argv = ['x']; exec(open({!r}).read().replace('return\\n', 'os.kill(os.getpid(), 9)\\n'))"
+    agent = Program(command=(sys.executable, "-c", dies.format(minimal().command[1])))
+    episode, _ = play(agent)
+    say(episode, call(GOOD))
+    assert say(episode, call("submit")) is None
+    trajectory = episode.finish()
+    assert (trajectory.status, trajectory.reward.flags) == ("fault", ("fault",))
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -15,7 +15,7 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.environment.frames import Rewritten
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
-from rl_code.harness.mini_swe_agent import MiniSweAgent
+from rl_code.harness.mini_swe_agent import MiniSweAgent, MiniSweAgentHost
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
@@ -139,6 +139,14 @@ def test_a_process_that_is_killed_is_a_fault_and_then_an_error(sandboxes):
         other.close()
         harness.close()
     assert (trajectory.status, trajectory.reward.flags) == ("fault", ("fault",))
+
+
+def test_a_child_that_is_killed_is_a_fault_and_one_that_gives_up_is_none():
+    def ending(status):
+        return MiniSweAgentHost.ending(None, {"status": status, "error": ""})
+
+    assert ending("killed").fault and not ending("killed").handed_in
+    assert not ending("RepeatedFormatError").fault and ending("Submitted").handed_in
 
 
 @needs_package
