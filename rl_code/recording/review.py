@@ -3,8 +3,9 @@ is graded again.
 
 What solved trajectories hand in may hold changes that no test asks for: remains of attempts, files
 that nobody wanted, edits made to please a reward on size or style. A hunk is a run of lines that
-was replaced, added or removed. It is *needless* if the work without it still solves the task. Two
-hunks of which either one suffices both count as needless.
+was replaced, added or removed, in a file of the task or of its world's layers. It is *needless* if
+the work without it still solves the task. Two hunks of which either one suffices both count as
+needless.
 
 The files are made again by carrying out the calls on record in a sandbox.
 """
@@ -17,8 +18,9 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from rl_code.environment.grading import grade_work
-from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
+from rl_code.environment.sandbox.pool import File, SandboxPool, Snapshot
 from rl_code.environment.sandbox.snapshot import texts
+from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
@@ -71,15 +73,22 @@ def hunks(before: Mapping[str, str], now: Mapping[str, str]) -> list[Hunk]:
 
 
 def without(files: Snapshot, hunk: Hunk, before: Mapping[str, str]) -> Snapshot:
-    """The files with one hunk reverted. A file that was not there before goes when it is empty."""
+    """The files with one hunk reverted. A file that was not there before goes when it is empty; one
+    that is still there keeps its rights.
+
+    files: in a world, the difference from its layers.
+    """
     reverted = dict(files)
     now = reverted.get(hunk.path, "")
-    lines = (now if isinstance(now, str) else "").splitlines(keepends=True)
+    lines = texts({hunk.path: now}).get(hunk.path, "").splitlines(keepends=True)
     lines[hunk.now_at : hunk.now_at + len(hunk.now)] = hunk.before
-    if lines or hunk.path in before:
-        reverted[hunk.path] = "".join(lines)
-    else:
+    text = "".join(lines)
+    if not lines and hunk.path not in before:
         reverted.pop(hunk.path, None)
+    elif isinstance(now, File) and now.kind == "file":
+        reverted[hunk.path] = dataclasses.replace(now, content=text.encode())
+    else:
+        reverted[hunk.path] = text
     return reverted
 
 
@@ -94,7 +103,8 @@ def review(
 ) -> Iterator[Review]:
     """Reviews those of a task's trajectories that solved it.
 
-    Only text files are looked at, and of a world's layers only what the task's own files lie over.
+    Only text files are looked at.
+
     tools: all of the run, by name. verbose: whether the run's protocol answers in sentences. Raises
     SandboxFault.
     """
@@ -112,9 +122,10 @@ def review(
         if not grade_work(task, handed_in, pool, limits).solved:
             yield Review(task.id, trajectory.index, (), (), "its calls no longer solve the task")
             continue
-        found = hunks(task.files, texts(handed_in))
+        before = texts_before(task, pool, handed_in)
+        found = hunks(before, texts(handed_in))
         marks = [
-            grade_work(task, without(handed_in, hunk, task.files), pool, limits).solved
+            grade_work(task, without(handed_in, hunk, before), pool, limits).solved
             for hunk in found
         ]
         yield Review(task.id, trajectory.index, tuple(found), tuple(marks))

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
+from rl_code.environment.layers import folder
+from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.tools.api import find_tools
 from rl_code.recording.review import hunks, review, without
-from rl_code.types import Case, Limits, Task, Tests
+from rl_code.types import Case, Layer, Limits, Task, Tests, World
 from tests.rl_code.environment import scripted
 
 LIMITS = Limits(turns=6, tokens=2000, turn_tokens=600, test_runs=3, command_s=20.0)
@@ -50,19 +53,46 @@ def test_reverting_all_hunks_gives_the_files_as_they_were(before, now):
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with SandboxPool(SandboxConfig()) as pool:
+def store(tmp_path_factory):
+    return LayerStore(tmp_path_factory.mktemp("layers"))
+
+
+@pytest.fixture(scope="module")
+def pool(store):
+    with SandboxPool(SandboxConfig(layers=str(store.folder))) as pool:
         yield pool
 
 
-def play(pool, *messages: str):
+@pytest.fixture(scope="module")
+def layered(store, tmp_path_factory) -> Task:
+    """The task in a repository: all files but one are in a layer."""
+    repository = tmp_path_factory.mktemp("repository")
+    files = {
+        "f.py": "".join(f"# line {i}\n" for i in range(20)) + BROKEN,
+        "run.sh": "echo one\necho two\necho three\n",
+        "unused.py": "a = 1\n",
+    }
+    for path, text in files.items():
+        (repository / path).write_text(text)
+    (repository / "run.sh").chmod(0o755)
+    world = World((Layer(folder.build(store, repository), "/workspace"),))
+    return dataclasses.replace(TASK, files={"other.py": TASK.files["other.py"]}, world=world)
+
+
+def play(pool, *messages: str, task=TASK):
     tokenizer = Tokenizer.train([BROKEN] * 4, 300, Compact.SPECIAL_TOKENS)
     said = [message + "<|eot|>" for message in messages]
-    return scripted.play(TASK, pool, tokenizer, LIMITS, *said, index=4)
+    return scripted.play(task, pool, tokenizer, LIMITS, *said, index=4)
 
 
-def reviewed(pool, *trajectories):
-    return list(review(TASK, trajectories, find_tools(), pool, LIMITS, verbose=False))
+def reviewed(pool, *trajectories, task=TASK):
+    return list(review(task, trajectories, find_tools(), pool, LIMITS, verbose=False))
+
+
+def marks(found) -> dict[str, bool]:
+    """Whether each hunk is needless, by its diff."""
+    pairs = zip(found.hunks, found.needless, strict=True)
+    return {"\n".join(hunk.diff): needless for hunk, needless in pairs}
 
 
 def test_needless_hunks_are_told_from_the_one_that_matters(pool):
@@ -70,15 +100,57 @@ def test_needless_hunks_are_told_from_the_one_that_matters(pool):
     assert trajectory.solved
     (found,) = reviewed(pool, trajectory)
     assert (found.task_id, found.index, found.cause) == ("two/0", 4, "")
-    marks = {
-        "\n".join(hunk.diff): needless
-        for hunk, needless in zip(found.hunks, found.needless, strict=True)
-    }
-    assert marks == {
+    assert marks(found) == {
         "-import math\n+import os": True,
         "-    y = x - 1\n-    return y\n+    y = x + 1\n+    return y  # done": False,
         "+b = 3": True,
         "+note": True,
+    }
+
+
+def test_the_lines_of_a_repositorys_files_are_reverted_one_by_one(pool, layered):
+    """Files of a layer, of which work has only the difference on record."""
+    spoil = "<|call|>run\nsed -i 's/# line 3$/# three/' f.py; rm unused.py<|end|>"
+    script = "<|call|>run\nsed -i 's/one/1/; s/three/3/' run.sh<|end|>"
+    trajectory = play(pool, FIX, spoil, script, NEW, SUBMIT, task=layered)
+    assert trajectory.solved
+    (found,) = reviewed(pool, trajectory, task=layered)
+    assert found.cause == ""
+    assert marks(found) == {
+        "-# line 3\n+# three": True,
+        "-    y = x - 1\n+    y = x + 1": False,
+        "-a = 1": True,
+        "-echo one\n+echo 1": True,
+        "-echo three\n+echo 3": True,
+        "+b = 3": True,
+        "+note": True,
+    }
+    places = [(hunk.path, hunk.at) for hunk in found.hunks if hunk.path == "f.py"]
+    assert places == [("f.py", 3), ("f.py", 23)]
+
+
+def test_a_script_without_a_hunk_keeps_its_other_lines_and_its_rights():
+    before = {"run.sh": "echo one\necho two\necho three\n"}
+    files = {"run.sh": File(b"echo 1\necho two\necho 3\n", 0o755)}
+    first, second = hunks(before, texts(files))
+    assert without(files, first, before) == {"run.sh": File(b"echo one\necho two\necho 3\n", 0o755)}
+    assert without(without(files, second, before), first, before) == {
+        "run.sh": File(before["run.sh"].encode(), 0o755)
+    }
+
+
+def test_a_file_that_became_a_folder_is_reviewed(pool, layered):
+    commands = "rm unused.py other.py; mkdir unused.py other.py; "
+    commands += "echo 1 > unused.py/a; echo 2 > other.py/b"
+    trajectory = play(pool, FIX, f"<|call|>run\n{commands}<|end|>", SUBMIT, task=layered)
+    (found,) = reviewed(pool, trajectory, task=layered)
+    assert marks(found) == {
+        "-    y = x - 1\n+    y = x + 1": False,
+        # the file cannot come back while another one lies below it
+        "-a = 1": False,
+        "-a = 1\n-b = 2": False,
+        "+1": True,
+        "+2": True,
     }
 
 
