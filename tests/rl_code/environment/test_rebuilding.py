@@ -4,6 +4,8 @@ gains nothing.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rl_code.environment.calls import TRIES
@@ -84,6 +86,25 @@ def test_a_rebuilt_workspace_has_what_all_messages_before_have_done(
             other = play(task, sandboxes, tokenizer, messages)
         assert other.tokens.tolist() == whole.tokens.tolist()
         assert other.solved and other.first_edit_passed == whole.first_edit_passed
+
+
+@pytest.mark.long
+def test_an_accident_late_in_an_episode_does_not_end_it(task, sandboxes, tokenizer, monkeypatch):
+    """What is done again takes longer than the episode had left."""
+    send, asked = Connection.send, []
+
+    def lose_once(connection, request, *args, **options):
+        asked.append(request["op"])
+        if len(asked) == 3:  # after the files of the task, and the command
+            kill(connection)
+        return send(connection, request, *args, **options)
+
+    monkeypatch.setattr(Connection, "send", lose_once)
+    limits = dataclasses.replace(LIMITS, episode_s=10.0)
+    messages = (RUN.format("sleep 6"), GOOD, SUBMIT)
+    trajectory = scripted.play(task, sandboxes, tokenizer, limits, *messages)
+    assert asked[:2] == ["write", "run"] and trajectory.rebuilt == 1
+    assert trajectory.status == "submitted" and trajectory.solved
 
 
 def test_code_that_kills_its_sandbox_fails_and_is_not_masked(task, sandboxes, tokenizer):

@@ -155,6 +155,7 @@ def test_a_fault_while_it_is_built_again_leaves_no_half_of_the_work(start, monke
     assert failed and trajectory.rebuilt == 2 and trajectory.solved
 
 
+@pytest.mark.long
 def test_an_accident_late_in_an_episode_does_not_end_it(start):
     """What is done again takes longer than the episode had left."""
     episode = start()
