@@ -32,7 +32,7 @@ from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
-from rl_code.tasks.source import Source, SourceOfWorlds
+from rl_code.tasks.source import Refusal, Source, SourceOfWorlds
 from rl_code.tasks.validate import Verdict
 from rl_code.types import Limits, Task
 
@@ -160,7 +160,7 @@ def run(
 
 def tasks_of(
     sources: dict[str, Source], pool: SandboxPool
-) -> tuple[int, Iterator[tuple[str, Task | str]]]:
+) -> tuple[int, Iterator[tuple[str, Task | Refusal]]]:
     """The tasks of the sources, of each the first --first ones, and how many they are. Worlds are
     built as the tasks are asked for. Raises ConfigError.
     """

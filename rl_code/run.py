@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.screening import TaskPool
+from rl_code.tasks.source import Source
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
@@ -191,7 +191,11 @@ class Run:
         needs them.
         """
         config = self.config
-        return self._that_fit(config.tasks, config.protocol, config.rollout.engine.prompt_length)
+        source = find_source(config.tasks, "config.tasks")
+        if source.endless:  # which cannot be gone through
+            return source.load(self.pool, self.workdir)
+        length = config.rollout.engine.prompt_length
+        return list(self._that_fit(source, config.protocol, length))
 
     @functools.cached_property
     def _demonstrated(self) -> Sequence[Task]:
@@ -416,38 +420,36 @@ class Run:
         if suite.name not in self._suites:
             engine = suite.engine or self.config.rollout.engine
             protocol = suite.protocol or self.config.protocol
-            tasks = self._that_fit(suite.tasks, protocol, engine.prompt_length)
-            if suite.shortest:
-                tasks = sorted(tasks, key=functools.partial(self._prompt_tokens, protocol))
-            kept = (task for task in tasks if suite.keeps(task))
-            chosen = list(itertools.islice(kept, suite.count or None))
-            if suite.count > len(chosen):
-                raise ConfigError(
-                    f"suite {suite.name}: count={suite.count}, but only {len(chosen)} tasks have a "
-                    f"prompt of at most {engine.prompt_length} tokens"
-                )
-            self._suites[suite.name] = chosen
+            source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
+            if source.endless:
+                tasks = iter(source.load(self.pool, self.workdir))
+            else:
+                tasks = self._that_fit(source, protocol, engine.prompt_length)
+            self._suites[suite.name] = suite.choose(
+                tasks,
+                functools.partial(self._prompt_tokens, protocol),
+                f"have a prompt of at most {engine.prompt_length} tokens",
+            )
         return self._suites[suite.name]
 
-    def _that_fit(self, config: Named, protocol: Named, prompt_length: int) -> Sequence[Task]:
-        """The tasks of a source whose prompt has at most ``prompt_length`` tokens. All tasks of an
-        endless source, which cannot be gone through.
+    def _that_fit(self, source: Source, protocol: Named, prompt_length: int) -> Iterator[Task]:
+        """The tasks of a source whose prompt has at most ``prompt_length`` tokens. They come one by
+        one, so that no more worlds are built than are asked for.
         """
-        source = find_source(config, "config.tasks")
-        tasks = source.load(self.pool, self.workdir)
-        if source.endless:
-            return tasks
+        every = source.one_by_one(self.pool, self.workdir)
         if self.harness is not None:  # the agent writes the prompts
-            return tasks
-        kept = [task for task in tasks if self._prompt_tokens(protocol, task) <= prompt_length]
-        if len(kept) < len(tasks):
-            logging.info(
-                "%d of %d tasks have prompts of at most %d tokens",
-                len(kept),
-                len(tasks),
-                prompt_length,
-            )
-        return kept
+            yield from every
+            return
+        kept = 0
+        seen = 0
+        for task in every:
+            seen += 1
+            if self._prompt_tokens(protocol, task) <= prompt_length:
+                kept += 1
+                yield task
+        if kept < seen:
+            message = "%d of %d tasks have prompts of at most %d tokens"
+            logging.info(message, kept, seen, prompt_length)
 
     @property
     def protocol(self) -> Protocol:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_code import named, read_config
@@ -52,6 +53,24 @@ class SuiteConfig:
     def keeps(self, task: Task) -> bool:
         """Whether a task of the source belongs to the suite; a subclass may choose."""
         return True
+
+    def choose(
+        self, tasks: Iterable[Task], length: Callable[[Task], int], which: str
+    ) -> list[Task]:
+        """The tasks that are played. Where the first ones will do, no further one is asked for.
+
+        tasks: those that can be played, in order. length: of a prompt, in any unit. which: what the
+        tasks do, for the error. Raises ConfigError where they are fewer than ``count``.
+        """
+        if self.shortest:
+            tasks = sorted(tasks, key=length)
+        kept = (task for task in tasks if self.keeps(task))
+        chosen = list(itertools.islice(kept, self.count or None))
+        if self.count > len(chosen):
+            raise ConfigError(
+                f"suite {self.name}: count={self.count}, but only {len(chosen)} tasks {which}"
+            )
+        return chosen
 
     @classmethod
     def from_config(cls, value: Any, path: str) -> SuiteConfig:

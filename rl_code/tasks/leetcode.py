@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class LeetCode(SourceOfWorlds):
     # The split that the tasks are said to be of.
     split: str = "test"
 
+    refusals = (NoWorld,)
+
     def __post_init__(self) -> None:
         if self.visible < 0:
             raise ValueError(f"visible={self.visible} must not be negative")
@@ -87,9 +90,9 @@ class LeetCode(SourceOfWorlds):
     def count(self) -> int:
         return sum(1 for _ in read_rows(Path(self.path), {}))
 
-    def load_each(
+    def builders(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
+    ) -> Iterator[tuple[str, Callable[[], Task]]]:
         file = Path(self.path)
         seen: set[str] = set()
         for line, row in read_rows(file, _FIELDS):
@@ -97,10 +100,7 @@ class LeetCode(SourceOfWorlds):
             if task.id in seen:
                 malformed(file, line, "task_id", "an id that no other row has", repr(task.id))
             seen.add(task.id)
-            try:
-                yield task.id, self._with_packages(task, pool)
-            except NoWorld as error:
-                yield task.id, str(error)
+            yield task.id, functools.partial(self._with_packages, task, pool)
 
     def _with_packages(self, task: Task, pool: SandboxPool | None) -> Task:
         """The task with a world, if its reference imports packages. Raises NoWorld."""

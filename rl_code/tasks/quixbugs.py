@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,16 @@ class QuixBugs(SourceOfWorlds):
     # What starts pytest in the workspace.
     command: tuple[str, ...] = Suite.command
 
+    refusals = (NoTask, NoWorld, UnknownIds)
+
     def count(self) -> int:
         return len(self._programs())
 
-    def load_each(
+    def builders(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
+    ) -> Iterator[tuple[str, Callable[[], Task]]]:
         for name in self._programs():
-            try:
-                yield f"quixbugs/{name}", self._task(name, pool)
-            except (NoTask, NoWorld, UnknownIds) as error:
-                yield f"quixbugs/{name}", str(error)
+            yield f"quixbugs/{name}", functools.partial(self._task, name, pool)
 
     def _programs(self) -> list[str]:
         root = Path(self.path)

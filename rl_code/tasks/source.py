@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Task
 
-# Worlds take a while to build: how many tasks are loaded between two lines of the log.
+# Worlds take a while to build: how many are built between two lines of the log.
 _TOLD = 50
 
 
@@ -46,9 +46,15 @@ class Source:
         """
         raise NotImplementedError
 
+    def one_by_one(self, pool: SandboxPool | None, workdir: Path | None) -> Iterator[Task]:
+        """The tasks of ``load`` in its order, for whoever may need the first ones only. Raises as
+        ``load`` does, when it comes to what is wrong.
+        """
+        yield from self.load(pool, workdir)
+
     def load_each(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
+    ) -> Iterator[tuple[str, Task | Refusal]]:
         """(id, task), or (id, why there is none), in the order of ``load``: for whoever wants to
         know all that is wrong (``launch.validate``). Raises as ``load`` does for what is wrong with
         a file as a whole.
@@ -57,14 +63,38 @@ class Source:
             yield task.id, task
 
 
+class NoTask(ValueError):
+    """What cannot become a task; the message says why."""
+
+    # What is wrong, in words that many tasks share: ``launch.validate`` counts them by it.
+    reason: ClassVar[str] = "cannot be built"
+
+
+class Refusal(str):
+    """Why there is no task, in words. reason: as of ``NoTask``."""
+
+    reason: str
+
+    def __new__(cls, words: str, reason: str = NoTask.reason) -> Refusal:
+        refusal = super().__new__(cls, words)
+        refusal.reason = reason
+        return refusal
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceOfWorlds(Source):
-    """A source whose tasks have worlds, which are built when they are loaded. Some may not work: a
-    repository is missing, a patch does not apply.
+    """A source whose tasks have worlds. Some may not work: a repository is missing, a patch does
+    not apply.
 
-    A subclass has the methods ``count`` and ``load_each``, and in ``places`` where repositories and
-    images are.
+    A world takes seconds to build and disk to keep, so ids are known before: one is built when its
+    task is asked for, and for tasks that ``works`` leaves out none is.
+
+    A subclass has the methods ``count`` and ``builders``, says what they raise as ``refusals``, and
+    has in ``places`` where repositories and images are.
     """
+
+    # What a builder raises where there is no task.
+    refusals: ClassVar[tuple[type[Exception], ...]] = (NoTask,)
 
     # A file that ``launch.validate --verdicts`` wrote: only tasks that it found to work are loaded.
     # "" for all, and then one whose world cannot be built is an error.
@@ -74,30 +104,45 @@ class SourceOfWorlds(Source):
         """How many tasks there are, those that do not work included; found without building."""
         raise NotImplementedError
 
+    def builders(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Callable[[], Task]]]:
+        """(id, what builds the task), in the order of ``load``; nothing is built for it. Raises as
+        ``load`` does for what is wrong with a file as a whole.
+        """
+        raise NotImplementedError
+
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return list(self.one_by_one(pool, workdir))
+
+    def one_by_one(self, pool: SandboxPool | None, workdir: Path | None) -> Iterator[Task]:
         working = read_working(self.works) if self.works else None
-        tasks = []
-        for number, (id, found) in enumerate(self.load_each(pool, workdir), start=1):
-            if number % _TOLD == 0:
-                logging.info("%d tasks looked at, their worlds built", number)
+        built = 0
+        for id, build in self.builders(pool, workdir):
             if working is not None and id not in working:
                 continue
-            if isinstance(found, str):
+            try:
+                task = build()
+            except self.refusals as error:
                 raise TaskFileError(
-                    f"task {id}: {found}. python -m launch.validate --verdicts=FILE says which "
+                    f"task {id}: {error}. python -m launch.validate --verdicts=FILE says which "
                     "tasks work, and works=FILE loads those alone"
-                )
-            tasks.append(found)
-        return tasks
+                ) from error
+            built += 1
+            if built % _TOLD == 0:
+                logging.info("%d tasks loaded, their worlds built", built)
+            yield task
 
     def load_each(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
-        raise NotImplementedError
-
-
-class NoTask(ValueError):
-    """What cannot become a task; the message says why."""
+    ) -> Iterator[tuple[str, Task | Refusal]]:
+        for id, build in self.builders(pool, workdir):
+            try:
+                found: Task | Refusal = build()
+            except self.refusals as error:
+                reason = error.reason if isinstance(error, NoTask) else NoTask.reason
+                found = Refusal(str(error), reason)
+            yield id, found
 
 
 def read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -61,6 +61,8 @@ class SuiteFolders(SourceOfWorlds):
     # The first part of the tasks' ids.
     kind: ClassVar[str]
 
+    refusals = (NoTask, NoWorld, UnknownIds, SuiteError)
+
     def folders(self) -> list[Path]:
         """The folders of the tasks, in order. Raises TaskFileError where there are none."""
         raise NotImplementedError
@@ -74,14 +76,15 @@ class SuiteFolders(SourceOfWorlds):
     def count(self) -> int:
         return len(self.folders())
 
-    def load_each(
+    def builders(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
+    ) -> Iterator[tuple[str, Callable[[], Task]]]:
         store = store_of(pool, self.kind)
         cache = Cache(workdir / SUITES if workdir else None)
         for folder in self.folders():
             id = f"{self.kind}/{folder.name}"
-            try:
-                yield id, split(self.task(id, folder, store, pool, cache), pool, cache)
-            except (NoTask, NoWorld, UnknownIds, SuiteError) as error:
-                yield id, str(error)
+
+            def build(id: str = id, folder: Path = folder) -> Task:
+                return split(self.task(id, folder, store, pool, cache), pool, cache)
+
+            yield id, build

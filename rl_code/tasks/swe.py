@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rl_code.environment.layers.repository import RepositoryError
@@ -28,7 +29,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File
 from rl_code.tasks.patches import PatchError, Scratch
 from rl_code.tasks.records import malformed, read_rows
-from rl_code.tasks.source import SourceOfWorlds, store_of
+from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
 from rl_code.tasks.swe_rows import Row, read_row
 from rl_code.tasks.worlds import (
     NoWorld,
@@ -57,12 +58,14 @@ class Swe(SourceOfWorlds):
     # The split that the tasks are said to be of.
     split: str = "test"
 
+    refusals = (NoTask, NoWorld, PatchError, RepositoryError)
+
     def count(self) -> int:
         return sum(1 for _ in read_rows(Path(self.path), {}))
 
-    def load_each(
+    def builders(
         self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
+    ) -> Iterator[tuple[str, Callable[[], Task]]]:
         store = store_of(pool, "swe")
         file = Path(self.path)
         seen: set[str] = set()
@@ -71,14 +74,11 @@ class Swe(SourceOfWorlds):
             if row.id in seen:
                 malformed(file, line, "instance_id", "an id that no other row has", repr(row.id))
             seen.add(row.id)
-            try:
-                yield row.id, _task(row, self, store)
-            except (NoWorld, PatchError, RepositoryError) as error:
-                yield row.id, str(error)
+            yield row.id, functools.partial(_task, row, self, store)
 
 
 def _task(row: Row, source: Swe, store: LayerStore) -> Task:
-    """The task of a row. Raises NoWorld, PatchError, RepositoryError."""
+    """The task of a row. Raises NoTask, NoWorld, PatchError, RepositoryError."""
     places = source.places
     image = places.image(store, row.images)
     found = places.repository(row.repository)

@@ -27,10 +27,11 @@ from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
 from rl_code.tasks.patches import solution
+from rl_code.tasks.source import NoTask, Refusal
 from rl_code.types import Limits, Task, Tests
 
 # Reasons.
-NOT_BUILT = "cannot be built"
+NOT_BUILT = NoTask.reason
 NO_TESTS = "has no tests"
 NO_REFERENCE = "has no reference"
 PASSES_BEFORE = "passes before the work"
@@ -50,7 +51,7 @@ class Verdict:
     """What became of one task."""
 
     id: str
-    # One of the above; "" for a task that works.
+    # One of the above, or that of a ``source.NoTask``; "" for a task that works.
     reason: str
     # What went wrong with this task.
     detail: str = ""
@@ -154,7 +155,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def judge_all(
-    tasks: Iterable[tuple[str, Task | str]],
+    tasks: Iterable[tuple[str, Task | Refusal]],
     pool: SandboxPool,
     limits: Limits,
     runs: int,
@@ -172,8 +173,8 @@ def judge_all(
         waiting: set[concurrent.futures.Future[Verdict]] = set()
         try:
             for id, task in tasks:
-                if isinstance(task, str):
-                    on_verdict(Verdict(id, NOT_BUILT, task))
+                if isinstance(task, Refusal):
+                    on_verdict(Verdict(id, task.reason, str(task)))
                     continue
                 before = known.get(id)
                 if before and before.digest == digest_of(task, limits, runs):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import pytest
@@ -18,11 +20,14 @@ from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code import arrays, origin, sft
 from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.named import Named
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
+from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.source import SourceOfWorlds
 
 
 def config(**suite):
@@ -57,6 +62,50 @@ def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
             ConfigError,
             match=r"suite held_out: count=164, but only \d+ tasks have a prompt of at most",
         ):
+            run.suite_tasks(run.config.suites[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted(SourceOfWorlds):
+    """Tasks of HumanEval that note when they are built. Even ones have prompts that are too long."""
+
+    built: ClassVar[list[int]] = []
+
+    def count(self):
+        return 8
+
+    def builders(self, pool, workdir):
+        tasks = find_source(Named("humaneval", {"form": "raw"}), "tasks").load(pool, workdir)
+        shortest = sorted(tasks, key=lambda task: len(task.prefill))[:4]
+
+        def build(index):
+            self.built.append(index)
+            task = shortest[index // 2]
+            long = {} if index % 2 else {"prefill": task.prefill * 100}
+            return dataclasses.replace(task, id=str(index), **long)
+
+        for index in range(8):
+            yield str(index), functools.partial(build, index)
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen", "built"),
+    [
+        (dict(count=3), [1, 3, 5], 6),
+        (dict(count=3, shortest=True), [1, 5, 3], 8),  # by tokens
+        (dict(count=0), [1, 3, 5, 7], 8),
+    ],
+)
+def test_a_suite_builds_no_more_worlds_than_it_needs(tmp_path, changes, chosen, built):
+    Noted.built.clear()
+    tasks = dict(name=f"{__name__}:Noted")
+    with Run(config(tasks=tasks, **changes), tmp_path) as run:
+        assert Noted.built == []
+        found = run.suite_tasks(run.config.suites[0])
+        assert [int(task.id) for task in found] == chosen
+        assert Noted.built == [*range(built)]
+    with Run(config(tasks=tasks, count=5), tmp_path) as run:
+        with pytest.raises(ConfigError, match="count=5, but only 4 tasks have a prompt"):
             run.suite_tasks(run.config.suites[0])
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.named import Named
+from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Suite
@@ -262,6 +264,36 @@ def test_what_cannot_be_built_is_told_for_each_task(shop, pool, tmp_path, change
     working = tmp_path / "working.json"
     working.write_text(json.dumps({"works": ["good"]}))
     assert [task.id for task in source(path, shop, works=str(working)).load(pool, None)] == ["good"]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Ids of the rows that became tasks with worlds, in order."""
+    found = []
+
+    def counted(row, *rest):
+        found.append(row.id)
+        return task_of(row, *rest)
+
+    task_of = swe._task
+    monkeypatch.setattr(swe, "_task", counted)
+    return found
+
+
+def test_only_worlds_that_are_asked_for_are_built(shop, pool, tmp_path, built):
+    names = [f"task-{number}" for number in range(6)]
+    rows = [projects.swe_row(shop, instance_id=name) for name in names]
+    path = projects.write_rows(tmp_path / "tasks.jsonl", *rows)
+    working = tmp_path / "working.json"
+    working.write_text(json.dumps({"works": ["task-4", "task-1"]}))
+    tasks = source(path, shop, works=str(working)).load(pool, None)
+    assert [task.id for task in tasks] == built == ["task-1", "task-4"]
+    built.clear()
+    suite = SuiteConfig("first", Named("swe"), count=3)
+    chosen = suite.choose(source(path, shop).one_by_one(pool, None), lambda task: 0, "")
+    assert [task.id for task in chosen] == built == names[:3]
+    built.clear()
+    assert [task.id for task in source(path, shop).load(pool, None)] == built == names
 
 
 def test_a_patch_leads_nowhere_out_of_the_repository(shop, pool, tmp_path):

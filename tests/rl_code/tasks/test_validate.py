@@ -15,6 +15,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.tasks import validate
 from rl_code.tasks.api import Source, find_source
+from rl_code.tasks.source import Refusal
 from rl_code.tasks.validate import Verdict, judge, judge_all
 from rl_code.types import Case, Limits, Task, Tests
 from tests.rl_code.tasks import projects
@@ -116,7 +117,11 @@ def test_verdicts_on_the_same_tasks_stand_and_others_are_made_again(layered_pool
         judge_all(tasks, layered_pool, LIMITS, 1, 2, known, found.append)
         return {verdict.id: verdict for verdict in found}
 
-    tasks = [("double", task()), ("none", "there is no such image"), ("same", task("same"))]
+    tasks = [
+        ("double", task()),
+        ("none", Refusal("there is no such image")),
+        ("same", task("same")),
+    ]
     first = run(tasks, {})
     assert [first[id].reason for id, _ in tasks] == ["", validate.NOT_BUILT, ""]
     path = tmp_path / "verdicts.json"
@@ -151,7 +156,7 @@ def test_a_stop_keeps_what_was_done(layered_pool, tmp_path, monkeypatch):
 
     class Interrupted(Source):
         def load_each(self, pool, workdir):
-            yield "none", "there is no such image"
+            yield "none", Refusal("there is no such image")
             yield "double", task()
             raise KeyboardInterrupt
 
