@@ -11,8 +11,8 @@ R2E-Gym (2504.07164): the commit that fixed the problem is known, with the files
 with the logs of pytest before and after it, from which the ids of tests are read.
 
 Which format a row has is told by its columns. Departures: tests are run by pytest, also where a
-repository has a runner of its own; tests that are expected to fail after the fix, as in R2E-Gym,
-are left out.
+repository has a runner of its own, whose ids are put as pytest's (``unittest_ids``); tests that are
+expected to fail after the fix, as in R2E-Gym, are left out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rl_code.tasks.patches import PatchError, Scratch
 from rl_code.tasks.records import malformed, read_rows
 from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
 from rl_code.tasks.swe_rows import Row, read_row
+from rl_code.tasks.unittest_ids import ForeignId, UnittestIds
 from rl_code.tasks.worlds import (
     NoWorld,
     Places,
@@ -90,7 +91,7 @@ def _task(row: Row, source: Swe, store: LayerStore) -> Task:
         base = scratch.commit_id(row.base)
         files = _test_files(row, scratch, base)
         start, reference = _versions(row, scratch, base)
-        ids = _resolved(row, files)
+        ids = _resolved(row, files, lambda path: scratch.text(base, path))
         if row.breaks:  # tests that show the bug do not stand in the agent's workspace
             hidden = sorted({id.partition("::")[0] for id in ids[0]})
             files = {path: scratch.text(base, path) for path in hidden}
@@ -165,10 +166,16 @@ def is_test(path: str) -> bool:
     )
 
 
-def _resolved(row: Row, files: Mapping[str, str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _resolved(
+    row: Row, files: Mapping[str, str | None], text_before: Callable[[str], str | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The ids as pytest writes them. One that is the name of a function alone, as in the rows of
-    sympy, is looked up in the files of tests. Raises PatchError.
+    sympy, is looked up in the files of tests; one of unittest, as in those of Django, in all files
+    of the repository. Raises ForeignId.
+
+    files: those of tests as they grade. text_before: of the other files, by path.
     """
+    of_unittest = UnittestIds(lambda path: files[path] if path in files else text_before(path))
     found = {}
     for path, text in files.items():
         for name in _functions(text or ""):
@@ -177,15 +184,23 @@ def _resolved(row: Row, files: Mapping[str, str | None]) -> tuple[tuple[str, ...
     def full(id: str) -> str:
         if "::" in id:
             return id
-        paths = found.get(id.partition("[")[0], [])
+        name = id.partition("[")[0]
+        if not name.isidentifier():
+            return of_unittest.find(id)
+        paths = found.get(name, [])
         if len(paths) == 1:
             return f"{paths[0]}::{id}"
-        raise PatchError(
+        raise ForeignId(
             f"the test {id[:80]!r} is none of pytest's: expected path::name, or the name of one "
             f"function of the files of tests, which {len(paths)} of them have"
         )
 
-    return tuple(map(full, row.fail_to_pass)), tuple(map(full, row.pass_to_pass))
+    # Two ways to write an id may be in one row, and mean the same test.
+    failing = tuple(dict.fromkeys(map(full, row.fail_to_pass)))
+    passing = tuple(dict.fromkeys(map(full, row.pass_to_pass)))
+    if both := sorted(set(failing) & set(passing)):
+        raise ForeignId(f"FAIL_TO_PASS and PASS_TO_PASS both name {both[0]}")
+    return failing, passing
 
 
 def _functions(text: str) -> list[str]:

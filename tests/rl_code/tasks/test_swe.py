@@ -13,7 +13,9 @@ from rl_code.named import Named
 from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
-from rl_code.types import Suite
+from rl_code.tasks.unittest_ids import ForeignId
+from rl_code.tasks.validate import judge, judge_all
+from rl_code.types import Limits, Suite
 from tests.rl_code.environment.layers.test_image import entry, tarred, write_image
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS
@@ -251,19 +253,109 @@ def test_a_malformed_row_is_named_by_line_and_column(shop, pool, tmp_path, chang
         (dict(base_commit="0" * 40), "the repository has no commit 00000000"),
         (dict(patch="--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"), "git does not apply the patch"),
         (dict(test_patch="nonsense"), "test_patch: git does not apply the patch"),
-        (dict(FAIL_TO_PASS=["test_x (a.B)"]), "'test_x .a.B.' is none of pytest's"),
+        (dict(FAIL_TO_PASS=["test_x"]), "the test 'test_x' is none of pytest's"),
     ],
 )
 def test_what_cannot_be_built_is_told_for_each_task(shop, pool, tmp_path, change, message):
     rows = [projects.swe_row(shop, **change), projects.swe_row(shop, instance_id="good")]
     path = projects.write_rows(tmp_path / "tasks.jsonl", *rows)
     (_, why), (id, good) = source(path, shop).load_each(pool, None)
-    assert message.replace(".a.B.", "(a.B)") in why and id == good.id == "good"
+    assert message in why and id == good.id == "good"
     with pytest.raises(TaskFileError, match=r"task lab__shop-1: .*works=FILE loads those alone"):
         source(path, shop).load(pool, None)
     working = tmp_path / "working.json"
     working.write_text(json.dumps({"works": ["good"]}))
     assert [task.id for task in source(path, shop, works=str(working)).load(pool, None)] == ["good"]
+
+
+# Tests of unittest in modules that a runner imports from the folder ``tests``, as Django's.
+CASES = """import unittest
+
+from shop import prices
+
+
+class PriceTests(unittest.TestCase):
+    def test_total(self):
+        \"\"\"The first price is one of them.\"\"\"
+        self.assertEqual(prices.total([1, 2]), 3)
+
+
+class OtherTests(PriceTests):
+    test_total = None
+
+    def test_largest(self):
+        self.assertEqual(prices.largest([1, 3]), 3)
+"""
+FILE = "tests/prices/tests.py"
+
+
+@pytest.fixture
+def of_unittest(tmp_path):
+    """Places of a repository with such tests, and a row on it by these ids."""
+    folder = tmp_path / "repositories" / "lab" / "shop"
+    shop = projects.make_shop(folder)
+    projects.git(folder, "checkout", "-q", shop["base"])
+    files = {"tests/prices/__init__.py": "", "prices/tests.py": "", "tests/only.py": CASES}
+    base = projects.commit(folder, files, "runner")
+    test = projects.commit(folder, {FILE: CASES}, "tests")
+    patch = projects.git(folder, "diff", base, test)
+
+    def row(failing, passing=()):
+        return projects.swe_row(
+            {**shop, "base": base},
+            test_patch=patch,
+            FAIL_TO_PASS=[*failing],
+            PASS_TO_PASS=[*passing],
+        )
+
+    return {"folder": str(folder.parents[1])}, row
+
+
+def test_ids_of_unittest_become_those_of_pytest(of_unittest, pool, packages, tmp_path):
+    shop, row = of_unittest
+    failing = "test_total (prices.tests.PriceTests)"
+    passing = [
+        "test_largest (prices.tests.OtherTests.test_largest)",
+        "test_largest (only.OtherTests)",
+        "test_largest (tests.only.OtherTests)",
+    ]
+    places = {"packages": packages}
+    (task,) = load([row([failing], passing)], shop, pool, tmp_path, places=places)
+    suite = task.hidden_tests.suite
+    assert suite.fail_to_pass == (f"{FILE}::PriceTests::test_total",)
+    only = "tests/only.py::OtherTests::test_largest"
+    assert suite.pass_to_pass == (f"{FILE}::OtherTests::test_largest", only)
+    limits = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=60.0)
+    verdict = judge(task, pool, limits, runs=1)
+    assert (verdict.reason, verdict.detail) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("id", "why"),
+    [
+        ("test_total (money.tests.PriceTests)", "neither money/tests.py nor tests/money/tests.py"),
+        ("test_total (prices.tests.Gone)", f"prices/tests.py and {FILE} has no class Gone"),
+        ("The first price is one of them.", "is a description of a test and not its id"),
+        ("test_total (prices.tests.PriceTests) (i=1)", "is a description of a test"),
+        ("setUpClass (prices.tests.PriceTests)", "is a step around tests and no test"),
+        ("test_nothing", "is none of pytest's"),
+    ],
+)
+def test_ids_that_pytest_cannot_be_asked_for_are_counted_apart(
+    of_unittest, pool, tmp_path, id, why
+):
+    shop, row = of_unittest
+    good = row(["test_total (prices.tests.PriceTests)"])
+    other = row(["test_total (prices.tests.PriceTests)"], [id]) | {"instance_id": "other"}
+    missing = good | {"repo": "lab/none", "instance_id": "missing"}
+    path = projects.write_rows(tmp_path / "tasks.jsonl", good, other, missing)
+    (_, task), (_, refused), (_, unbuilt) = source(path, shop).load_each(pool, None)
+    assert task.id == good["instance_id"] and why in refused
+    assert refused.reason == ForeignId.reason != unbuilt.reason
+    verdicts = []
+    refusals = [("other", refused), ("missing", unbuilt)]
+    judge_all(refusals, pool, Limits(1, 1, 1, 1, 1.0), 1, 1, {}, verdicts.append)
+    assert [verdict.reason for verdict in verdicts] == [refused.reason, "cannot be built"]
 
 
 @pytest.fixture
