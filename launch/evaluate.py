@@ -8,7 +8,8 @@ The untrained weights, and the newest checkpoint of a run:
     --greedy              one greedy sample per task instead of the suite's own sampling
     --step=20             another checkpoint of the workdir
     --against=runs/other  also another run's newest checkpoint, compared task by task
-                          ("start" stands for the untrained weights)
+                          ("start" stands for the untrained weights), or a result that was saved:
+                          --against=runs/other/evaluations/humaneval.step_20.json
     --path=tasks.jsonl    of a suite that is read from a path and need not be in the config
                           (leetcode, swe, humanevalfix, ...; rl_code/evaluation/suites.py)
     --suite_settings={..} what else its source is told, as JSON
@@ -16,12 +17,17 @@ The untrained weights, and the newest checkpoint of a run:
     --predictions=p.jsonl what agents handed in, in SWE-bench's form, one patch for each task; of
                           several samples the others go to p.1.jsonl and so on
 
-A model that is served anywhere by the OpenAI chat API, with the same tasks, tools and graders:
+A model that is served anywhere by the OpenAI chat API, with the same tasks, tools and graders, or
+the same agent of others where the config has a harness:
 
     python -m launch.evaluate --config=configs/own_model.py --suite=held_out \\
         --endpoint=http://127.0.0.1:8000/v1 --endpoint_model=name
 
     --endpoint_key=NAME   the variable of the environment that holds the API key
+    --against=runs/gpt    the suite's saved result in that workdir, or one that a file holds; the
+                          weights of a run are played by a command of their own before
+
+--greedy, --path, --suite_settings, --contamination and --predictions are for both.
 
 Results are written to <workdir>/evaluations; those of the untrained weights to
 runs/untrained_<config>/evaluations.
@@ -31,7 +37,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +45,11 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import evaluate_endpoint, flags
+from launch import evaluate_endpoint, evaluate_report, flags
 from launch.step import STEP
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.evaluation import compare
-from rl_code.evaluation import suite as suite_lib
-from rl_code.evaluation.contamination import Overlap, overlaps, without
+from rl_code.evaluation.contamination import Overlap, overlaps
 from rl_code.evaluation.endpoint import EndpointError
 from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
@@ -64,8 +67,11 @@ START = "start"
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_string("suite", None, "Name of one of the config's suites.")
 absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
-absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
-
+absl_flags.DEFINE_string(
+    "against",
+    None,
+    f"What to compare with: the workdir of a run, {START!r}, or a saved result.",
+)
 
 PATH = absl_flags.DEFINE_string("path", None, "File or folder of a suite that is read from one.")
 SETTINGS = absl_flags.DEFINE_string("suite_settings", "{}", "Settings of its source, as JSON.")
@@ -84,35 +90,35 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
     if evaluate_endpoint.ENDPOINT.value:
-        evaluate_endpoint.evaluate(run_config, suite, workdir, against=FLAGS.against)
+        if STEP.value is not None:
+            raise read_config.ConfigError(
+                "--step is that of a run's checkpoint; leave it out with --endpoint"
+            )
+        evaluate_endpoint.evaluate(
+            run_config,
+            suite,
+            workdir,
+            against=FLAGS.against,
+            contamination=CONTAMINATION.value,
+            predictions=PREDICTIONS.value,
+        )
         return
-    console = flags.console()
     file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     folder = Path(workdir or f"runs/untrained_{Path(file).stem}")
     folder.mkdir(parents=True, exist_ok=True)
     flags.use_virtual_devices(*meshes(run_config))
+    saved = None
+    if FLAGS.against and FLAGS.against.endswith(evaluate_report.SAVED):
+        saved = evaluate_report.saved_result(FLAGS.against, suite)
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
+        if saved is not None:
+            evaluate_report.refuse_other_tasks(saved, run.suite_tasks(suite), suite)
+        found = contamination_of(run, suite) if CONTAMINATION.value else None
         results = [evaluate(run, suite, workdir or START, STEP.value, PREDICTIONS.value)]
         if FLAGS.against:
-            results.insert(0, evaluate(run, suite, FLAGS.against, None))
-        found = contamination_of(run, suite) if CONTAMINATION.value else None
+            results.insert(0, saved or evaluate(run, suite, FLAGS.against, None))
     results[-1].save(folder)
-    ks = [k for k in (1, suite.samples) if k <= min(result.largest_k for result in results)]
-    if FLAGS.against:  # weights of two runs may be of the same step
-        sources = (FLAGS.against, workdir or START)
-        results = [
-            dataclasses.replace(result, label=f"{source}, {result.label}")
-            for source, result in zip(sources, results, strict=True)
-        ]
-    console.print(suite_lib.tables(results, sorted(set(ks))))
-    if suite.samples > 2:
-        console.print(suite_lib.curve(results))
-    if found is not None:
-        tell_contamination(found, results[-1])
-    if FLAGS.against:
-        before, after = (result.label for result in results)
-        console.print(f"before: {before}; after: {after}", soft_wrap=True)
-        console.print(compare.table([compare.compare(*results, k) for k in sorted(set(ks))]))
+    evaluate_report.tell(suite, results, (FLAGS.against, workdir or START), found)
 
 
 def suite_of_path(name: str | None, path: str) -> dict[str, Any]:
@@ -138,20 +144,6 @@ def contamination_of(run: Run, suite: SuiteConfig) -> list[Overlap]:
             f"--contamination: the training tasks of {run.config.tasks.name!r} have no end"
         )
     return overlaps(run.suite_tasks(suite), run.tasks)
-
-
-def tell_contamination(found: Sequence[Overlap], result: SuiteResult) -> None:
-    """Prints tasks that are among the training tasks, and pass@1 without them."""
-    console = flags.console()
-    console.print(f"{len(found)} of {len(result.tasks)} tasks are among the training tasks")
-    for overlap in found:
-        console.print(
-            f"  {overlap.task}: {overlap.other}, {overlap.why}", soft_wrap=True, highlight=False
-        )
-    left = without(result, found)
-    if found and left is not None and left.largest_k:
-        rate = suite_lib.percent(left.interval(1))
-        console.print(f"pass@1 on the other {len(left.tasks)}: {rate}", highlight=False)
 
 
 def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConfig:

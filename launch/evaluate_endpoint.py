@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags as absl_flags
+from absl import logging
 
 from launch import flags
+from launch.evaluate_report import refuse_other_tasks, saved_result, tell
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite as suite_lib
-from rl_code.evaluation.endpoint import ChatEpisode, Server, play_suite
+from rl_code.evaluation.contamination import overlaps
+from rl_code.evaluation.endpoint import ChatEpisode, PlayedEpisode, Server, play_suite
+from rl_code.evaluation.endpoint_agent import ForwardedEpisode
+from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.harness.api import find_agent
+from rl_code.harness.harness import Harness
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import find_signals
@@ -34,19 +45,39 @@ KEY = absl_flags.DEFINE_string(
 
 
 def evaluate(
-    config: RunConfig, suite: SuiteConfig, workdir: str | None, against: str | None
+    config: RunConfig,
+    suite: SuiteConfig,
+    workdir: str | None,
+    *,
+    against: str | None = None,
+    contamination: bool = False,
+    predictions: str | None = None,
 ) -> None:
-    """Plays a suite with the model of the flags, writes its result down and prints it."""
+    """Plays a suite with the model of the flags, writes its result down and prints it.
+
+    against: a saved result, as of ``evaluate_report.saved_result``. contamination: whether to look
+    for its tasks among the training tasks. predictions: a file for what was handed in.
+    """
     if not MODEL.value:
         raise ConfigError("--endpoint_model=<name> is missing: name the model that is served there")
-    if against:
-        raise ConfigError("--against compares weights of runs; leave it out with --endpoint")
+    asked = server()
     label = re.sub(r"[^\w.-]+", "_", MODEL.value)
     folder = Path(workdir or f"runs/{label}")
-    result = play(config, suite, server(), label, folder)
+    before = saved_result(against, suite) if against else None
+    found = None
+
+    def check(tasks: Sequence[Task], pool: SandboxPool) -> None:
+        nonlocal found
+        if before is not None:
+            refuse_other_tasks(before, tasks, suite)
+        if contamination:
+            found = overlaps(tasks, _training_tasks(config, pool, folder))
+
+    made = Path(predictions) if predictions else None
+    result = play(config, suite, asked, label, folder, made, check)
     result.save(folder)
-    ks = sorted({k for k in (1, suite.samples) if k <= result.largest_k})
-    flags.console().print(suite_lib.tables([result], ks))
+    results = [result] if before is None else [before, result]
+    tell(suite, results, (against or "", str(folder)), found)
 
 
 def server() -> Server:
@@ -58,28 +89,43 @@ def server() -> Server:
 
 
 def play(
-    config: RunConfig, suite: SuiteConfig, server: Server, label: str, folder: Path
+    config: RunConfig,
+    suite: SuiteConfig,
+    server: Server,
+    label: str,
+    folder: Path,
+    predictions: Path | None = None,
+    check: Callable[[Sequence[Task], SandboxPool], None] = lambda tasks, pool: None,
 ) -> SuiteResult:
-    """The result of a suite with a served model. Raises EndpointError."""
-    tools = find_tools(config.tools)
-    signals = find_signals(config.reward)
-    limits = suite.limits or config.limits
-    sampling = suite.sampling or config.rollout.sampling
-    with SandboxPool(config.sandbox) as pool:
-        tasks = _tasks(suite, pool, folder)
+    """The result of a suite with a served model: by the config's agent of others, or by our own
+    with the config's tools.
 
-        def episode(task: Task, index: int) -> ChatEpisode:
-            return ChatEpisode(
-                task,
-                index=index,
-                tools=tools,
-                pool=pool,
-                limits=limits,
-                reward=signals,
-                server=server,
-                sampling=sampling,
-                seed=config.seed + index,
-            )
+    predictions: a file for what was handed in. check: called with the tasks before they are played.
+    Raises EndpointError, HarnessError.
+    """
+    sampling = suite.sampling or config.rollout.sampling
+    if sampling.top_k:
+        raise ConfigError(
+            f"suite {suite.name}: sampling.top_k={sampling.top_k}, which the chat API has no place "
+            "for; set it to 0"
+        )
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(SandboxPool(config.sandbox))
+        make_episode = _episodes(config, stack)
+        tasks = _tasks(suite, pool, folder)
+        check(tasks, pool)
+        made = Predictions(label, pool.layers)
+        shared: dict[str, Any] = dict(
+            pool=pool,
+            limits=suite.limits or config.limits,
+            reward=find_signals(config.reward),
+            server=server,
+            sampling=sampling,
+            on_work=made.add if predictions else None,
+        )
+
+        def episode(task: Task, index: int) -> PlayedEpisode:
+            return make_episode(task, index=index, seed=config.seed + index, **shared)
 
         with Progress(f"{suite.name} {label}", len(tasks) * suite.samples) as progress:
             solved: list[bool] = []
@@ -97,19 +143,45 @@ def play(
                 name=f"{suite.name}.{label}",
                 on_finished=count,
             )
+    if predictions:
+        for path in made.save(predictions):
+            flags.console().print(f"predictions: {path}", soft_wrap=True)
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "url": server.url}
     return suite_lib.from_groups(suite.name, label, 0, settings, groups)
 
 
+def _episodes(config: RunConfig, stack: contextlib.ExitStack) -> Callable[..., PlayedEpisode]:
+    """What makes an episode: of the agent of others that the config names, which ends with the
+    stack, or of our own.
+    """
+    if config.harness is not None:
+        harness = Harness(find_agent(config.harness, "config.harness"))
+        stack.callback(harness.close)
+        return functools.partial(ForwardedEpisode, harness=harness)
+    tools = find_tools(config.tools)
+    delegating = [name for name, tool in tools.items() if tool.delegation is not None]
+    if delegating:
+        left_out = "the served model is not offered %s: sub-agents would be of another policy"
+        logging.warning(left_out, ", ".join(delegating))
+    return functools.partial(ChatEpisode, tools=tools)
+
+
+def _training_tasks(config: RunConfig, pool: SandboxPool, folder: Path) -> Sequence[Task]:
+    """The training tasks, whatever the length of their prompts. Raises ConfigError."""
+    source = find_source(config.tasks, "config.tasks")
+    if source.endless:
+        raise ConfigError(
+            f"--contamination: the training tasks of {config.tasks.name!r} have no end"
+        )
+    return source.load(pool, folder)
+
+
 def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:
-    """The first tasks of a suite, whatever the length of their prompts. Raises ConfigError."""
-    tasks = find_source(suite.tasks, f"suites.{suite.name}.tasks").load(pool, folder)
-    kept: list[Task] = []
-    for task in tasks:
-        if suite.count and len(kept) == suite.count:
-            break
-        if suite.keeps(task):
-            kept.append(task)
+    """The tasks of a suite, whatever the length of their prompts; the shortest ones by characters,
+    since nothing is tokenised here. Raises ConfigError.
+    """
+    source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
+    kept = suite.choose(source.one_by_one(pool, folder), _characters, "are there")
     for task in kept:
         if task.prefill:
             raise ConfigError(
@@ -122,3 +194,7 @@ def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:
                 "API has no place for"
             )
     return kept
+
+
+def _characters(task: Task) -> int:
+    return sum(len(str(message["content"])) for message in task.messages)

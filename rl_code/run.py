@@ -339,6 +339,7 @@ class Run:
                 limits=limits or self.config.limits,
                 reward=self._signals,
                 harness=self.harness,
+                on_work=on_work,
             )
         return Episode(
             task,

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Interface
 
 import numpy as np
 from absl import logging
 
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import Protocol
-from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation.suite import FOLDER
 from rl_code.files import write_atomically
@@ -103,6 +104,83 @@ class Messages(Protocol):
     stop_tokens: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A message that a server answered with."""
+
+    content: str
+    # The calls as the server wrote them, and as our tools take them.
+    written: tuple[Mapping[str, Any], ...]
+    calls: tuple[ToolCall, ...]
+    # Why the message ended, in the API's words; "" where the server does not say.
+    finish_reason: str
+    # Tokens as the server counts them: of the message, and of the conversation with it.
+    sampled: int
+    total: int
+
+
+def read_answer(server: Server, answer: Mapping[str, Any]) -> Said:
+    """The message in the body of an answer. Raises EndpointError."""
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        usage = answer.get("usage") or {}
+        written = tuple(message.get("tool_calls") or ())
+        for call in written:
+            if not isinstance(call["id"], str):
+                raise TypeError(f"the id {call['id']!r} of a call is no text")
+        return Said(
+            content=message.get("content") or "",
+            written=written,
+            calls=tuple(_read(call["function"]) for call in written),
+            finish_reason=str(choice.get("finish_reason") or ""),
+            sampled=int(usage.get("completion_tokens") or 0),
+            total=int(usage.get("total_tokens") or 0),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise EndpointError(
+            f"{server.url} answered what is no chat completion ({error!r}): "
+            f"{json.dumps(answer)[:300]}"
+        ) from error
+
+
+class Turns:
+    """What is on record of an episode whose tokens nobody but the server knows."""
+
+    def __init__(self):
+        self._turns: list[Turn] = []
+        self._sampled = 0
+
+    def add(self, role: Any, sampled: int, text: str, **what: Any) -> None:
+        """A turn of so many sampled tokens. what: further fields of ``Turn``."""
+        start = self._sampled
+        self._sampled += sampled
+        self._turns.append(Turn(role, start, self._sampled, text, **what))
+
+    def recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
+        """As ``Episode._recorded``: one context, of the sampled tokens alone."""
+        count = self._sampled
+        context = Context(
+            tokens=np.full(count, -1, np.int32),
+            sampled=np.ones(count, bool),
+            logprobs=np.full(count, np.nan, np.float32),
+            versions=np.full(count, -1, np.int32),
+        )
+        return (context,), tuple(self._turns), 0
+
+
+class PlayedEpisode(Interface):
+    """An episode that a server's model plays."""
+
+    def play(self) -> Trajectory:
+        """Plays and grades the episode. Raises EndpointError."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Its messages, as they are written down: JSON."""
+        ...
+
+
 class ChatEpisode(Episode):
     """An episode whose messages come from a server. ``play`` goes through all of it."""
 
@@ -118,6 +196,7 @@ class ChatEpisode(Episode):
         server: Server,
         sampling: SamplingConfig,
         seed: int,
+        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
         super().__init__(
             task,
@@ -130,16 +209,16 @@ class ChatEpisode(Episode):
             pool=pool,
             limits=limits,
             reward=reward,
+            on_work=on_work,
         )
         self._server, self._sampling, self._seed = server, sampling, seed
         self.messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
-        self._turns: list[Turn] = []
-        # Tokens of the conversation, as the server counted them last, and those that it sampled.
+        self._turns = Turns()
+        # Tokens of the conversation, as the server counted them last.
         self._total = 0
-        self._sampled = 0
 
     def play(self) -> Trajectory:
-        """Plays and grades the episode. Raises EndpointError."""
+        """As ``PlayedEpisode.play``."""
         try:
             while not self.over:
                 answer = self._server.ask(self._request())
@@ -150,6 +229,10 @@ class ChatEpisode(Episode):
             return self.finish()
         finally:
             self.close()
+
+    def record(self) -> dict[str, Any]:
+        """As ``PlayedEpisode.record``."""
+        return {"messages": self.messages}
 
     def _request(self) -> dict[str, Any]:
         tools = [{"type": "function", "function": tool.schema} for tool in self.tools.values()]
@@ -165,56 +248,33 @@ class ChatEpisode(Episode):
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         """Carries out what a message asks for, and appends what the server gets to see."""
-        try:
-            message = answer["choices"][0]["message"]
-            usage = answer.get("usage") or {}
-            sampled = int(usage.get("completion_tokens") or 0)
-            self._total = int(usage.get("total_tokens") or 0)
-            content = message.get("content") or ""
-            written = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
-            calls = [_read(function) for _, function in written]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise EndpointError(
-                f"{self._server.url} answered what is no chat completion ({error!r}): "
-                f"{json.dumps(answer)[:300]}"
-            ) from error
-        own = {"role": "assistant", "content": content}
-        if written:
-            own["tool_calls"] = message["tool_calls"]
+        said = read_answer(self._server, answer)
+        self._total = said.total
+        own: dict[str, Any] = {"role": "assistant", "content": said.content}
+        if said.written:
+            own["tool_calls"] = list(said.written)
         self.messages.append(own)
         frame = self._frame
-        checked = [self._checked(call, n, frame) for n, call in enumerate(calls, start=1)]
+        checked = [self._checked(call, n, frame) for n, call in enumerate(said.calls, start=1)]
         checked = checked or [ToolCall("", {}, _NO_CALL)]
         self._malformed_calls += sum(call.error != "" for call in checked)
-        self._add_turn("assistant", sampled, content, calls=tuple(checked))
+        self._turns.add("assistant", said.sampled, said.content, calls=tuple(checked))
         self._take_calls(frame, checked)
         self._answered(frame)
         results = frame.results
-        self._add_turn("tool", 0, "\n".join(r.content for r in results), results=tuple(results))
-        if not written:
+        self._turns.add("tool", 0, "\n".join(r.content for r in results), results=tuple(results))
+        if not said.written:
             self.messages.append({"role": "user", "content": results[0].content})
         # One result stands for all calls beyond the limit, and each call needs an answer.
         last = results[-1].content
-        for number, (id, _) in enumerate(written):
+        for number, call in enumerate(said.written):
             text = results[number].content if number < len(results) else last
-            self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         if not self.over and self._total >= self.limits.tokens:
             self.status = "token_limit"
 
-    def _add_turn(self, role: Any, sampled: int, text: str, **what: Any) -> None:
-        start = self._sampled
-        self._sampled += sampled
-        self._turns.append(Turn(role, start, self._sampled, text, **what))
-
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
-        count = self._sampled
-        context = Context(
-            tokens=np.full(count, -1, np.int32),
-            sampled=np.ones(count, bool),
-            logprobs=np.full(count, np.nan, np.float32),
-            versions=np.full(count, -1, np.int32),
-        )
-        return (context,), tuple(self._turns), 0
+        return self._turns.recorded()
 
 
 def _read(function: Mapping[str, Any]) -> ToolCall:
@@ -231,7 +291,7 @@ def _read(function: Mapping[str, Any]) -> ToolCall:
 
 def play_suite(
     tasks: Sequence[Task],
-    make_episode: Callable[[Task, int], ChatEpisode],
+    make_episode: Callable[[Task, int], PlayedEpisode],
     *,
     samples: int,
     workers: int,
@@ -245,11 +305,11 @@ def play_suite(
     EndpointError, after episodes that have begun are over.
     """
 
-    def play(pair: tuple[Task, int]) -> tuple[Trajectory, list[dict[str, Any]]]:
+    def play(pair: tuple[Task, int]) -> tuple[Trajectory, dict[str, Any]]:
         episode = make_episode(*pair)
         trajectory = episode.play()
         on_finished(trajectory)
-        return trajectory, episode.messages
+        return trajectory, episode.record()
 
     pairs = [(task, index) for task in tasks for index in range(samples)]
     with ThreadPoolExecutor(workers, thread_name_prefix="endpoint") as executor:
@@ -265,9 +325,9 @@ def play_suite(
             "status": trajectory.status,
             "solved": trajectory.solved,
             "reward": trajectory.reward.total,
-            "messages": messages,
+            **record,
         }
-        for trajectory, messages in played
+        for trajectory, record in played
     ]
     path = folder / FOLDER / f"{name}.messages.jsonl.gz"
     path.parent.mkdir(parents=True, exist_ok=True)

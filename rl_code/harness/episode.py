@@ -130,6 +130,7 @@ class AgentEpisode(Episode):
         limits: Limits,
         reward: Sequence[ActiveSignal],
         harness: Harness,
+        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
         super().__init__(
             task,
@@ -141,6 +142,7 @@ class AgentEpisode(Episode):
             pool=pool,
             limits=limits,
             reward=reward,
+            on_work=on_work,
         )
         self._harness = harness
         text = ChatText(protocol, tokenizer)
@@ -300,8 +302,8 @@ class AgentEpisode(Episode):
         self._calls.seconds += time.monotonic() - start - (self._calls.lost_s - lost_s)
         return step
 
-    def _take(self, pending: Pending, id: str) -> Step | None:
-        """Takes a request; None where it is refused, or ends the episode."""
+    def _refused(self, pending: Pending) -> bool:
+        """Whether a request comes when the episode is over, or ends it; it has failed then."""
         if not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
         elif not self.over and self._workspace.out_of_time:
@@ -309,6 +311,11 @@ class AgentEpisode(Episode):
         if self.over:
             turns = f"an episode has {self.limits.turns} messages"
             pending.fail(too_long(turns) if self._unscored else over())
+        return self.over
+
+    def _take(self, pending: Pending, id: str) -> Step | None:
+        """Takes a request; None where it is refused, or ends the episode."""
+        if self._refused(pending):
             return None
         try:
             step = self.session.ask(pending.request)

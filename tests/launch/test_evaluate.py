@@ -61,3 +61,8 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
     assert row["instance_id"] == "lab__shop-1" and row["model_name_or_path"] == "start"
     (result,) = (tmp_path / "runs" / "untrained_repositories" / "evaluations").glob("swe.*.json")
     assert json.loads(result.read_text())["tasks"][0]["id"] == "lab__shop-1"
+    # a saved result is compared with, and not played again
+    command.append(f"--against={result}")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"before: {result}, start; after: start, start" in done.stdout

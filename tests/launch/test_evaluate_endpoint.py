@@ -4,21 +4,30 @@ own with a tiny random model.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import http.server
 import json
 import threading
 
 import pytest
+from absl.testing import flagsaver
 
 from configs import repositories
-from launch import evaluate_endpoint
+from launch import evaluate, evaluate_endpoint
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.endpoint import EndpointError, Server
-from rl_code.read_config import build
+from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
+from tests.rl_code.harness.chats import minimal
 from tests.rl_code.serving.conftest import served  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def parsed():
+    if not evaluate.FLAGS.is_parsed():
+        evaluate.FLAGS(["evaluate"])
 
 
 class Scripted:
@@ -168,6 +177,178 @@ def test_a_server_that_refuses_ends_the_evaluation(tmp_path, said, word):
 def test_a_server_that_is_not_there_is_named(tmp_path):
     with pytest.raises(EndpointError, match="does not answer for the model 'm'"):
         play(config_of(count=1, samples=1), "http://127.0.0.1:9/v1", tmp_path)
+
+
+def main(config, url, workdir, **flags):
+    """``launch.evaluate`` with these flags."""
+    given = dict(suite="held_out", endpoint=url, endpoint_model="m") | flags
+    with flagsaver.as_parsed(**given):
+        evaluate.main(config, str(workdir))
+
+
+def settings_of(**changes):
+    """The config with two tasks of HumanEval, which are its training tasks, too."""
+    settings = repositories.get_config("smoke")
+    settings.sft = None
+    # nothing is tokenised, and these tasks have no demonstrations to train a tokenizer on
+    settings.tokenizer = dict(path="tokenizer.json")
+    settings.tasks = dict(name="humaneval", form="agent")
+    suite = dict(name="held_out", tasks=settings.tasks, count=2, samples=4)
+    settings.suites = (suite | changes,)
+    return settings
+
+
+def test_a_served_model_gets_the_curve_the_predictions_and_the_contamination(tmp_path, capsys):
+    with Scripted(lambda request: calls(("submit", "{}"))) as server:
+        main(
+            settings_of(),
+            server.url,
+            tmp_path,
+            contamination="true",
+            predictions=str(tmp_path / "predictions.jsonl"),
+        )
+    said = capsys.readouterr().out
+    rows = [line for line in said.splitlines() if line.startswith(("│ 1 │", "│ 2 │", "│ 4 │"))]
+    assert len(rows) == 3 and "pass@k in %" in said  # the curve
+    assert "2 of 2 tasks are among the training tasks" in said and "the same id" in said
+    files = sorted(path.name for path in tmp_path.glob("predictions*"))
+    assert files == [*(f"predictions.{n}.jsonl" for n in (1, 2, 3)), "predictions.jsonl"]
+    rows = [json.loads(line) for line in (tmp_path / files[-1]).read_text().splitlines()]
+    assert [row["instance_id"] for row in rows] == ["HumanEval/0", "HumanEval/1"]
+    assert {row["model_name_or_path"] for row in rows} == {"m"}
+
+
+def test_a_served_model_is_compared_with_a_saved_result(tmp_path, capsys):
+    config = settings_of(samples=1)
+    with Scripted(lambda request: calls(("submit", "{}"))) as server:
+        main(config, server.url, tmp_path / "before")
+        asked = len(server.requests)
+        for against in ("before", "before/evaluations/held_out.m.json"):
+            main(config, server.url, tmp_path / "after", against=str(tmp_path / against))
+            said = capsys.readouterr().out
+            assert "tasks gained" in said and f"before: {tmp_path / against}, m; after:" in said
+        assert len(server.requests) == 3 * asked
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ("start", "--against=start: name a saved result of the suite held_out; .* has none"),
+        ("{}/none.json", "--against=.*No such file"),
+        ("{}", "--against: held_out.other is not on the tasks .* only one of them has HumanEval/1"),
+    ],
+)
+def test_what_a_served_model_cannot_be_compared_with_is_refused_before_it_is_asked(
+    tmp_path, against, message
+):
+    task = suite_lib.TaskResult("HumanEval/0", 1, 0, None, 0, 1.0)
+    suite_lib.SuiteResult("held_out", "other", 0, {}, (task,)).save(tmp_path)
+    with Scripted(lambda request: calls(("submit", "{}"))) as server:
+        with pytest.raises(ConfigError, match=message):
+            main(settings_of(), server.url, tmp_path / "new", against=against.format(tmp_path))
+        assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({}, {"step": "3"}, "--step is that of a run's checkpoint"),
+        ({"sampling": {"top_k": 5}}, {}, "sampling.top_k=5, which the chat API has no place for"),
+        ({"count": 1000}, {}, "suite held_out: count=1000, but only 164 tasks are there"),
+    ],
+)
+def test_what_a_served_model_has_no_use_for_is_refused(tmp_path, changes, flags, message):
+    with Scripted(lambda request: calls(("submit", "{}"))) as server:
+        with pytest.raises(ConfigError, match=message):
+            main(settings_of(**changes), server.url, tmp_path, **flags)
+        assert server.requests == []
+
+
+def bash(*commands):
+    """A message that calls the tool of the agent of others."""
+    return calls(*(("bash", json.dumps({"command": command})) for command in commands))
+
+
+def mend(request):
+    """Writes the reference of the task by a command of that agent, and hands in."""
+    messages = request["messages"]
+    tasks = find_source(config_of().suites[0].tasks, "tasks").load(None, None)[:2]
+    (task,) = [task for task in tasks if task.messages[0]["content"] == messages[0]["content"]]
+    if messages[-1]["role"] == "user":
+        ((path, right),) = task.reference.items()
+        return bash(f"cat > {path} <<'EOF'\n{right}\nEOF")
+    assert messages[-1]["content"].endswith("exit 0")
+    return bash("submit")
+
+
+def test_an_agent_of_others_plays_with_a_served_model(tmp_path):
+    """It offers its own tool, not ours, and its commands change the workspace that is graded."""
+    config = config_of(harness=program())
+    predictions = tmp_path / "predictions.jsonl"
+    suite = config.suites[0]
+    with Scripted(mend) as server:
+        served = Server(server.url, "m", pause_s=0.0, key="secret")
+        result = evaluate_endpoint.play(config, suite, served, "m", tmp_path, predictions)
+    assert [(task.n, task.correct, task.malformed) for task in result.tasks] == [(2, 2, 0)] * 2
+    assert result.tasks[0].mean_tokens == 20 and result.tasks[0].calls == 4
+    for path, key, request in server.requests:
+        assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+        assert [tool["function"]["name"] for tool in request["tools"]] == ["bash"]
+        assert request["model"] == "m" and request["max_tokens"] == 64
+        assert request["temperature"] == suite.sampling.temperature
+    assert "diff --git" in json.loads(predictions.read_text().splitlines()[0])["model_patch"]
+    file = tmp_path / "evaluations" / "held_out.m.messages.jsonl.gz"
+    line = json.loads(gzip.decompress(file.read_bytes()).splitlines()[0])
+    roles = [message["role"] for message in line["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant"] and line["earlier"] == []
+
+
+def program(*options):
+    return dict(name="program", command=minimal(*options).command)
+
+
+def test_a_history_that_an_agent_rewrites_is_on_record(tmp_path):
+    config = config_of(count=1, samples=1, harness=program("tools", "forgetful"))
+    said = iter([bash("echo 1"), bash("echo 2"), bash("submit")])
+    with Scripted(lambda request: next(said)) as server:
+        play(config, server.url, tmp_path)
+    file = tmp_path / "evaluations" / "held_out.m.messages.jsonl.gz"
+    line = json.loads(gzip.decompress(file.read_bytes()))
+    assert line["status"] == "submitted" and not line["solved"]
+    assert [len(each) for each in line["earlier"]] == [4] and len(line["messages"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "status"),
+    [
+        (dict(turns=2), bash("true"), "turn_limit"),
+        (dict(tokens=100), bash("true"), "token_limit"),
+        (
+            {},
+            (400, {"error": {"message": "long", "code": "context_length_exceeded"}}),
+            "token_limit",
+        ),
+    ],
+)
+def test_limits_end_an_agent_of_others_that_a_server_answers(tmp_path, limits, said, status):
+    config = config_of(count=1, samples=1, harness=program())
+    limits = dataclasses.replace(config.limits, **limits)
+    config = dataclasses.replace(config, limits=limits)
+    config = dataclasses.replace(
+        config, suites=(dataclasses.replace(config.suites[0], limits=limits),)
+    )
+    with Scripted(lambda request: said) as server:
+        result = play(config, server.url, tmp_path)
+        assert len(server.requests) == (2 if status == "turn_limit" else 1)
+    assert result.tasks[0].correct == 0
+    file = tmp_path / "evaluations" / "held_out.m.messages.jsonl.gz"
+    assert json.loads(gzip.decompress(file.read_bytes()))["status"] == status
+
+
+def test_a_server_that_fails_ends_an_evaluation_of_an_agent_of_others(tmp_path):
+    said = (401, {"error": {"message": "wrong key"}})
+    with Scripted(lambda request: said) as server, pytest.raises(EndpointError, match="wrong key"):
+        play(config_of(harness=program()), server.url, tmp_path)
 
 
 @pytest.mark.long

@@ -60,6 +60,20 @@ def test_an_agent_that_cannot_run_is_refused_before_the_workdir_is_claimed(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_what_an_agent_of_others_hands_in_is_given_on(tmp_path):
+    """As predictions are made of it."""
+    seen = []
+    with Run(config_of(), tmp_path) as run:
+        task = run.tasks[0]
+        episode = run.episode(task, 0, 1, on_work=lambda *work: seen.append(work))
+        episode.start()
+        tokens = [*run.tokenizer.encode("submit"), min(episode.stop_ids)]
+        assert episode.step(tokens, [-0.5] * len(tokens), [0] * len(tokens)) is None
+        episode.finish()
+    ((handed, index, files),) = seen
+    assert handed == task and index == 1 and set(files) >= set(task.files)
+
+
 def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
     config = config_of(2)
     train(config_of(1), tmp_path)
