@@ -20,7 +20,7 @@ from rl_code.evaluation.endpoint import EndpointError, Server
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
-from tests.rl_code.harness.chats import minimal
+from tests.rl_code.harness.chats import mini_python, minimal
 from tests.rl_code.serving.conftest import served  # noqa: F401
 
 
@@ -273,12 +273,15 @@ def mend(request):
     """Writes the reference of the task by a command of that agent, and hands in."""
     messages = request["messages"]
     tasks = find_source(config_of().suites[0].tasks, "tasks").load(None, None)[:2]
-    (task,) = [task for task in tasks if task.messages[0]["content"] == messages[0]["content"]]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    (task,) = [task for task in tasks if task.messages[0]["content"] == asked[0]]
     if messages[-1]["role"] == "user":
         ((path, right),) = task.reference.items()
         return bash(f"cat > {path} <<'EOF'\n{right}\nEOF")
     assert messages[-1]["content"].endswith("exit 0")
-    return bash("submit")
+    # mini-swe-agent has a system message, the program of the tests has none
+    ends = {"system": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}
+    return bash(ends.get(messages[0]["role"], "submit"))
 
 
 def test_an_agent_of_others_plays_with_a_served_model(tmp_path):
@@ -301,6 +304,17 @@ def test_an_agent_of_others_plays_with_a_served_model(tmp_path):
     line = json.loads(gzip.decompress(file.read_bytes()).splitlines()[0])
     roles = [message["role"] for message in line["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant"] and line["earlier"] == []
+
+
+@pytest.mark.skipif(mini_python() is None, reason="no Python with mini-swe-agent")
+def test_the_package_mini_swe_agent_plays_with_a_served_model(tmp_path):
+    templates = dict(
+        system="Call bash.", instance="{{task}}", observation="exit {{output.returncode}}"
+    )
+    harness = dict(name="mini_swe_agent", python=mini_python(), **templates)
+    with Scripted(mend) as server:
+        result = play(config_of(harness=harness), server.url, tmp_path)
+    assert [(task.n, task.correct) for task in result.tasks] == [(2, 2)] * 2
 
 
 def program(*options):
