@@ -196,7 +196,9 @@ def _is_plain(call: ast.Call) -> bool:
 def _place(
     call: ast.Call, bound: Mapping[str, tuple[str, str]], paths: Collection[str]
 ) -> tuple[str, str] | None:
-    """File and name of the function that is called, if it is one of the repository."""
+    """File and name of the function that is called, if it is one of the repository: of a module
+    that lies at its root, or below src.
+    """
     match call.func:
         case ast.Name(name) if bound.get(name, ("", ""))[1]:
             module, name = bound[name]
@@ -205,10 +207,14 @@ def _place(
         case _:
             return None
     base = module.replace(".", "/")
-    for path in (f"{base}.py", f"{base}/__init__.py"):
-        if path in paths:
-            return path, name
-    return None
+    found = [
+        path
+        for root in ("", "src/")
+        for path in (f"{root}{base}.py", f"{root}{base}/__init__.py")
+        if path in paths
+    ]
+    # which of several is imported depends on settings
+    return (found[0], name) if len(found) == 1 else None
 
 
 def _statement(call: ast.Call, entry_point: str, statement: ast.stmt) -> str:

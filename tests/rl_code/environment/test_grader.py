@@ -61,6 +61,20 @@ def test_a_value_of_another_type_is_another_value(marks, gives, expected):
     assert marks(f"def f():\n    return {gives}\n", tests).passed == (False,)
 
 
+def test_modules_below_src_import_each_other_as_their_packages(sandboxes):
+    files = {
+        "src/shop/__init__.py": "",
+        "src/shop/twice.py": "def twice(x):\n    return 2 * x\n",
+        "src/shop/prices.py": "from shop.twice import twice\ndef f(x):\n    return twice(x)\n",
+    }
+    graded = grade("src/shop/prices.py", "f", DOUBLE, files, sandboxes, 30.0)
+    assert graded.passed == (True,) * 4, graded
+    # src may be a package itself
+    files |= {"src/__init__.py": "", "src/shop/prices.py": files["src/shop/prices.py"]}
+    files = {path: text.replace("from shop", "from src.shop") for path, text in files.items()}
+    assert grade("src/shop/prices.py", "f", DOUBLE, files, sandboxes, 30.0).passed == (True,) * 4
+
+
 def test_a_case_with_tolerance_compares_as_equality_does(marks):
     tests = Tests(cases=(Case((), [1, 2.0], tolerance=0.0), Case((), [1, 2.0], tolerance=0.1)))
     assert marks("def f():\n    return [True, 2]\n", tests).passed == (True, True)

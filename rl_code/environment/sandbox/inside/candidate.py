@@ -21,6 +21,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import os
 import socket
 import sys
 import types
@@ -142,11 +143,15 @@ def _raised(error: BaseException) -> Answer:
 
 def _load(path: str) -> types.ModuleType:
     """The module in the file at ``path``, under the name that an import from the workspace's root
-    would give it.
+    would give it, or one from the folder src if that is no package.
     """
     with open(path, encoding="utf-8") as file:
         source = file.read()
-    name = path.removesuffix(".py").replace("/", ".")
+    below = path
+    if path.startswith("src/") and not os.path.exists("src/__init__.py"):
+        below = path.removeprefix("src/")
+        sys.path.insert(0, os.path.abspath("src"))
+    name = below.removesuffix(".py").replace("/", ".")
     if not all(part.isidentifier() for part in name.split(".")):
         name = "candidate"
     package, _, leaf = name.rpartition(".")
