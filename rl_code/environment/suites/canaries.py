@@ -1,10 +1,13 @@
 """Canaries: copies of real tests in which an expected value is certainly wrong.
 
-A suite runs in the candidate's own interpreter, where results can be forged. A canary stands beside
-the test that it is a copy of, in the same file and under a name made of words of that file; which
-of the two keeps the old name and which stands first is drawn anew each time. So who wants to know
-which of them should pass needs the right value. A test and its canary ask for two different values
-of the same expression: no honest code passes both.
+A suite runs in the candidate's own interpreter, where results can be forged. Canaries stand beside
+the test that they are copies of, in the same file and under names made of words of that file. Which
+of them keeps the old name, how many there are and in which order they stand is drawn anew each
+time. So who wants to know which of them should pass needs the right value. A test and its canaries
+ask for different values of the same expression: no honest code passes two of them.
+
+A test can also be changed where it stands, with no copy beside it (``draw_alone``). Then there is
+nothing to compare it with, and what the code remembers of earlier calls is the same each time.
 """
 
 from __future__ import annotations
@@ -13,14 +16,16 @@ import ast
 import dataclasses
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from rl_code.environment.suites.sites import changes, usable
-from rl_code.environment.suites.source import Change, Source
+from rl_code.environment.suites.sites import sites, usable
+from rl_code.environment.suites.source import Site, Source
 
-# Canaries of one grading, at most. Who guesses for each which of the two is real is right in all of
-# them once in 2 ** MOST times, if none of their changes is ``told``.
+# Test functions that are copied in one grading, at most.
 MOST = 8
+# Canaries of a function whose test decides what is paid, if its values allow so many. Who guesses
+# which copy is real is right once in 4 to 6 times.
+_COPIES = (3, 4, 5)
 # Functions with more parameters than this are not copied.
 _IDS = 20
 _WORDS = ("again", "basic", "cases", "default", "extra", "more", "other", "simple", "values")
@@ -36,8 +41,10 @@ class Drawn:
     tests: dict[str, str]
     # Id of a canary -> the suite's own id of the test that it is a copy of.
     canaries: dict[str, str]
-    # The kinds of changes (``sites.Change``), one for each test function that was copied.
+    # The kinds of changes (``source.Site``), one for each test function that was copied.
     kinds: tuple[str, ...] = ()
+    # Texts of canaries, under the names of the tests that they are copies of.
+    texts: frozenset[bytes] = frozenset()
 
 
 def draw(
@@ -50,46 +57,144 @@ def draw(
     """Puts canaries into files of tests.
 
     files: path -> text of the test files that are known. ids: of all tests that will run. most:
-    test functions that are copied. first: ids of tests that are copied before others.
+    test functions that are copied. first: ids of tests that are copied before others, and several
+    times.
     """
-    functions: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for one in ids:
-        functions.setdefault(function_of(one), []).append(one)
-    order = list(functions)
-    rng.shuffle(order)
-    preferred = {function_of(one) for one in first}
-    # Changes that look like changes only where there are no others.
-    attempts = [(function, told) for told in (False, True) for function in order]
-    attempts.sort(key=lambda attempt: attempt[0] not in preferred)
-    copied: set[tuple[str, tuple[str, ...]]] = set()
-    sources: dict[str, Source | None] = {}
-    edits: dict[str, list[tuple[int, int, bytes]]] = {}
-    tests = {one: one for one in ids}
-    canaries: dict[str, str] = {}
-    kinds = []
-    for (path, names), told in attempts:
-        if len(kinds) == most:
-            break
-        if (path, names) in copied:
-            continue
-        own = functions[path, names]
-        if path not in sources:
-            sources[path] = _source(files.get(path))
-        source = sources[path]
-        if source is None or len(own) > _IDS or _inherited(files, names[:-1]):
-            continue
-        pair = _pair(source, names, rng, edits.get(path, []), told=told)
-        if pair is None:
-            continue
-        copied.add((path, names))
-        edits.setdefault(path, []).append(pair.edit)
-        kinds.append(pair.kind)
-        for one in own:
-            del tests[one]
-            tests[_renamed(one, names, pair.real)] = one
-            canaries[_renamed(one, names, pair.canary)] = one
-    written = {path: _edited(sources[path], edits[path]) for path in edits}
-    return Drawn(written, tests, canaries, tuple(kinds))
+    drawing = _Drawing(files, ids, rng)
+    drawing.copy(most, {function_of(one) for one in first})
+    return drawing.drawn()
+
+
+def draw_alone(
+    files: Mapping[str, str],
+    ids: Sequence[str],
+    rng: random.Random,
+    alone: Collection[str],
+    used: Collection[bytes] = (),
+    most: int = MOST,
+    *,
+    changed: bool,
+) -> Drawn:
+    """Like ``draw``, but the functions of some tests stand there once.
+
+    alone: ids of these tests, each of which had a canary before. changed: whether they are
+    canaries, with a text that is none of ``used`` where there is another one, or as they were.
+    """
+    drawing = _Drawing(files, ids, rng)
+    functions = {function_of(one) for one in alone}
+    for function in functions if changed else ():
+        drawing.change(function, used)
+    drawing.copy(most, (), functions)
+    return drawing.drawn()
+
+
+_Function = tuple[str, tuple[str, ...]]
+
+
+class _Drawing:
+    """A draw that is being made."""
+
+    def __init__(self, files: Mapping[str, str], ids: Sequence[str], rng: random.Random):
+        self._files = files
+        self._rng = rng
+        self._functions: dict[_Function, list[str]] = {}
+        for one in ids:
+            self._functions.setdefault(function_of(one), []).append(one)
+        self._sources: dict[str, Source | None] = {}
+        self._edits: dict[str, list[tuple[int, int, bytes]]] = {}
+        self._tests = {one: one for one in ids}
+        self._canaries: dict[str, str] = {}
+        self._kinds: list[str] = []
+        self._texts: set[bytes] = set()
+
+    def drawn(self) -> Drawn:
+        """What was drawn."""
+        written = {path: _edited(self._sources[path], edits) for path, edits in self._edits.items()}
+        kinds = tuple(self._kinds)
+        return Drawn(written, self._tests, self._canaries, kinds, frozenset(self._texts))
+
+    def copy(
+        self, most: int, preferred: Collection[_Function], but: Collection[_Function] = ()
+    ) -> None:
+        """Puts canaries beside up to ``most`` functions, ``preferred`` ones first and with more
+        copies.
+        """
+        order = [function for function in self._functions if function not in but]
+        self._rng.shuffle(order)
+        # Changes that look like changes only where there are no others.
+        attempts = [(function, told) for told in (False, True) for function in order]
+        attempts.sort(key=lambda attempt: attempt[0] not in preferred)
+        copied: set[_Function] = set()
+        for function, told in attempts:
+            if len(copied) == most:
+                break
+            copies = self._rng.choice(_COPIES) if function in preferred else 1
+            if function not in copied and self._copy(function, copies, told=told):
+                copied.add(function)
+
+    def _copy(self, function: _Function, copies: int, *, told: bool) -> bool:
+        """Puts canaries beside a function; whether it can have some."""
+        path, names = function
+        source = self._source(function)
+        group = source and _group(
+            source, names, self._rng, self._edits.get(path, []), copies, told=told
+        )
+        if not group:
+            return False
+        self._edits.setdefault(path, []).append(group.edit)
+        self._kinds.append(group.kind)
+        self._texts |= group.texts
+        for one in self._functions[function]:
+            del self._tests[one]
+            self._tests[_renamed(one, names, group.real)] = one
+            for name in group.canaries:
+                self._canaries[_renamed(one, names, name)] = one
+        return True
+
+    def change(self, function: _Function, used: Collection[bytes]) -> None:
+        """Makes a function its own canary."""
+        path, names = function
+        source = self._source(function)
+        found = source and _sites(source, names, self._rng)
+        if not source or not found:
+            return
+        node = source.function(names)
+        assert node is not None
+        start, end = source.lines(node)
+        block = source.data[start:end]
+        least = min(site.told for site in found)
+        texts = [
+            _changed(block, start, site, other)
+            for site in found
+            if site.told == least
+            for other in site.others
+        ]
+        text = self._rng.choice([text for text in texts if text not in used] or texts)
+        self._edits.setdefault(path, []).append((start, end, text))
+        self._texts.add(text)
+        for one in self._functions[function]:
+            del self._tests[one]
+            self._canaries[one] = one
+
+    def has_untold(self, function: _Function) -> bool:
+        """Whether a function can have a canary that is not ``told``."""
+        source = self._source(function)
+        found = _sites(source, function[1], self._rng) if source else []
+        return any(not site.told for site in found)
+
+    def _source(self, function: _Function) -> Source | None:
+        """The file of a function that can be copied."""
+        path, names = function
+        if path not in self._sources:
+            self._sources[path] = _source(self._files.get(path))
+        too_many = len(self._functions[function]) > _IDS
+        return None if too_many or _inherited(self._files, names[:-1]) else self._sources[path]
+
+
+def guarded(files: Mapping[str, str], ids: Sequence[str]) -> set[str]:
+    """The ids of tests that can have a canary which only the right value tells from the test."""
+    drawing = _Drawing(files, ids, random.Random(0))
+    return {one for one in ids if drawing.has_untold(function_of(one))}
 
 
 def function_of(test: str) -> tuple[str, tuple[str, ...]]:
@@ -113,48 +218,68 @@ def _source(text: str | None) -> Source | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pair:
-    """A test and its canary. edit: where they stand, in bytes, and their text."""
+class _Group:
+    """A test and its canaries."""
 
+    # Names of the functions.
     real: str
-    canary: str
+    canaries: list[str]
     kind: str
+    # Where they stand, in bytes, and their text.
     edit: tuple[int, int, bytes]
+    # The canaries under the test's own name.
+    texts: frozenset[bytes]
 
 
-def _pair(
+def _sites(source: Source, names: tuple[str, ...], rng: random.Random) -> list[Site]:
+    """Where a test function can be changed; nowhere if it cannot be copied."""
+    node = source.function(names)
+    if node is None or not usable(node):
+        return []
+    if not _stands_alone(source, node) or len(_uses(source.data, names[-1])) != 1:
+        return []
+    return sites(source, node, rng)
+
+
+def _group(
     source: Source,
     names: tuple[str, ...],
     rng: random.Random,
     edits: Sequence[tuple[int, int, bytes]],
+    copies: int,
     *,
     told: bool,
-) -> _Pair | None:
-    """A test function beside its canary; None where it cannot have one by a change that is
-    ``told``, or by one that is not.
+) -> _Group | None:
+    """A test function beside canaries, as many as ``copies`` if a site has so many other values;
+    None where it cannot have one by a change that is ``told``, or by one that is not.
     """
+    found = [site for site in _sites(source, names, rng) if site.told == told]
     node = source.function(names)
-    if node is None or not usable(node):
+    if not found or node is None:
         return None
     start, end = source.lines(node)
     block = source.data[start:end]
     name = names[-1]
-    if not _stands_alone(source, node) or len(_uses(source.data, name)) != 1:
-        return None
-    found = [change for change in changes(source, node, rng) if change.told == told]
-    if not found:
-        return None
-    change = rng.choice(found)
+    enough = min(copies, max(len(site.others) for site in found))
+    site = rng.choice([site for site in found if len(site.others) >= enough])
+    # All at one site: of copies that were changed at different ones, the real one would be the one
+    # that differs least from each of the others.
+    texts = [_changed(block, start, site, text) for text in rng.sample(site.others, enough)]
     taken = source.data + b"".join(text for _, _, text in edits)
-    other = _name(name, source.tree, taken, rng)
-    canary = _changed(block, start, change)
-    renames_real = rng.random() < 0.5
-    real_name, canary_name = (other, name) if renames_real else (name, other)
-    texts = [_with_name(block, name, real_name), _with_name(canary, name, canary_name)]
-    rng.shuffle(texts)
+    new = [name]
+    while len(new) <= enough:
+        new.append(_name(name, source.tree, taken, rng))
+        taken += b" " + new[-1].encode()
+    rng.shuffle(new)
+    blocks = [
+        _with_name(text, name, other)
+        for text, other in zip((_changed(block, start, site, site.real), *texts), new, strict=True)
+    ]
+    rng.shuffle(blocks)
     lines = b"\n" if node.col_offset else b"\n\n"
-    joined = lines.join(text if text.endswith(b"\n") else text + b"\n" for text in texts)
-    return _Pair(real_name, canary_name, change.kind, (start, end, joined))
+    joined = lines.join(text if text.endswith(b"\n") else text + b"\n" for text in blocks)
+    real, *canaries = new
+    return _Group(real, canaries, site.kind, (start, end, joined), frozenset(texts))
 
 
 def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
@@ -179,9 +304,9 @@ def _uses(data: bytes, name: str) -> list[bytes]:
     return re.findall(rb"\b" + re.escape(name.encode()) + rb"\b", data)
 
 
-def _changed(block: bytes, start: int, change: Change) -> bytes:
-    """The function's text with a change in it."""
-    return block[: change.start - start] + change.text.encode() + block[change.end - start :]
+def _changed(block: bytes, start: int, site: Site, text: str) -> bytes:
+    """The function's text with another text at a site."""
+    return block[: site.start - start] + text.encode() + block[site.end - start :]
 
 
 def _with_name(block: bytes, name: str, new: str) -> bytes:

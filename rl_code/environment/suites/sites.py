@@ -6,9 +6,11 @@ at its end. A change is chosen by the type of what is expected: another number, 
 element more or less, the other truth value, another exception. Nothing else of the function's text
 changes.
 
-The candidate may read both texts and know this file. So a change of a value is one that may be made
-the other way round as well: neither text says of itself that it is the changed one. Where only
-other changes can be made, they are marked as ``told``.
+The candidate may read all texts and know this file. So a change of a value is one that may be made
+the other way round as well: no text says of itself that it is the changed one. A change of a truth
+value is written in the test and in its canary alike: ``bool(x) is True`` and ``bool(x) is False``,
+or ``(not (x)) is False`` and ``(not (x)) is True``. Their form says nothing, but what ``x`` means
+may. Where that or more tells, the site is marked as ``told``.
 """
 
 from __future__ import annotations
@@ -19,33 +21,26 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rl_code.environment.suites.literals import is_literal, other_values
-from rl_code.environment.suites.source import Change, Source
+from rl_code.environment.suites.source import Site, Source
 
 # Calls after which a test may end without having failed.
 _LEAVES = {"skip", "skipTest", "xfail", "importorskip", "exit", "subTest", "fail"}
 _RAISES = {"raises", "assertRaises"}
 # Exceptions that stand for each other.
 _EXCEPTIONS = ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "OSError")
-_FLIPS = {
-    ast.Eq: "!=",
-    ast.NotEq: "==",
-    ast.Lt: ">=",
-    ast.GtE: "<",
-    ast.Gt: "<=",
-    ast.LtE: ">",
-    ast.In: "not in",
-    ast.NotIn: "in",
-    ast.Is: "is not",
-    ast.IsNot: "is",
+# Methods of unittest that ask for a truth value: the condition of their arguments, and its value.
+_TRUTHS = {
+    "assertTrue": ("{}", True),
+    "assertFalse": ("{}", False),
+    "assertIn": ("({}) in ({})", True),
+    "assertNotIn": ("({}) in ({})", False),
+    "assertIsNone": ("({}) is None", True),
+    "assertIsNotNone": ("({}) is None", False),
 }
-_OTHER_NAMES = {
-    "assertTrue": "assertFalse",
-    "assertFalse": "assertTrue",
-    "assertIn": "assertNotIn",
-    "assertNotIn": "assertIn",
-    "assertIsNone": "assertIsNotNone",
-    "assertIsNotNone": "assertIsNone",
-}
+# Expressions whose truth value can be asked for in other words.
+_CONDITIONS = (
+    *(ast.Compare, ast.BoolOp, ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.UnaryOp),
+)
 _EQUAL = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertIs"}
 
 
@@ -62,26 +57,26 @@ def usable(node: ast.FunctionDef) -> bool:
     return True
 
 
-def changes(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Change]:
-    """Ways to make a usable test function fail."""
+def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Site]:
+    """Places where a usable test function can be made to fail."""
     return [
-        change
+        site
         for statement in _tail(node.body)
-        for change in _of_statement(source, statement, rng)
-        if _parses(source, node, change)
+        for site in _of_statement(source, statement, rng)
+        if all(_parses(source, node, site, text) for text in (site.real, site.others[0]))
     ]
 
 
-def _parses(source: Source, node: ast.FunctionDef, change: Change) -> bool:
-    """Whether a function with a change in it is Python. A canary that is not would take all tests
+def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> bool:
+    """Whether a function with a text in it is Python. A canary that is not would take all tests
     of its file with it.
     """
     start, end = source.lines(node)
-    data = source.data[start : change.start] + change.text.encode() + source.data[change.end : end]
+    data = source.data[start : site.start] + text.encode() + source.data[site.end : end]
     # below a line that makes its indentation right
-    text = ("if True:\n" if node.col_offset else "") + data.decode()
+    whole = ("if True:\n" if node.col_offset else "") + data.decode()
     try:
-        ast.parse(text)
+        ast.parse(whole)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -117,26 +112,30 @@ def _is_assertion(statement: ast.stmt) -> bool:
     return False
 
 
-def _of_statement(source: Source, statement: ast.stmt, rng: random.Random) -> Iterator[Change]:
+def _of_statement(source: Source, statement: ast.stmt, rng: random.Random) -> Iterator[Site]:
     match statement:
         case ast.Assert(test):
             yield from _of_test(source, test, rng)
         case ast.With(items=[ast.withitem(ast.Call(_, [asked, *_]), _)]):
             yield from _of_exception(source, asked, rng)
-        case ast.Expr(ast.Call(ast.Attribute(_, name) as function, [left, right, *_])) if (
-            name in _EQUAL
-        ):
+        case ast.Expr(ast.Call(ast.Attribute(_, name), [left, right, *_])) if name in _EQUAL:
             for side in (right, left):
                 yield from other_values(source, side, rng)
         case ast.Expr(ast.Call(ast.Attribute(_, name), [asked, *_])) if name in _RAISES:
             yield from _of_exception(source, asked, rng)
-        case ast.Expr(ast.Call(ast.Attribute(_, name) as function, _)) if name in _OTHER_NAMES:
-            _, end = source.span(function)
-            yield Change(end - len(name.encode()), end, _OTHER_NAMES[name], "truth", told=True)
+        case ast.Expr(ast.Call(ast.Attribute(_, name), asked, []) as call) if name in _TRUTHS:
+            form, wanted = _TRUTHS[name]
+            asked = asked[: form.count("{}")]
+            plain = not any(isinstance(one, ast.Starred) for one in asked)
+            if plain and len(asked) == form.count("{}"):
+                condition = form.format(*(_text(source, one) for one in asked))
+                texts = _truth(condition, rng, wanted=wanted)
+                calls = [f"self.assertIs({text}, {value})" for text, value in texts]
+                yield Site(*source.span(call), calls[0], (calls[1],), "truth", told=True)
 
 
-def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Change]:
-    """Changes of what stands behind ``assert``."""
+def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Site]:
+    """Sites in what stands behind ``assert``."""
     match test:
         case ast.Compare(left, [ast.Eq() | ast.Is() as operator], [right]):
             sides = [side for side in (right, left) if is_literal(side)]
@@ -154,44 +153,58 @@ def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Cha
                 and (len(right.args) == 1 and not right.keywords)
             ):
                 yield from other_values(source, right.args[0], rng, far=True)
-            yield from _flipped(source, left, operator, right)
-        case ast.Compare(left, [operator], [right]):
-            yield from _flipped(source, left, operator, right)
-        case ast.UnaryOp(ast.Not(), _):
-            # the operand may stand in parentheses, which its place does not tell
-            start, end = source.span(test)
-            word = re.match(rb"not\b\s*", source.data[start:end])
-            assert word is not None
-            yield Change(start, start + word.end(), "", "truth", told=True)
-        case ast.Call() | ast.Name() | ast.Attribute() | ast.Subscript():
-            start, _ = source.span(test)
-            yield Change(start, start, "not ", "truth", told=True)
+    if isinstance(test, _CONDITIONS):
+        condition, wanted = _condition(source, test)
+        texts = [f"{text} is {value}" for text, value in _truth(condition, rng, wanted=wanted)]
+        yield Site(*source.span(test), texts[0], (texts[1],), "truth", told=True)
 
 
-def _flipped(
-    source: Source, left: ast.expr, operator: ast.cmpop, right: ast.expr
-) -> Iterator[Change]:
-    """The other truth value of a comparison."""
-    start = source.span(left)[1]
-    end = source.span(right)[0]
-    between = source.data[start:end].decode()
-    words = re.fullmatch(r"(\s*)([!=<>]+|is\s+not|is|not\s+in|in)(\s*)", between)
-    if words is not None:
-        flip = _FLIPS[type(operator)]
-        text = f"{words[1] or ' '}{flip}{words[3] or ' '}"
-        yield Change(start, end, text, "truth", told=True)
+def _condition(source: Source, test: ast.expr) -> tuple[str, bool]:
+    """The text of a condition and the value that is asked for, where ``not``, ``not in`` and ``is
+    not`` are left to the value. ``!=`` stays, because a class may define it in its own way.
+    """
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            condition, wanted = _condition(source, operand)
+            return condition, not wanted
+        case ast.Compare(left, [ast.In() | ast.NotIn() as operator], [right]):
+            word, wanted = "in", isinstance(operator, ast.In)
+        case ast.Compare(left, [ast.Is() | ast.IsNot() as operator], [right]):
+            word, wanted = "is", isinstance(operator, ast.Is)
+        case _:
+            return _text(source, test), True
+    return f"({_text(source, left)}) {word} ({_text(source, right)})", wanted
 
 
-def _of_exception(source: Source, asked: ast.expr, rng: random.Random) -> Iterator[Change]:
-    """Another exception than the one asked for."""
+def _truth(condition: str, rng: random.Random, *, wanted: bool) -> list[tuple[str, bool]]:
+    """A truth value as an expression, beside the value that the test asks for, and beside the other
+    one. Which form it has is drawn.
+    """
+    if rng.random() < 0.5:
+        text = f"bool({condition})"
+    else:
+        text = f"(not ({condition}))"
+        wanted = not wanted
+    return [(text, wanted), (text, not wanted)]
+
+
+def _text(source: Source, node: ast.expr) -> str:
+    start, end = source.span(node)
+    return source.data[start:end].decode()
+
+
+def _of_exception(source: Source, asked: ast.expr, rng: random.Random) -> Iterator[Site]:
+    """Other exceptions than the one asked for."""
     if not isinstance(asked, ast.Name | ast.Attribute):
         return
     name = name_of(asked)
     if name in ("Exception", "BaseException", "LookupError", "EnvironmentError"):
         return
-    start, end = source.span(asked)
-    other = rng.choice([one for one in _EXCEPTIONS if one != name])
-    yield Change(start, end, other, "exception", told=name not in _EXCEPTIONS)
+    others = [one for one in _EXCEPTIONS if one != name]
+    told = name not in _EXCEPTIONS or isinstance(asked, ast.Attribute)
+    if told:  # many of one kind would only show better which one is of another kind
+        others = [rng.choice(others)]
+    yield Site(*source.span(asked), _text(source, asked), tuple(others), "exception", told)
 
 
 def name_of(node: ast.expr) -> str:

@@ -1,4 +1,4 @@
-"""A test file as text and as a syntax tree, and changes of its text."""
+"""A test file as text and as a syntax tree, and places where its text can be changed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """A piece of a file's text, in bytes, and what stands there instead."""
+class Site:
+    """A piece of a test's text, in bytes, and what may stand there in copies of the test.
+
+    Of all that may stand there, ``real`` included, honest code passes one at most.
+    """
 
     start: int
     end: int
-    text: str
+    # What the test itself says there: its own text, or the same in other words.
+    real: str
+    # What canaries say there.
+    others: tuple[str, ...]
     # "number", "string", "length", "truth" or "exception".
     kind: str
-    # Whether the new text looks like the changed one: an inequality, where most tests ask for what
-    # is equal, or an exception of Python's, where the other one is of the repository.
+    # Whether somebody who knows what tests are like can tell which one is real: most ask for what
+    # is true, and an exception of the repository rather than for one of Python's.
     told: bool = False
 
 

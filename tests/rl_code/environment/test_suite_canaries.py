@@ -12,7 +12,7 @@ import pytest
 
 from rl_code.environment.sandbox.pool import File
 from rl_code.environment.suites.applied import Base, applied, laid_over, project
-from rl_code.environment.suites.canaries import Drawn, draw
+from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, guarded
 from rl_code.environment.suites.literals import other_values
 from rl_code.environment.suites.source import Source
 from rl_code.environment.suites.values import gives_another_value, values
@@ -163,7 +163,11 @@ def others(literal: str, seed: int) -> list[str]:
     """Texts that a literal may be replaced by in a canary."""
     source = Source(f"x = {literal}\n")
     found = other_values(source, source.tree.body[0].value, random.Random(seed))
-    edited = [source.data[: c.start] + c.text.encode() + source.data[c.end :] for c in found]
+    edited = [
+        source.data[: site.start] + text.encode() + source.data[site.end :]
+        for site in found
+        for text in site.others
+    ]
     return [text.decode()[4:-1] for text in edited]
 
 
@@ -190,6 +194,121 @@ def test_a_literal_written_in_another_way_than_its_change_would_be_is_left_alone
 
 def name(test: str) -> str:
     return f"def {test.split('::')[-1].partition('[')[0]}("
+
+
+def groups(drawn: Drawn) -> dict[str, list[str]]:
+    """Id of a test -> the texts of its copies without their names, the real one first."""
+    found: dict[str, list[str]] = {}
+    for file in drawn.files.values():
+        source = Source(file)
+        for copies in (drawn.tests, drawn.canaries):
+            for one, own in copies.items():
+                *classes, last = one.partition("::")[2].partition("[")[0].split("::")
+                node = source.function((*classes, last))
+                assert node is not None
+                start, end = source.lines(node)
+                text = source.data[start:end].decode().replace(f"def {last}(", "def (")
+                found.setdefault(own, []).append(text)
+    return found
+
+
+def test_a_test_that_decides_stands_among_so_many_canaries_that_a_guess_is_mostly_wrong():
+    sizes = set()
+    for seed in range(30):
+        drawn = draw({PATH: FILE}, IDS, random.Random(seed), 1, [f"{PATH}::test_number"])
+        copies = groups(drawn)[f"{PATH}::test_number"]
+        sizes.add(len(copies))
+        assert len(set(copies)) == len(copies) and len(drawn.kinds) == 1
+        # no copy stands nearer to the others than the rest
+        differing = {
+            sum(a != b for a, b in zip(one, other, strict=True))
+            for one in copies
+            for other in copies
+            if one != other
+        }
+        assert differing == {1}
+    assert sizes == {4, 5, 6}
+
+
+TRUTHS = """
+def test_bare():
+    assert f(1)
+def test_not():
+    assert not f(1)
+def test_in():
+    assert f(1) in (1, 2)
+def test_not_in():
+    assert f(1) not in (1, 2)
+def test_none():
+    assert f(1) is None
+def test_not_none():
+    assert f(1) is not None
+def test_unequal():
+    assert f(1) != g(2), "why"
+def test_long():
+    assert f(1) and (g(2) or
+        g(3))
+class Old(TestCase):
+    def test_true(self):
+        self.assertTrue(f(1), "why")
+    def test_false(self):
+        self.assertFalse(f(1))
+    def test_is_not_none(self):
+        self.assertIsNotNone(f(1))
+    def test_is_not_in(self):
+        self.assertNotIn(f(1), (1, 2))
+"""
+
+
+def test_the_form_of_a_truth_value_does_not_tell_a_canary_from_its_original():
+    names = [line.split()[1].partition("(")[0] for line in TRUTHS.splitlines() if "def " in line]
+    ids = [f"{PATH}::Old::{name}" if at > 7 else f"{PATH}::{name}" for at, name in enumerate(names)]
+    asks = []
+    for seed in range(40):
+        drawn = draw({PATH: TRUTHS}, ids, random.Random(seed), most=100)
+        found = groups(drawn)
+        assert len(found) == len(ids) == 12
+        for real, canary in found.values():
+            # both say the same, but for the value that they ask for
+            assert real.replace("False", "True") == canary.replace("False", "True")
+            assert real.count("False") + canary.count("False") == 1
+            asks.append("False" in real)
+    assert 0.4 < sum(asks) / len(asks) < 0.6
+    alike = {"test_bare": "test_not", "test_in": "test_not_in", "test_none": "test_not_none"}
+    texts = {name: set() for name in (*alike, *alike.values())}
+    for seed in range(40):
+        drawn = draw({PATH: TRUTHS}, ids[:6], random.Random(seed), most=100)
+        for own, both in groups(drawn).items():
+            texts[own.partition("::")[2]] |= set(both)
+    # nor does it tell how the test itself asked
+    assert all(texts[one] == texts[other] and len(texts[one]) == 4 for one, other in alike.items())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_test_alone_is_its_own_canary_with_a_text_that_was_not_used(seed):
+    rng = random.Random(seed)
+    own = f"{PATH}::test_number"
+    first = draw({PATH: FILE}, IDS, rng, 1, [own])
+    second = draw_alone({PATH: FILE}, IDS, rng, [own], first.texts, 3, changed=True)
+    assert second.canaries[own] == own and own not in second.tests
+    assert len(second.canaries) >= 4  # others have canaries beside them
+    (text,) = second.texts & {one for one in second.texts if b"test_number" in one}
+    assert text not in first.texts and text.decode() in second.files[PATH]
+    namespace: dict = {"__name__": "tests"}
+    exec(second.files[PATH], namespace)
+    assert not passes(namespace, own)
+    third = draw_alone({PATH: FILE}, IDS, rng, [own], (), 100, changed=False)
+    assert third.tests[own] == own and own not in third.canaries.values()
+    assert "def test_number(): assert f(2) == 4  # a comment" in third.files[PATH]
+
+
+def test_tests_that_only_the_right_value_tells_from_a_canary_are_guarded():
+    found = guarded({PATH: FILE}, IDS)
+    told = {"flipped", "bare", "truth", "parentheses", "parentheses_around"}
+    assert {one for one in IDS if one not in found} == {
+        f"{PATH}::test_{name}" for name in told - {"parentheses_around"}
+    }
+    assert guarded({PATH: NO_CANARY}, [f"{PATH}::test_loop"]) == set()
 
 
 NO_CANARY = """
@@ -301,6 +420,15 @@ def test_rows_of_plain_values_are_values_each():
     ]
     # a suite with only some of the rows does not say which
     assert values({PATH: PARAMETRIZED}, ids[:1], {"shop/prices.py"}, []) == []
+
+
+def test_modules_below_src_are_looked_for_as_well():
+    ids = [f"{PATH}::test_plain"]
+    found = values({PATH: VALUES}, ids, {"src/shop/prices.py"}, [])
+    assert [one.path for one in found] == ["src/shop/prices.py"] * 2
+    # which of two is imported depends on settings
+    both = {"src/shop/prices.py", "shop/prices.py"}
+    assert values({PATH: VALUES}, ids, both, []) == []
 
 
 def test_assertions_of_plain_calls_are_values():

@@ -12,7 +12,7 @@ from rl_code.environment.grading import grade_work, joined, mark
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
-from rl_code.environment.suite_grader import SuiteError, grade_suite
+from rl_code.environment.suite_grader import SuiteError, grade_suite, unguarded
 from rl_code.environment.suites.runner import run_suite
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.workspace import Workspace
@@ -166,6 +166,90 @@ def test_a_cheat_passes_nothing(graded, name):
     assert flag is None or flag in result.flags, result
     # A proven cheat earns nothing, whatever it passes.
     assert passed <= honest or not CHEATS_PROVEN.isdisjoint(result.flags), result
+
+
+# Passes of a test and its canaries just one, and never the real one, as if it had guessed wrong.
+GUESSES = r"""
+import ast, pathlib, sys
+tests = {
+    n.name: ast.unparse(n.body) for n in ast.parse(pathlib.Path("tests/test_prices.py").read_text()).body
+    if isinstance(n, ast.FunctionDef) and n.name.startswith("test_whole")
+}
+wrong = sorted(name for name in tests if "== 90" not in tests[name]) or list(tests)
+for name, module in list(sys.modules.items()):
+    if name.startswith("report_"):
+        old = module.outcome
+        def outcome(reports):
+            name = reports[0].nodeid.split("::")[1]
+            return ("passed" if name == wrong[0] else "failed") if name in tests else old(reports)
+        module.outcome = outcome
+"""
+
+
+def test_who_guesses_wrong_which_copy_is_real_is_proven_to_forge(graded):
+    text = (
+        "from shop.prices import discount\n\n\ndef test_whole(tmp_path):\n"
+        '    (tmp_path / "a").write_text("100")\n'
+        '    assert discount(int((tmp_path / "a").read_text()), 20) == 90\n\n\n'
+        "def test_half():\n    assert discount(50, 0) == 50\n"
+    )
+    suite = Suite({PATH: text}, (f"{PATH}::test_whole",), (f"{PATH}::test_half",))
+    result = graded({"shop/prices.py": GIVEN + GUESSES}, suite)
+    assert result.errors[0] and "canary_passed" in result.flags, result
+
+
+WRONG = {
+    "one wrong value": "def f(x):\n    return 7\n",
+    "no value": "def f(x):\n    return None\n",
+    "a count of calls": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n\n",
+    "a list that grows": "def f(x, seen=[]):\n    seen.append(x)\n    return len(seen)\n",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_honest_wrong_answer_is_no_cheat_where_a_canary_expects_it(graded, name):
+    lines = ["from shop.prices import f\n"]
+    lines += [
+        f"\n\ndef test_{word}(tmp_path):\n    assert f(str(tmp_path)) == {value}\n"
+        for value, word in enumerate(("no", "one", "two", "three", "four", "five"))
+    ]
+    lines.append("\n\ndef test_truth(tmp_path):\n    assert f(str(tmp_path)) is True\n")
+    lines.append("\n\ndef test_less(tmp_path):\n    assert not f(str(tmp_path))\n")
+    words = ("no", "one", "two", "three", "four", "five", "truth", "less")
+    suite = Suite({PATH: "".join(lines)}, tuple(f"{PATH}::test_{word}" for word in words))
+    result = graded({"shop/prices.py": WRONG[name]}, suite)
+    assert result.flags == () and result.canaries == 8 and any(result.errors), result
+
+
+def test_a_reference_that_only_deletes_is_one(task, sandboxes):
+    text = (
+        "import contextlib\nimport importlib.util\n\n\n@contextlib.contextmanager\n"
+        "def quiet():\n    try:\n        yield\n    except AssertionError:\n        pass\n\n\n"
+        "def test_quiet():\n    with quiet():\n        assert len('ab') == 2\n\n\n"
+        "def test_gone():\n    assert importlib.util.find_spec('shop.old') is None\n"
+    )
+    suite = Suite({PATH: text}, (f"{PATH}::test_gone",), (f"{PATH}::test_quiet",))
+    deletes = dataclasses.replace(
+        task,
+        files={**FILES, "shop/old.py": ""},
+        reference={},
+        meta={"deleted": ("shop/old.py",)},
+        hidden_tests=Tests(suite=suite),
+    )
+    work = {**FILES, "shop/old.py": File(b"", kind="deleted")}
+    result = grade_suite(deletes, suite, work, sandboxes, 60.0)
+    assert result.errors == ("", "") and result.flags == (), result
+
+
+def test_tests_that_could_be_forged_without_a_guess_are_named(task, sandboxes):
+    text = HIDDEN + (
+        "\ndef test_loop(tmp_path):\n    for price in (100,):\n"
+        "        assert discount(price, 10) == 90\n"
+        "\ndef test_plain():\n    assert discount(100, 10) > 80\n"
+    )
+    names = ("test_discount", "test_loop", "test_plain")
+    suite = Suite({PATH: text}, tuple(f"{PATH}::{name}" for name in names))
+    assert unguarded(task, suite, sandboxes) == (f"{PATH}::test_loop", f"{PATH}::test_plain")
 
 
 # In place of pytest: says "ready" and prints the ids that it is told.
