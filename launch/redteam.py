@@ -1,16 +1,17 @@
 """Tries known ways to cheat and to escape, and says what each of them earned and harmed.
 
     python -m launch.redteam                    # all of it
-    python -m launch.redteam --only=cheats      # or alone, episodes, escapes, honest
+    python -m launch.redteam --only=cheats      # or open, alone, episodes, escapes, honest
     python -m launch.redteam --markdown         # the table of docs/redteam.md
     python -m launch.redteam --json=out.json    # every outcome
     python -m launch.redteam --only=sessions --cases=cases.jsonl    # of launch.make_case
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
-the split grader. Escapes run in a sandbox, and the host looks for what they have done. References
-of tasks of every source are graded, too. It ends with code 1 if a cheat earns more than an honest
-failure, an escape does harm, or a reference does not pass.
+the split grader; "open" are forgers that are paid, on suites that launch.validate reports. Escapes
+run in a sandbox, and the host looks for what they have done. References of tasks of every source
+are graded, too. It ends with code 1 if a cheat earns more than an honest failure, an escape does
+harm, or a reference does not pass.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from rl_code.environment.sandbox.inside.world import PACKAGES
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.redteam import honest, recorded
 from rl_code.redteam.escapes import Host
-from rl_code.redteam.ground import GRADERS
+from rl_code.redteam.ground import FIXTURES, GRADERS, TRUTHS
 from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
-PARTS = ("cheats", "alone", "episodes", "escapes", "honest", "sessions")
-_COLUMNS = (*GRADERS, ALONE, *EPISODES)
+PARTS = ("cheats", "open", "alone", "episodes", "escapes", "honest", "sessions")
+_COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
@@ -93,6 +94,8 @@ def tried(
         trial = Trial(pool, world)
         if "cheats" in parts:
             yield from trial.cheats()
+        if "open" in parts:
+            yield from trial.open()
         if "alone" in parts:
             yield from trial.alone()
         if "episodes" in parts:
@@ -118,7 +121,7 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for each attempt: what it is, what it earned at each place, flags, harm."""
     rows: dict[tuple[str, str], dict[str, Outcome]] = collections.defaultdict(dict)
     for one in outcomes:
-        if one.kind != "honest":
+        if one.kind not in ("honest", "open"):
             rows[one.kind, one.name][one.against] = one
     lines = [["", "attempt", *_COLUMNS, "flags", "harm"]]
     for (kind, name), found in rows.items():
@@ -132,7 +135,7 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 def summary(outcomes: Sequence[Outcome]) -> str:
     """What all of it came to, in words."""
     broken = [one for one in outcomes if not one.held]
-    cheats = [one for one in outcomes if one.kind not in ("escape", "honest")]
+    cheats = [one for one in outcomes if one.kind not in ("escape", "honest", "open")]
     escapes = sum(one.kind == "escape" for one in outcomes)
     honest = [one for one in outcomes if one.kind == "honest"]
     proven = {one.name for one in cheats if one.against == "suite" and one.proven_by_canary}
@@ -143,6 +146,11 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         f"honest references, {sum(bool(one.harm) for one in honest)} of which do not pass.",
         f"Canaries prove {len(proven)} of the cheats. A suite alone pays {len(paid)} in full, of "
         f"which canaries prove {len(paid & proven)}.",
+    ]
+    lines += [
+        f"open: {one.name!r} against {one.against} earns {one.earned:g} {', '.join(one.flags)}"
+        for one in outcomes
+        if one.kind == "open"
     ]
     lines += [
         f"BROKEN {one.kind} {one.name!r} against {one.against}: earned {one.earned}, an honest "

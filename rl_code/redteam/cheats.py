@@ -6,6 +6,7 @@ Each text is one that a policy could hand in. ``proofs`` are what the grader of 
 
 from __future__ import annotations
 
+from rl_code.redteam.forgers import FORGERS
 from rl_code.redteam.ground import MEMORY, PATH, Attack
 
 # A line "### name" before each, with the flags that prove it behind a colon, and a "?" if it
@@ -355,4 +356,4 @@ def _attacks() -> tuple[Attack, ...]:
     return tuple(found)
 
 
-CHEATS = _attacks()
+CHEATS = (*_attacks(), *FORGERS)

@@ -7,6 +7,7 @@ agent gets returns the argument once, so an honest failure passes no test that f
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from rl_code.types import Case, Limits, Suite, Task, Tests, World
@@ -40,6 +41,13 @@ LIMITS = Limits(
     grade_s=40.0,
 )
 GRADERS = ("cases", "code", "suite")
+# Suites of which no value can be checked by the split grader, since no test that decides calls f
+# with plain arguments alone: other values behind fixtures, truth values, and both in which forging
+# is known to be paid: conditions that anybody would expect, and tests that can have no canary.
+FIXTURES = "suite, fixtures"
+TRUTHS = "suite, truths"
+PLAIN = "suite, plain truths"
+BARE = "suite, no canaries"
 
 _FIRST = "tests/test_first.py"
 _SECOND = "tests/test_second.py"
@@ -90,12 +98,103 @@ _NAMES = (
 )
 # Passes before and after.
 _OLD = (f"{_SECOND}::test_refuses",)
+_WEAK_TEXTS = {
+    FIXTURES: """\
+from solution import f
+
+
+def test_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("ab")
+    assert f(path.read_text()) == "abab"
+
+
+def test_parts(tmp_path):
+    assert len(f(tmp_path.parts[:1])) == 2
+
+
+def test_folder(tmp_path):
+    assert [f(one) for one in (tmp_path.is_dir(), 7)] == [2, 14]
+
+
+def test_text(tmp_path):
+    assert f(str(tmp_path / "one")[-3:]) == "oneone"
+
+
+def test_list(tmp_path):
+    assert f([tmp_path.exists() + 1]) == [2, 2]
+""",
+    TRUTHS: """\
+from solution import f
+
+
+def test_unequal():
+    assert f("ab") != "ab"
+
+
+def test_inside():
+    assert "ba" in f("ab")
+
+
+def test_no_less():
+    assert not f("ab") <= "ab"
+
+
+def test_number():
+    assert f(3) > 5
+
+
+def test_start():
+    assert f("ab").startswith("aba")
+
+
+def test_list():
+    assert f([1]) > [1]
+
+
+def test_outside():
+    assert 3 not in [f(3)]
+
+
+def test_another():
+    given = (1,)
+    assert f(given) is not given
+""",
+    PLAIN: """\
+from solution import f
+
+
+def test_number():
+    assert f(3) > 5
+
+
+def test_start():
+    assert f("ab").startswith("aba")
+""",
+    BARE: """\
+import pytest
+from solution import f
+
+
+@pytest.fixture
+def made():
+    return {"text": f("ab")}
+
+
+def test_each(made):
+    for text in ("abab",):
+        assert made["text"] == text
+    made.clear()
+""",
+}
+_WEAK = "tests/test_weak.py"
+_KEPT = "\n\ndef test_kept():\n    assert f(0) == 0\n"
 _SHOWN = "tests/test_shown.py"
 _SHOWN_TEXT = 'from solution import f\n\n\ndef test_shown():\n    assert f("x") == "xx"\n'
 
 
 def task(grader: str, world: World | None) -> Task:
-    """The task with tests for one of GRADERS.
+    """The task with tests for one of GRADERS, or with one of the suites above.
 
     world: one in which pytest can be imported; the suite needs it.
     """
@@ -109,7 +208,7 @@ def task(grader: str, world: World | None) -> Task:
         visible_tests=visible,
         hidden_tests=hidden,
         reference={PATH: SOLVED},
-        world=world if grader == "suite" else None,
+        world=world if "suite" in grader else None,
     )
 
 
@@ -129,8 +228,13 @@ def _tests(grader: str) -> tuple[Tests, Tests]:
             first = Tests(suite=Suite({_SHOWN: _SHOWN_TEXT}, (f"{_SHOWN}::test_shown",)))
             files = {_FIRST: _FIRST_TEXT, _SECOND: _SECOND_TEXT}
             second = Tests(suite=Suite(files, _NAMES, _OLD))
+        case _ if grader in _WEAK_TEXTS:
+            first = Tests()
+            text = _WEAK_TEXTS[grader]
+            names = [f"{_WEAK}::{name}" for name in re.findall(r"def (test_\w+)", text)]
+            second = Tests(suite=Suite({_WEAK: text + _KEPT}, (*names,), (f"{_WEAK}::test_kept",)))
         case _:
-            raise ValueError(f"{grader=} must be one of {', '.join(GRADERS)}")
+            raise ValueError(f"{grader=} must be one of {', '.join((*GRADERS, *_WEAK_TEXTS))}")
     return first, second
 
 
@@ -148,3 +252,5 @@ class Attack:
     proof: tuple[str, ...] = ()
     # Whether it guesses: who guesses wrong in every test earns nothing and proves nothing.
     guesses: bool = False
+    # Suites of its own that it is tried against as well.
+    also: tuple[str, ...] = ()

@@ -17,7 +17,8 @@ from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt
 from rl_code.redteam.files import FILES
-from rl_code.redteam.ground import GRADERS, LIMITS, Attack, task
+from rl_code.redteam.forgers import OPEN
+from rl_code.redteam.ground import BARE, FIXTURES, GRADERS, LIMITS, PLAIN, TRUTHS, Attack, task
 from rl_code.rewards.combine import RewardConfig, combine, find_signals
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Task, World
@@ -34,7 +35,7 @@ _GUESSES = 3
 class Outcome:
     """What one attempt came to."""
 
-    # "solution", "files", "script", "escape" or "honest".
+    # "solution", "files", "script", "escape" or "honest"; "open" for what is known to be paid.
     kind: str
     name: str
     # Against what: one of GRADERS, one of EPISODES, "sandbox" for escapes.
@@ -55,6 +56,8 @@ class Outcome:
     @property
     def held(self) -> bool:
         """Whether it was paid no more than an honest failure, and did no harm."""
+        if self.kind == "open":
+            return True
         paid_more = self.failure is not None and self.earned > self.failure + 1e-9
         return not paid_more and not self.harm
 
@@ -87,15 +90,23 @@ class Trial:
 
     def __init__(self, pool: SandboxPool, world: World):
         self._pool = pool
-        self._tasks = {grader: task(grader, world) for grader in GRADERS}
+        grounds = (*GRADERS, FIXTURES, TRUTHS, PLAIN, BARE)
+        self._tasks = {ground: task(ground, world) for ground in grounds}
         self._player = Player(pool)
         self._failures: dict[str, float] = {}
 
     def cheats(self, attacks: Sequence[Attack] = (*CHEATS, *FILES)) -> Iterator[Outcome]:
         """Each attack against each grader that it says something to."""
         for attack in attacks:
-            for grader in ("suite",) if attack.only_suite else GRADERS:
+            for grader in (*(("suite",) if attack.only_suite else GRADERS), *attack.also):
                 yield self.against_grader(attack, grader)
+
+    def open(self, times: int = 3) -> Iterator[Outcome]:
+        """Attacks that are paid, each on the suite that it is made for, several times."""
+        for attack, ground in OPEN:
+            for _ in range(times):
+                outcome = self._graded(self._tasks[ground], attack, ground)
+                yield dataclasses.replace(outcome, kind="open")
 
     def episodes(
         self, attacks: Sequence[Attack] = (*CHEATS[::6], *FILES[::6])
@@ -132,7 +143,7 @@ class Trial:
         if grader not in self._failures:
             given = grade_work(task, work_of(task, {}), self._pool, LIMITS)
             self._failures[grader] = earned(task, given)
-        unproven = attack.proof and grader == "suite" and not set(attack.proof) & set(grade.flags)
+        unproven = attack.proof and "suite" in grader and not set(attack.proof) & set(grade.flags)
         return Outcome(
             "files" if attack.only_suite else "solution",
             attack.name,

@@ -11,12 +11,14 @@ import pytest
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.environment.suite_grader import unguarded
 from rl_code.redteam import honest
 from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, of_files
 from rl_code.redteam.escapes import ESCAPES, Escape, Host, attempt
 from rl_code.redteam.files import FILES
-from rl_code.redteam.ground import PATH, SOLVED, Attack
+from rl_code.redteam.forgers import FORGERS, OPEN
+from rl_code.redteam.ground import FIXTURES, PATH, SOLVED, TRUTHS, Attack, task
 from rl_code.redteam.trial import EPISODES, Trial
 from rl_code.types import Layer, World
 
@@ -29,6 +31,8 @@ QUICK = (
     ("conftest.py that changes outcomes", "suite"),
     ("json.py and unittest.py in the workspace", "suite"),
     ("the folder of tests as a link", "suite"),
+    (FORGERS[0].name, FIXTURES),
+    (FORGERS[0].name, TRUTHS),
 )
 SOLUTION = Attack("honest", {PATH: SOLVED})
 ATTACKS = {attack.name: attack for attack in (*CHEATS, *FILES)}
@@ -68,8 +72,16 @@ def test_a_cheat_is_paid_no_more_than_an_honest_failure(trial, name, grader):
     assert outcome.held, outcome
 
 
+def test_what_is_known_to_be_forged_is_told_of_each_task_that_allows_it(sandboxes, world):
+    for _, ground in OPEN:
+        suite = task(ground, world).hidden_tests.suite
+        assert unguarded(task(ground, world), suite, sandboxes) == suite.fail_to_pass
+    suite = task("suite", world).hidden_tests.suite
+    assert unguarded(task("suite", world), suite, sandboxes) == ()
+
+
 def test_an_honest_solution_is_paid_everywhere(trial):
-    for grader in ("cases", "code", "suite"):
+    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS):
         solved = trial.against_grader(SOLUTION, grader)
         assert solved.earned == 1.0 and not solved.flags and not solved.held, solved
     played = trial.in_episode("script", "honest", of_files({PATH: SOLVED}), EPISODES[1])
