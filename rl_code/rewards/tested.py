@@ -4,10 +4,13 @@ That a test executes a line says little: it may assert nothing. So bugs are put 
 lines, one at a time (``tasks.makers.bugs``), and a line counts as tested by the share of its bugs
 with which the work's own tests fail (mutation score). A line that no test executes notices none.
 
-Tests that look at the text of the code instead of running it would notice every bug. They would
-also notice changes that mean nothing, so some runs have such a change instead of a bug: unless all
-of these pass, nothing is paid. Runs are in fresh sandboxes and in an order that nobody can foresee,
-and the code is written anew from its syntax tree in all of them.
+Tests that look at the text of the code instead of running it would notice every bug. So the code
+of every run, with a bug or without one, is written in another form that does the same
+(``disguise.py``): another text of another length, other names in the module, other code objects.
+Some runs have no bug, and one has the work as it was handed in: unless all of these pass, nothing
+is paid. Runs are in fresh sandboxes and in an order that nobody can foresee.
+
+What is left to a cheat is to undo all of this, which takes a test that compares syntax trees.
 
 Only solved work is paid, so tests alone are worth nothing. Own tests are the files test_*.py and
 *_test.py that the work adds or changes: functions test_* without parameters, and unittest's cases.
@@ -24,14 +27,15 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.rewards.disguise import disguised
 from rl_code.rewards.finished import FinishedEpisode
 from rl_code.tasks.makers import bugs
 from rl_code.types import World
 
 # Characters of a file whose lines are looked at.
 _LONGEST = 100_000
-# Changes that mean nothing among the bugs.
-_CONTROLS = 3
+# Runs without a bug, beside that of the work as it is.
+_CONTROLS = 4
 
 # Runs tests by the standard library alone; 0 if some ran and all passed.
 _RUNNER = """
@@ -95,9 +99,17 @@ class Tested:
         if not tests or not tried:
             return 0.0
         whole = {**after, **{path: text for path, text in sources.items() if text is not None}}
+        # what is drawn here nobody can foresee
+        unknown = random.SystemRandom()
         runs = [({**whole, path: text}, True) for path, text in tried]
-        runs += [(_same(whole, lines, drawn), False) for _ in range(_CONTROLS)]
-        random.SystemRandom().shuffle(runs)
+        runs += [(whole, False) for _ in range(_CONTROLS)]
+        runs = [
+            # half of those without a bug in a form that has nothing left of any line
+            (_disguised(files, lines, unknown, 1.0 if number % 2 and not is_bug else 0.5), is_bug)
+            for number, (files, is_bug) in enumerate(runs)
+        ]
+        runs.append((dict(after), False))
+        unknown.shuffle(runs)
         noticed = 0
         end = time.monotonic() + self.seconds
         for files, is_bug in runs:
@@ -151,15 +163,11 @@ def _bugs(
     return [(path, text) for _, _, path, text in sorted(ranked)]
 
 
-def _same(
-    files: Mapping[str, str], lines: Mapping[str, set[int]], drawn: random.Random
+def _disguised(
+    files: Mapping[str, str], lines: Mapping[str, set[int]], drawn: random.Random, share: float
 ) -> dict[str, str]:
-    """The files with a change that means nothing in one of the changed ones: another constant that
-    nobody reads.
-    """
-    path = drawn.choice(sorted(lines))
-    name = "_".join(drawn.choices(("unread", "spare", "extra", "value", "former"), k=3))
-    return {**files, path: f"{files[path]}_{name}_{drawn.randrange(10**6)} = {drawn.random()}\n"}
+    """The files, of which the changed ones have another form."""
+    return {**files, **{path: disguised(files[path], drawn, share) for path in lines}}
 
 
 def _pass(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import random
 
 import pytest
 
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.rewards.disguise import disguised
 from rl_code.rewards.finished import Grade
 from rl_code.rewards.tested import Tested, is_test
 from rl_code.tasks.makers.bugs import mutants
@@ -69,6 +71,113 @@ def test_tests_that_look_at_the_code_are_paid_nothing(sandboxes):
     assert paid(sandboxes, READS.replace("SIZES", f"({size},)"), seconds=120.0, run_s=60.0) == 0.0
     # an exit that says that all is well notices nothing
     assert paid(sandboxes, BREAKS, seconds=120.0, run_s=60.0) == 0.0
+
+
+_SOURCE = "import inspect, re, f\n\n\ndef test_f():\n    assert f.f(1) == 2\n    "
+TELLS = {
+    "an unread constant": "any(re.fullmatch(r'(_[a-z]+){3}_[0-9]+', k) for k in vars(f))",
+    "no unread constant": "not any(re.fullmatch(r'(_[a-z]+){3}_[0-9]+', k) for k in vars(f))",
+    "text": "'return x * 2' in open('f.py').read() and 'x + 1' in open('f.py').read()",
+    "a piece of the text": "'x > 3' in open('f.py').read()",
+    "text by inspect": "inspect.getsource(f.f).count('if x > 3:') == 1",
+    "text without constants": (
+        "re.sub(r'    _.*\\n|^_.*\\n|#.*', '', inspect.getsource(f.f)) == "
+        "'def f(x):\\n    if x > 3:\\n        return x + 1\\n    return x * 2\\n'"
+    ),
+    "lines": "len(open('f.py').read().splitlines()) in (8, 9, 10)",
+    "size": "len(open('f.py').read()) < 95",
+    "code object": "f.f.__code__.co_code == CODE",
+    "names": "f.f.__code__.co_varnames == ('x',)",
+    "constants": "set(f.f.__code__.co_consts) <= {None, 1, 2, 3}",
+    "time": "__import__('os').stat('f.py').st_mtime_ns % 2 == 0",
+}
+
+
+@pytest.mark.parametrize("tell", TELLS)
+def test_tests_that_tell_versions_apart_by_their_form_are_paid_nothing(sandboxes, tell):
+    namespace: dict = {}
+    exec(WORK, namespace)
+    said = TELLS[tell].replace("CODE", repr(namespace["f"].__code__.co_code))
+    assert paid(sandboxes, f"{_SOURCE}assert {said}\n", seconds=240.0, run_s=60.0) == 0.0
+
+
+CODE = '''
+import contextlib
+
+CONSTANT = [1, 2]
+
+
+class Shelf:
+    """Words."""
+
+    size: int = 3
+
+    def put(self, *things, twice=CONSTANT):
+        """More words."""
+        for thing in things:
+            if thing in twice:
+                continue
+            elif thing is None:
+                raise ValueError("nothing")
+            else:
+                self.size += thing
+        return self.size
+
+
+class Low(Shelf):
+    def put(self, *things):
+        """Less."""
+        return -super().put(*things), f"{self.size:>{3}} of {len(things)}", things[1:]
+
+
+def count(n):
+    """Yields."""
+    total: int = 0
+    while (n := n - 1) >= 0:
+        total += (yield n) or 1
+    return total
+
+
+def outer(x):
+    y = x
+
+    def inner():
+        nonlocal y
+        y += 1
+        return [y for y in range(y)]
+
+    try:
+        return inner(), y
+    except TypeError:
+        return None
+    finally:
+        with contextlib.suppress(KeyError):
+            del {}[x]
+'''
+ASKS = (
+    "Shelf().put(1, 5, 7)", "Shelf().put(None)", "Low().put(4, 5)", "list(count(4))", "outer(3)", "outer('a')",
+    "Shelf.__doc__, Shelf.put.__doc__, count.__doc__, Shelf.put.__kwdefaults__",
+)  # fmt: skip
+
+
+def said(code: str) -> list[str]:
+    namespace: dict = {"__name__": "code"}
+    exec(code, namespace)
+    found = []
+    for ask in ASKS:
+        try:
+            found.append(repr(eval(ask, namespace)))
+        except ValueError as error:
+            found.append(repr(error))
+    return found
+
+
+def test_another_form_does_the_same():
+    forms = {disguised(CODE, random.Random(seed), (seed % 3 + 1) / 3) for seed in range(60)}
+    assert len(forms) == 60
+    for form in forms:
+        assert said(form) == said(CODE)
+    assert len({len(form.splitlines()) for form in forms}) > 5
 
 
 def test_only_solved_work_is_paid(sandboxes):
