@@ -37,6 +37,7 @@ from rl_code.tasks import made
 from rl_code.tasks.makers import graded, package
 from rl_code.tasks.makers.make import Maker, Settings, Tally
 from rl_code.tasks.makers.runs import sandbox_config
+from rl_code.tasks.validate import forgeable_tests
 
 
 def main(_: list[str]) -> None:
@@ -64,11 +65,20 @@ def main(_: list[str]) -> None:
             if lines:
                 write_atomically(out / made.FILE, "".join(lines).encode())
             count = values.graded if lines and not stopped else 0
-            sample = graded.drawn(made.load(out), count) if count else []
-            problems = {task.id: graded.problem(task, pool) for task in sample}
+            tasks = made.load(out) if lines and not stopped else []
+            problems = {task.id: graded.problem(task, pool) for task in graded.drawn(tasks, count)}
+            forgeable = [task.id for task in tasks if forgeable_tests(task, pool)]
+            if values.refuse_forgeable and forgeable:
+                kept = [
+                    line
+                    for row, line in zip(rows, lines, strict=True)
+                    if row["id"] not in forgeable
+                ]
+                write_atomically(out / made.FILE, "".join(kept).encode())
     except (OSError, packages.PackagesError, SandboxUnavailable, SandboxFault) as error:
         command.refuse(f"--out={out}: {error}")
-    _report([maker.tally for maker in makers], out, problems, as_json=values.json)
+    tallies = [maker.tally for maker in makers]
+    _report(tallies, out, problems, forgeable, as_json=values.json)
     if stopped:
         command.refuse("stopped; the same command goes on")
 
@@ -115,12 +125,22 @@ def _run(makers: list[Maker], pool: SandboxPool, jobs: int, *, quiet: bool) -> b
     return stop.is_set()
 
 
-def _report(tallies: list[Tally], out: Path, problems: dict[str, str], *, as_json: bool) -> None:
-    """Prints what came of each package, why candidates are no tasks, and what the grader says."""
+def _report(
+    tallies: list[Tally],
+    out: Path,
+    problems: dict[str, str],
+    forgeable: list[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Prints what came of each package, why candidates are no tasks, what the grader says, and how
+    many tasks can be forged.
+    """
     counts = [_counts(tally) for tally in tallies]
     total = _total(counts)
     if as_json:
-        print(json.dumps({"packages": counts, "total": total, "graded": problems}, indent=1))
+        found = {"packages": counts, "total": total, "graded": problems, "forgeable": forgeable}
+        print(json.dumps(found, indent=1))
         return
     table = rich.table.Table(box=rich.box.SIMPLE)
     for name in ("package", *(name for name in _COLUMNS)):
@@ -144,6 +164,15 @@ def _report(tallies: list[Tally], out: Path, problems: dict[str, str], *, as_jso
         console.print(f"the grader agrees on {good} of {len(problems)} tasks", highlight=False)
     if total["tasks"]:
         console.print(f"{total['tasks']:,} tasks in {out / made.FILE}", highlight=False)
+    if forgeable:
+        done = "were left out" if flags.FLAGS.refuse_forgeable else "--refuse_forgeable leaves out"
+        console.print(
+            f"{len(forgeable):,} of them can be forged, since no hidden test that fails before has "
+            f"a canary or a value that only the right answer tells; {done}: "
+            f"{', '.join(forgeable[:5])}{', ...' if len(forgeable) > 5 else ''}",
+            markup=False,
+            highlight=False,
+        )
 
 
 _COLUMNS = (
@@ -198,6 +227,11 @@ if __name__ == "__main__":
         0,
         "Tasks, drawn at random, that the grader of training judges, too.",
         lower_bound=0,
+    )
+    flags.DEFINE_bool(
+        "refuse_forgeable",
+        False,
+        "Leaves out tasks whose results can be forged without a guess (docs/redteam.md).",
     )
     flags.DEFINE_bool("json", False, "Prints the counts as JSON instead of tables.")
     command.run(main)

@@ -8,6 +8,10 @@
 Prints one table: how many tasks work, and by reason which do not. With --verdicts each verdict is
 kept in a file. Ctrl-C keeps what was done: the same command goes on from there, and judges again
 what has changed. A source with worlds loads the tasks that work alone with works=FILE.
+
+A task is also told to be forgeable if its suite decides and none of the tests that fail before has
+a canary or a value that only the right answer tells (docs/redteam.md). --refuse_forgeable leaves
+such tasks out.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ WORKERS = flags.DEFINE_integer("workers", 2, "Tasks that are judged at a time.",
 SECONDS = flags.DEFINE_float("seconds", 60.0, "Wall-clock seconds of all tests of a task.")
 MEMORY = flags.DEFINE_integer("sandbox_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
 ROOM = flags.DEFINE_integer("workspace_mb", 64, "MiB that a workspace may hold.", lower_bound=1)
+REFUSE = flags.DEFINE_bool(
+    "refuse_forgeable", False, "Tasks whose results can be forged without a guess do not work."
+)
 VERDICTS = flags.DEFINE_string("verdicts", None, "A JSON file that keeps the verdicts.")
 _SAVE_EVERY = 20  # verdicts
 
@@ -137,7 +144,7 @@ def run(
     with Progress(f"validate {title}", count) as progress:
 
         def note(verdict: Verdict) -> None:
-            verdicts.append(verdict)
+            verdicts.append(validate.refusing(verdict, forgeable=REFUSE.value))
             works = sum(not one.reason for one in verdicts)
             progress.update(len(verdicts), work=f"{works} of {len(verdicts)}")
             if path and len(verdicts) % _SAVE_EVERY == 0:

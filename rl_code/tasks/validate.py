@@ -22,7 +22,7 @@ from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot
-from rl_code.environment.suite_grader import SuiteError
+from rl_code.environment.suite_grader import SuiteError, unguarded
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
@@ -39,9 +39,10 @@ BROKEN_BEFORE = "a test that should pass before the work fails"
 REFERENCE_FAILS = "fails with its reference"
 DIFFERS = "does not end the same each time"
 NOT_GRADED = "cannot be graded"
+FORGEABLE = "can be forged"
 FAULT = "the sandbox failed"
 # Of a file of verdicts; one that another revision wrote is made anew.
-REVISION = 1
+REVISION = 2
 _SHOWN_IDS = 5
 _SHOWN_TESTS = 3
 
@@ -59,6 +60,9 @@ class Verdict:
     seconds: float = 0.0
     # Of all that the verdict depends on.
     digest: str = ""
+    # Tests of fail_to_pass whose results could be forged without a guess, where that is so of all
+    # of them, "" otherwise: see ``suite_grader.unguarded``.
+    forgeable: str = ""
 
 
 def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
@@ -66,14 +70,36 @@ def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
     reference.
     """
     start = time.monotonic()
+    forgeable = ""
     try:
         reason, detail = _judge(task, pool, limits, runs)
+        forgeable = "" if reason else forgeable_tests(task, pool)
     except SandboxFault as fault:
         reason, detail = FAULT, str(fault)
     except SuiteError as error:
         reason, detail = NOT_GRADED, str(error)
     seconds = time.monotonic() - start
-    return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs))
+    return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs), forgeable)
+
+
+def forgeable_tests(task: Task, pool: SandboxPool) -> str:
+    """The hidden tests that must fail before the work, if who forges their results in the test run
+    needs no guess for any of them; "" otherwise. Raises SandboxFault.
+    """
+    hidden = task.hidden_tests
+    if hidden.suite is None or hidden.cases or hidden.code:
+        return ""
+    found = unguarded(task, hidden.suite, pool)
+    return _some(found) if set(found) == set(hidden.suite.fail_to_pass) else ""
+
+
+def refusing(verdict: Verdict, *, forgeable: bool) -> Verdict:
+    """A verdict that calls a task that can be forged one that does not work, or one that does."""
+    if verdict.forgeable and forgeable:
+        return dataclasses.replace(verdict, reason=FORGEABLE, detail=verdict.forgeable)
+    if verdict.reason == FORGEABLE:
+        return dataclasses.replace(verdict, reason="", detail="")
+    return verdict
 
 
 def digest_of(task: Task, limits: Limits, runs: int) -> str:
@@ -259,4 +285,13 @@ def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
     seconds = sum(verdict.seconds for verdict in verdicts)
     each = f", {seconds / len(verdicts):.2f} s each" if verdicts else ""
     view.caption = f"{len(verdicts)} tasks{each}"
+    forgeable = [verdict for verdict in verdicts if verdict.forgeable and not verdict.reason]
+    if forgeable:
+        shown = ", ".join(verdict.id for verdict in forgeable[:_SHOWN_IDS])
+        more = len(forgeable) - _SHOWN_IDS
+        view.caption += (
+            f"\n{len(forgeable)} of those that work can be forged, since no test that fails before "
+            f"has a canary or a value that only the right answer tells (--refuse_forgeable leaves "
+            f"them out): {shown}{f' and {more} more' if more > 0 else ''}"
+        )
     return view

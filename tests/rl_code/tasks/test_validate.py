@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.environment.layers import installed
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
+from rl_code.redteam import ground as weak
+from rl_code.redteam.ground import BARE, PLAIN
 from rl_code.tasks import validate
 from rl_code.tasks.api import Source, find_source
 from rl_code.tasks.source import Refusal
 from rl_code.tasks.validate import Verdict, judge, judge_all
-from rl_code.types import Case, Limits, Task, Tests
+from rl_code.types import Case, Layer, Limits, Task, Tests, World
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import FAILING, PASSING
 
@@ -101,6 +104,20 @@ def test_repository_tasks(layered_pool, shop, packages, tmp_path, change, reason
     )
     verdict = judge(found, layered_pool, LIMITS, runs=1)
     assert (verdict.reason, verdict.detail) == (reason, detail)
+
+
+@pytest.mark.parametrize(("ground", "count"), [(PLAIN, 2), (BARE, 1), ("suite", 0)])
+def test_tasks_that_can_be_forged_are_told_and_left_out_where_asked(
+    layered_pool, store, ground, count
+):
+    world = World((Layer(installed.build(store), "/opt/packages"),))
+    verdict = judge(weak.task(ground, world), layered_pool, LIMITS, runs=1)
+    assert verdict.reason == "" and verdict.forgeable.count("::") == count
+    told = " can be forged" in str(validate.table("mine", [verdict]).caption)
+    assert told == (count > 0)
+    refused = validate.refusing(verdict, forgeable=True)
+    assert refused.reason == (validate.FORGEABLE if count else "")
+    assert validate.refusing(refused, forgeable=False) == verdict
 
 
 def test_a_world_without_pytest_is_told(layered_pool, shop, tmp_path):
