@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,28 @@ def join(connection: Connection, ids: Sequence[str], watermark: float | None) ->
     for one in events.values():
         one.sort(key=lambda event: (event.at, event.key))
     return [(answers[id], events[id]) for id in ids if id in answers]
+
+
+def earlier_of(connection: Connection, answers: Sequence[AnswerRecord]) -> list[AnswerRecord]:
+    """As ``FeedbackStore.earlier``."""
+    ids = {answer.id for answer in answers}
+    # (user, session) -> when the last of these answers that goes on from others was asked for
+    last: dict[tuple[str, str], float] = {}
+    for answer in answers:
+        if answer.kept:
+            session = answer.user, answer.session
+            last[session] = max(last.get(session, answer.asked_at), answer.asked_at)
+    found = []
+    for chunk in itertools.batched(sorted(last), CHUNK):
+        # users have an index, and sessions none
+        theirs = ANSWERS.c.user.in_({user for user, _ in chunk})
+        query = select(ANSWERS).where(theirs, ANSWERS.c.session.in_([name for _, name in chunk]))
+        found += [answer_of(row) for row in connection.execute(query)]
+    return [
+        one
+        for one in found
+        if one.id not in ids and one.asked_at <= last.get((one.user, one.session), -math.inf)
+    ]
 
 
 def digest_of(joined: Joined) -> str:

@@ -30,6 +30,7 @@ from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rows import (
     Joined,
     digest_of,
+    earlier_of,
     join,
     owners_of,
     remove_answers,
@@ -162,6 +163,14 @@ class FeedbackStore:
         """
         with database.reading(self.engine) as connection:
             return join(connection, ids, watermark)
+
+    def earlier(self, answers: Sequence[AnswerRecord]) -> list[AnswerRecord]:
+        """Other answers of the sessions that these go on in, which were asked for before the last
+        of them: used, cut off or of any version, since the policy has read them. None of sessions
+        whose answers stand alone.
+        """
+        with database.reading(self.engine) as connection:
+            return earlier_of(connection, answers)
 
     def digest(self, ids: Sequence[str], watermark: float) -> str:
         """The digest that a selection of these answers has."""

@@ -295,7 +295,10 @@ class System:
         self._record.list_suspects(cycle, found.suspects)
         totals = np.array([one.total for one in rewards], np.float64)
         advantages = leave_one_out(totals, found.weights)
-        groups, left_out = groups_of([one.answer for one in given], advantages, rewards)
+        answers = [one.answer for one in given]
+        # A session goes on over several cycles: what an earlier one trained on is read again.
+        earlier = self._record.earlier(answers)
+        groups, left_out = groups_of(answers, advantages, rewards, earlier)
         if not groups:
             raise TrainingFailed(f"none of {len(given)} answers can be trained on")
         versions = [one.answer.version for one in given]

@@ -19,22 +19,36 @@ from rl_code.types import Context, Group, Reward, Task, Trajectory
 
 
 def groups_of(
-    answers: Sequence[AnswerRecord], advantages: Sequence[float], rewards: Sequence[Reward]
+    answers: Sequence[AnswerRecord],
+    advantages: Sequence[float],
+    rewards: Sequence[Reward],
+    earlier: Sequence[AnswerRecord] = (),
 ) -> tuple[list[Group], int]:
     """A group of one trajectory for each answer, in order, and how many answers were left out.
 
     What stands before an answer in its session is read and not trained on: it is another answer's,
-    with a reward of its own. Left out are answers of which an earlier part of the session is not
-    among ``answers``, so that what the policy saw is not known, and those without a sampled token.
-    The total of a trajectory's reward is its advantage (``baselined``).
+    with a reward of its own. Left out are answers of which an earlier part of the session is
+    neither among ``answers`` nor among ``earlier``, so that what the policy saw is not known, and
+    those without a sampled token. The total of a trajectory's reward is its advantage
+    (``baselined``).
+
+    earlier: other answers of the same sessions (``FeedbackStore.earlier``). They are read alone.
     """
-    whole: dict[tuple[str, str, int], tuple[int, ...]] = {}
+    # (user, session) -> the tokens so far of each of its contexts
+    sessions: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
     given: dict[str, tuple[int, ...]] = {}
-    for answer in sorted(answers, key=lambda one: (one.asked_at, one.extra.get("index", 0))):
-        seen = _before(answer, whole)
+    for answer in sorted([*earlier, *answers], key=_order):
+        # sessions are named by clients, so a name is its user's own
+        contexts = sessions.setdefault((answer.user, answer.session), {})
+        if answer.kept == 0:
+            # A conversation counts its contexts up, so those from here on are of one that the
+            # server had forgotten under the same name, such as before it was started again.
+            for number in [one for one in contexts if one >= answer.context]:
+                del contexts[number]
+        seen = _before(answer, contexts)
         if seen is not None:
             given[answer.id] = seen
-            whole[_place(answer, answer.context)] = seen + answer.tokens
+            contexts[answer.context] = seen + answer.tokens
     groups = []
     for answer, advantage, reward in zip(answers, advantages, rewards, strict=True):
         if answer.id in given and answer.tokens:
@@ -83,23 +97,19 @@ def spoiled(model: Any, noise: float, seed: Sequence[int]) -> Any:
     return form.unflatten([with_noise(*pair) for pair in zip(arrays, keys, strict=True)])
 
 
-def _place(answer: AnswerRecord, context: int) -> tuple[str, str, int]:
-    # sessions are named by clients, so a name is its user's own
-    return answer.user, answer.session, context
+def _order(answer: AnswerRecord) -> tuple[float, int]:
+    """By time; the answers to one request by their index there."""
+    return answer.asked_at, answer.extra.get("index", 0)
 
 
-def _before(
-    answer: AnswerRecord, whole: dict[tuple[str, str, int], tuple[int, ...]]
-) -> tuple[int, ...] | None:
+def _before(answer: AnswerRecord, contexts: dict[int, tuple[int, ...]]) -> tuple[int, ...] | None:
     """All tokens that the policy saw before an answer; None where they are not known.
 
-    whole: the tokens so far of each context of a session.
+    contexts: the tokens so far of those of its session.
     """
     if answer.kept == 0:
         return answer.given
-    known = whole.get(_place(answer, answer.context))
-    if known is None:
-        known = whole.get(_place(answer, answer.parent))
+    known = contexts.get(answer.context, contexts.get(answer.parent))
     if known is None or len(known) < answer.kept:
         return None
     return known[: answer.kept] + answer.given

@@ -365,3 +365,24 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
     with pytest.raises(sqlite3.DatabaseError):
         sqlite3.connect(tmp_path / "people.db").execute("SELECT * FROM answers")
     assert (tmp_path / "people.db").read_text().startswith("not a database")
+
+
+def test_earlier_answers_are_those_that_the_policy_has_read(store):
+    chat = dict(kind="chat", session="s")
+    turns = [
+        answer("a", **chat, asked_at=1.0),
+        answer("b", **chat, asked_at=2.0, kept=5, version=7, finish_reason="aborted"),
+        answer("c", **chat, asked_at=3.0, kept=8),
+        answer("d", **chat, asked_at=4.0, kept=11),
+    ]
+    others = [
+        answer("bob", user="bob", session="s", asked_at=1.0),
+        answer("t", session="t", asked_at=1.0),
+        answer("alone", session="u", asked_at=5.0),
+    ]
+    for one in [*turns, *others]:
+        store.record_answer(one)
+    assert {one.id for one in store.earlier(turns[2:3])} == {"a", "b"}
+    assert {one.id for one in store.earlier([turns[0], turns[3]])} == {"b", "c"}
+    # what stands alone needs nothing
+    assert store.earlier([turns[0], others[2]]) == []

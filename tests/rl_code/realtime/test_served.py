@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import numpy as np
+import openai
 import pytest
 
+from models.sharding import MeshConfig, make_mesh
+from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.records import Event
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
@@ -15,8 +19,11 @@ from rl_code.feedback.store import FeedbackStore
 from rl_code.realtime import tables
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Routing
-from rl_code.realtime.served import AUTO, ServedFleet, ServedStore
+from rl_code.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
+from rl_code.types import Group
 from tests.rl_code.realtime.test_training import ANSWER
+from tests.rl_code.serving.scripted import SECRET as SCRIPTED_SECRET
+from tests.rl_code.serving.scripted import scripted
 
 SECRET = bytes(range(32))
 
@@ -162,3 +169,44 @@ def test_sessions_have_rewards_and_their_parts(store):
     assert sessions.metric("reward")[0] == pytest.approx(
         sum(sessions.metric(f"reward/{name}")[0] for name in ("tab", "retention", "latency"))
     )
+
+
+def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
+    """Two turns of an agent over HTTP, of which each is another cycle's."""
+    feedback = FeedbackStore(f"sqlite:///{tmp_path}/people.db", ids=AnswerIds(SCRIPTED_SECRET))
+    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 0.0)
+    trained: dict[int, tuple[list[Group], dict]] = {}
+    system = SimpleNamespace(
+        _config=SimpleNamespace(
+            run=SimpleNamespace(seed=0), feedback=FeedbackConfig(), spoiled=Spoiled()
+        ),
+        _record=feedback,
+        _reward=make_reward(FeedbackRewardConfig()),
+        _run=SimpleNamespace(mesh=make_mesh(MeshConfig(data=1, tensor=1))),
+        _versions=SimpleNamespace(
+            made_of=lambda version: None,
+            state=lambda version: None,
+            write=lambda version, groups, _, told: trained.update({version: (groups, told)}),
+        ),
+        _updates=lambda state, groups, newest: (groups, {}),
+    )
+    with feedback, scripted(on_answer=feedback.submit_answer) as made:
+        client = openai.OpenAI(base_url=f"{made.endpoint.url}/v1", api_key="ada")
+        messages = [{"role": "user", "content": "hello"}]
+        for cycle in (1, 2):
+            said = client.chat.completions.create(
+                model="policy", messages=messages, extra_headers={"X-Session": "task"}
+            )
+            message = {"role": "assistant", "content": said.choices[0].message.content}
+            messages += [message, {"role": "user", "content": f"again {cycle}"}]
+            selection = kept.select(time.time(), [1], 0)
+            assert selection.ids == (said.id,)
+            kept.mark_used(cycle, selection)
+            System.train(system, cycle, 0, cycle, selection)
+    for groups, told in trained.values():
+        assert len(groups) == 1 and told["left_out"] == 0
+    first, second = (groups[0].trajectories[0] for groups, _ in trained.values())
+    # the second turn goes on from all tokens of the first, and its own alone are trained on
+    assert second.tokens[: len(first.tokens)].tolist() == first.tokens.tolist()
+    assert second.sampled.sum() == first.sampled.sum() < len(second.tokens)
+    assert not second.sampled[: len(first.tokens)].any()

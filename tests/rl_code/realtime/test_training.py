@@ -58,6 +58,28 @@ def test_what_stands_before_an_answer_in_its_session_is_read_and_not_trained_on(
     assert whole["d"].prompt_length == 6
 
 
+def test_what_another_cycle_trained_on_is_read_again():
+    first = turn("a", 1.0, (1, 2), (3, 4))
+    cut_off = turn("b", 2.0, (5,), (6,), kept=4, finish_reason="aborted")
+    third = turn("c", 3.0, (7,), (8,), kept=6)
+    assert groups([third]) == ([], 1)
+    rewards = [Reward(0.75, {"tab": 0.75})]
+    (found,), left_out = groups_of([third], [0.5], rewards, [cut_off, first])
+    (one,) = found.trajectories
+    assert left_out == 0 and one.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert one.sampled.tolist() == [False] * 7 + [True] and one.reward.total == 0.5
+
+
+def test_a_conversation_that_the_server_forgot_is_not_read():
+    """After a restart the same session's contexts are counted from 0 again."""
+    before = [turn("a", 1.0, (1, 2), (3, 4)), turn("b", 2.0, (5,), (6,), context=1, kept=2)]
+    again = [turn("c", 3.0, (11, 12), (13,)), turn("d", 4.0, (14,), (15,), context=1, kept=2)]
+    before[1], again[1] = (dataclasses.replace(one, parent=0) for one in (before[1], again[1]))
+    found, left_out = groups([*before, *again])
+    assert left_out == 0
+    assert found[3].trajectories[0].tokens.tolist() == [11, 12, 14, 15]
+
+
 def test_an_answer_without_a_token_is_left_out():
     assert groups([turn("a", 1.0, (1, 2), ())]) == ([], 1)
 
