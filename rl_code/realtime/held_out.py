@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,12 +22,15 @@ from rl_code.read_config import at_least
 from rl_code.realtime.parts import Played
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import Run
+from rl_code.serving.config import ServingConfig
 from rl_code.tasks import infill
 from rl_code.types import Group, Task, Trajectory
 
 # What a task scores on which nothing is suggested: the chance of acceptance above which showing
 # pays (``feedback.rewards.tab``). So a score above it is a suggestion that was worth showing.
 NOTHING = Tab().threshold
+# What is told of the episodes of a suite, each a mean (``played``).
+RATES = ("shown", "invalid_calls", "questions", "edits", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +73,8 @@ def score(task: Task, trajectory: Trajectory, judge: JudgeConfig | None) -> floa
     return judge.chance(task, text) if text else NOTHING
 
 
-def played(groups: Sequence[Group], judge: JudgeConfig | None) -> Played:
-    """What a suite came to."""
+def played(groups: Sequence[Group], judge: JudgeConfig | None, serving: ServingConfig) -> Played:
+    """What a suite came to. serving: names the tools that ask and that edit."""
     scores = {}
     episodes = []
     for group in groups:
@@ -81,9 +84,17 @@ def played(groups: Sequence[Group], judge: JudgeConfig | None) -> Played:
     rates = {
         "shown": float(np.mean([bool(suggested(one)) for one in episodes])),
         "invalid_calls": float(np.mean([one.malformed_calls > 0 for one in episodes])),
+        "questions": float(np.mean([_calls(one, serving.ask_tools) for one in episodes])),
+        "edits": float(np.mean([_calls(one, serving.edit_tools) for one in episodes])),
         "tokens": float(np.mean([one.sampled.sum() for one in episodes])),
     }
     return Played(scores, rates)
+
+
+def _calls(trajectory: Trajectory, tools: Collection[str]) -> bool:
+    """Whether an episode calls one of some tools."""
+    calls = (call for turn in trajectory.turns for call in turn.calls)
+    return any(call.name in tools and not call.error for call in calls)
 
 
 class HeldOut:
@@ -120,4 +131,4 @@ class HeldOut:
             version=version,
             key=jax.random.key(self._run.config.seed),
         )
-        return played(groups, self._judge)
+        return played(groups, self._judge, self._run.config.serving)

@@ -15,14 +15,13 @@ from rl_code.feedback.outcomes import Selection, SelectionChanged
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.store import FeedbackStore
 from rl_code.realtime.parts import Overtaken, Sessions
+from rl_code.serving.counted import RATES
 
 # Answers, each with its events in the order of their times.
 type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
 # The parts of the reward of an answer, by name, with the sum as "reward"; nan for an unknown one.
 type Rewarded = Callable[[AnswerRecord, Sequence[Event]], dict[str, float]]
 
-# Keys of ``AnswerRecord.extra`` that hold what a server counted in an answer.
-COUNTED = ("questions", "invalid_calls")
 # What ``metrics_of`` tells of an answer. Sessions have all of it, also while there are none.
 METRICS = (
     "accepted",
@@ -32,7 +31,7 @@ METRICS = (
     "length",
     "latency",
     "aborted",
-    *COUNTED,
+    *RATES,
 )
 
 
@@ -112,7 +111,7 @@ def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float
         "latency": answer.first_token_s,
         "aborted": float(answer.finish_reason == "aborted"),
     }
-    return metrics | {name: _known(answer.extra.get(name)) for name in COUNTED}
+    return metrics | {name: _known(answer.extra.get(name)) for name in RATES}
 
 
 def _known(value: float | None) -> float:

@@ -21,6 +21,10 @@ class ServingConfig:
     pages_ahead: float = 8.0
     # Seconds that running answers have when the server is told to end; then they are cut off.
     drain_s: float = 60.0
+    # Names of an agent's tools that ask the person, and that edit. They tell what an answer did
+    # (``serving.counted``).
+    ask_tools: tuple[str, ...] = ("ask",)
+    edit_tools: tuple[str, ...] = ("write_file", "edit_file", "replace_lines")
 
     def __post_init__(self):
         at_least(self, most_requests=1)

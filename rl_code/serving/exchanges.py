@@ -8,12 +8,14 @@ import collections
 import dataclasses
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from models.tokenizer import Tokenizer
 from rl_code.serving.chat_text import ChatText, cut_at
 from rl_code.serving.completions import CompletionRequest, FillInTheMiddle
+from rl_code.serving.config import ServingConfig
+from rl_code.serving.counted import counted
 from rl_code.serving.requests import ChatRequest, Message
 from rl_code.serving.session import Session, Step
 
@@ -53,8 +55,10 @@ class Exchange(Protocol):
         tokens: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[int],
-    ) -> tuple[Message, int]:
-        """Takes a sampled answer, whole or cut off; its message, and the parent of its context."""
+    ) -> tuple[Message, int, Mapping[str, Any]]:
+        """Takes a sampled answer, whole or cut off; its message, the parent of its context, and
+        what it did (``counted``).
+        """
         ...
 
     def drop(self, opening: Opening) -> None:
@@ -131,8 +135,8 @@ class Conversations:
 class ChatExchange:
     """A request in a conversation; its answers are siblings there."""
 
-    def __init__(self, request: ChatRequest, conversation: Conversation):
-        self._request, self._conversation = request, conversation
+    def __init__(self, request: ChatRequest, conversation: Conversation, config: ServingConfig):
+        self._request, self._conversation, self._config = request, conversation, config
 
     def open(self) -> list[Opening]:
         session = self._conversation.session
@@ -154,12 +158,14 @@ class ChatExchange:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[int],
-    ) -> tuple[Message, int]:
+    ) -> tuple[Message, int, Mapping[str, Any]]:
         session = self._conversation.session
         with self._conversation.lock:
             sampled = tokens, logprobs, versions, self._request.stop
-            message, _ = session.answer(opening.context, *sampled)
-            return message, session.nodes[opening.context].parent
+            message, calls = session.answer(opening.context, *sampled)
+            parent = session.nodes[opening.context].parent
+        declared = [schema["name"] for schema in self._request.tools]
+        return message, parent, counted(calls, message.content, declared, self._config)
 
     def drop(self, opening: Opening) -> None:
         with self._conversation.lock:
@@ -192,8 +198,8 @@ class CompletionExchange:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[int],
-    ) -> tuple[Message, int]:
-        return Message("assistant", cut_at(self._text.text(tokens), self._request.stop)), -1
+    ) -> tuple[Message, int, Mapping[str, Any]]:
+        return Message("assistant", cut_at(self._text.text(tokens), self._request.stop)), -1, {}
 
     def drop(self, opening: Opening) -> None:
         """There is nothing to forget."""

@@ -185,7 +185,7 @@ class Fleet:
         self, request: Request, loaded: Loaded, conversation: Conversation | None
     ) -> Exchange:
         if conversation is not None:
-            return ChatExchange(request, conversation)
+            return ChatExchange(request, conversation, self.config)
         length = loaded.host.service.length
         gaps = self.config.fill_in
         return CompletionExchange(request, self.text, self._tokenizer, gaps, length)

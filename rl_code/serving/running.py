@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from absl import logging
 
@@ -93,8 +94,8 @@ class Running:
         """As ``service.Job``."""
         lost = ApiError("the answer could not be recorded", status=503, kind="server_error")
         try:
-            answer, parent = self._read(index, tokens, logprobs)
-            kept = self._record(index, answer.finish_reason, parent, tokens, logprobs)
+            answer, parent, did = self._read(index, tokens, logprobs)
+            kept = self._record(index, answer.finish_reason, parent, tokens, logprobs, did)
         except Exception as error:  # of whoever keeps records: the engine goes on
             answer, kept = None, _failed(error)
         give = functools.partial(self._pending.answer, answer)
@@ -105,10 +106,11 @@ class Running:
         try:
             parent = -1
             if tokens:
-                _, parent = self._read(index, tokens, logprobs)
+                _, parent, _ = self._read(index, tokens, logprobs)
             else:
                 self.exchange.drop(self.openings[index])
-            kept = self._record(index, "aborted", parent, tokens, logprobs)
+            # what it did is not known: it might have done more
+            kept = self._record(index, "aborted", parent, tokens, logprobs, {})
         except Exception as error:
             kept = _failed(error)
         why = "the answer was cut off: the server ends"
@@ -156,10 +158,10 @@ class Running:
 
     def _read(
         self, index: int, tokens: Sequence[int], logprobs: Sequence[float]
-    ) -> tuple[Answer, int]:
+    ) -> tuple[Answer, int, Mapping[str, Any]]:
         opening = self.openings[index]
         versions = [self.asked.version] * len(tokens)
-        message, parent = self.exchange.read(
+        message, parent, did = self.exchange.read(
             opening, list(tokens), [float(logprob) for logprob in logprobs], versions
         )
         stopped = tokens[-1] in self._text.stop_ids or any(
@@ -177,7 +179,7 @@ class Running:
             version=self.asked.version,
             index=index,
         )
-        return answer, parent
+        return answer, parent, did
 
     def _record(
         self,
@@ -186,8 +188,9 @@ class Running:
         parent: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
+        did: Mapping[str, Any],
     ) -> Future:
-        """Done when the record is kept."""
+        """Done when the record is kept. did: what the answer did."""
         asked = self.asked
         opening = self.openings[index]
         seconds = time.monotonic() - asked.clock
@@ -214,7 +217,7 @@ class Running:
                 tokens=tuple(int(token) for token in tokens),
                 logprobs=tuple(float(logprob) for logprob in logprobs),
                 versions=(asked.version,) * len(tokens),
-                extra={"index": index},
+                extra={"index": index, **did},
             )
         )
 

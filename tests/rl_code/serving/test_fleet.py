@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import socket
 import threading
 import time
@@ -15,8 +16,10 @@ import openai
 import pytest
 
 from rl_code.feedback.identity import AnswerIds, user_key
+from rl_code.realtime.recorded import metrics_of
 from rl_code.serving.access import KeyFile
 from rl_code.serving.answers import Pending
+from rl_code.serving.counted import RATES
 from rl_code.serving.exchanges import ChatExchange, CompletionExchange
 from rl_code.serving.fields import ApiError
 from rl_code.serving.router import Shares, Thompson
@@ -69,6 +72,51 @@ def test_an_answer_is_recorded_before_its_client_has_it():
         assert record.finish_reason == "stop" and record.kind == "chat"
         assert len(record.tokens) == len(record.logprobs) == len(record.versions)
         assert record.asked_at <= record.asked_at + record.first_token_s <= record.answered_at
+
+
+def tool(name):
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def call(name):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "a"}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("words", "tools", "known"),
+    [
+        ("Which of the two?", [], dict(question=True, questions=1.0)),
+        ("done.", ["bash"], dict(question=False, questions=0.0, invalid_calls=0.0)),
+        (
+            call("ask"),
+            ["ask", "edit_file"],
+            dict(question=True, questions=1.0, invalid_calls=0.0, edits=0.0),
+        ),
+        (
+            call("edit_file"),
+            ["ask", "edit_file"],
+            dict(question=False, questions=0.0, invalid_calls=0.0, edits=1.0),
+        ),
+        (call("nothing"), ["bash"], dict(question=False, questions=0.0, invalid_calls=1.0)),
+        (
+            "<tool_call>{broken",
+            ["edit_file"],
+            dict(question=False, questions=0.0, invalid_calls=1.0, edits=0.0),
+        ),
+    ],
+)
+def test_a_record_says_what_an_agent_did(words, tools, known):
+    with scripted() as made:
+        made.load("policy", 2, words)
+        made.services[2].length = 2_000  # schemas are long
+        declared = [tool(name) for name in tools]
+        said(client_of(made), "policy@2", **(dict(tools=declared) if declared else {}))
+        (record,) = made.records
+        assert record.extra == {"index": 0} | known
+        metrics = metrics_of(record, [])
+        rates = {name: metrics[name] for name in RATES if not math.isnan(metrics[name])}
+        assert rates == {name: value for name, value in known.items() if name != "question"}
 
 
 def test_an_answer_that_cannot_be_recorded_is_not_given():
