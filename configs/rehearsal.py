@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 anchor_margin=0.02,
                 rates=(
                     dict(rate="invalid_calls", most=0.1, rise=0.02),
-                    dict(rate="edited", fall=0.05),
+                    dict(rate="edits", fall=0.05),
                     dict(rate="questions", rise=0.05),
                 ),
             ),
@@ -38,14 +38,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 margin=0.02,
                 guardrails=(
                     dict(metric="invalid_calls", harm="up", scale=0.05),
-                    dict(metric="edited", harm="down", scale=0.05),
+                    dict(metric="edits", harm="down", scale=0.05),
                     dict(metric="latency", harm="up", scale=0.1),
                 ),
                 most_s=86_400.0,
             ),
             monitors=dict(
                 rates=(
-                    dict(metric="edited", side="down"),
+                    dict(metric="edits", side="down"),
                     dict(metric="questions", side="up"),
                     dict(metric="invalid_calls", side="up"),
                     dict(metric="length", chart="ewma"),

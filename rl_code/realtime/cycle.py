@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rl_code.feedback import database
 from rl_code.feedback.outcomes import Selection
-from rl_code.read_config import at_least
+from rl_code.read_config import ConfigError, at_least
 from rl_code.realtime import gate, monitors, watching
 from rl_code.realtime.gate import GateConfig
 from rl_code.realtime.ledger import Ledger, distance
@@ -104,7 +104,11 @@ class Cycle:
         clock: Callable[[], float] = time.time,
         tell: Callable[[Notice], None] = lambda notice: None,
     ):
-        """tell: is given each edge as it is taken, and what each look waits for."""
+        """tell: is given each edge as it is taken, and what each look waits for.
+
+        Raises ConfigError for bounds of what the parts never say (``check_names``).
+        """
+        check_names(config, parts)
         self._ledger = ledger
         self._parts = parts
         self._config = config
@@ -148,7 +152,8 @@ class Cycle:
             case "collect":
                 due, text = self._collectable(row)[1:]
             case "train":
-                text = f"train version {row.candidate} from {row.base} on {row.answers} answers"
+                _, after, text = self._trainable(row)
+                text = f"{after}: {text}" if after else text
             case "gate":
                 text = (
                     f"play the suites with versions {row.candidate}, {row.base} and "
@@ -158,9 +163,9 @@ class Cycle:
                 share = self._config.watch.share
                 text = f"watch version {row.candidate}, which {100 * share:g} % of users get"
             case "watch":
-                found, held = self._look(row)[::2]
-                due = found.decision != "wait" and not held
-                text = f"{found.decision}: {found.reason}{held}"
+                found, _, held = self._look(row)
+                decision, reason = self._decide(row, found, held)
+                due, text = decision != "wait", f"{decision}: {reason}"
             case "promote":
                 text = f"deploy version {row.candidate} to everybody, retire {row.base}"
             case "roll_back":
@@ -207,15 +212,13 @@ class Cycle:
         )
 
     def _train(self, row: Row) -> bool:
-        selection = self._parts.store.used(row.number)
-        if selection is None or not selection.ids:
-            reason = "nothing of its selection is left: its people took their data back"
+        selection, after, reason = self._trainable(row)
+        if selection is None or after == "refused":
             refused = [(row.candidate, "refused")]
             return self._edge(row, "refused", reason, versions=refused)
-        if (selection.digest, len(selection.ids)) != (row.digest, row.answers):
-            # Somebody took data back. A trainer makes anew what it made of another selection.
+        if after == "train":
+            # A trainer makes anew what it made of another selection.
             changes = {"digest": selection.digest, "answers": len(selection.ids)}
-            reason = f"data was taken back: {row.answers} answers, now {len(selection.ids)}"
             return self._edge(row, "train", reason, changes=changes)
         try:
             self._parts.trainer.train(row.number, row.base, row.candidate, selection)
@@ -246,20 +249,14 @@ class Cycle:
         return self._edge(row, "watch", reason, changes={"watched_from": now})
 
     def _watch(self, row: Row) -> bool:
-        found, alarms, _ = self._look(row)
+        found, alarms, held = self._look(row)
         for alarm in alarms:
             self._ledger.raise_alarm(
                 row.number, alarm.monitor, self._clock(), alarm.text, alarm.sessions
             )
-        held = [name for name, seen in self._ledger.alarms(row.number).items() if not seen]
         as_json = found.as_json() | {"held_by": held}
         self._ledger.note_look(row, as_json)
-        watched_s = self._clock() - row.watched_from
-        decision, reason = found.decision, found.reason
-        if decision == "promote" and held:
-            if watched_s < self._config.watch.most_s:
-                return self._wait(row, f"held by {', '.join(held)}; {reason}")
-            decision, reason = "roll_back", f"alarms that nobody acknowledged: {', '.join(held)}"
+        decision, reason = self._decide(row, found, held)
         if decision == "wait":
             return self._wait(row, reason)
         return self._edge(row, decision, reason, changes={"look": as_json})
@@ -299,8 +296,19 @@ class Cycle:
             return selection, False, f"wait for {self._config.least_sessions} sessions: {text}"
         return selection, True, f"train on {text}"
 
-    def _look(self, row: Row) -> tuple[watching.Look, list[monitors.Alarm], str]:
-        """The test so far, what monitors say, and what holds a promotion back."""
+    def _trainable(self, row: Row) -> tuple[Selection | None, str, str]:
+        """What is trained on, the edge that is taken instead of training if any, and why."""
+        selection = self._parts.store.used(row.number)
+        if selection is None or not selection.ids:
+            why = "nothing of its selection is left: its people took their data back"
+            return None, "refused", why
+        count = len(selection.ids)
+        if (selection.digest, count) != (row.digest, row.answers):
+            return selection, "train", f"data was taken back: {row.answers} answers, now {count}"
+        return selection, "", f"train version {row.candidate} from {row.base} on {count} answers"
+
+    def _look(self, row: Row) -> tuple[watching.Look, list[monitors.Alarm], list[str]]:
+        """The test so far, what monitors say, and whose alarms hold a promotion back."""
         versions = (row.base, row.candidate)
         sessions = self._parts.store.sessions(versions, row.watched_from)
         deployed = sessions.of(row.base)
@@ -308,11 +316,46 @@ class Cycle:
         watched_s = self._clock() - row.watched_from
         found = watching.look(self._config.watch, deployed, candidate, watched_s)
         alarms = monitors.alarms(self._config.monitors, deployed, candidate)
+        unknown = monitors.unknown(self._config.monitors, deployed, candidate)
+        if unknown and found.decision == "promote":
+            reason = f"{found.reason}; monitors could say nothing of {', '.join(unknown)}"
+            found = dataclasses.replace(found, reason=reason)
         # monitor -> whether its alarm was acknowledged; new ones were not
         known = {one.monitor: False for one in alarms} | self._ledger.alarms(row.number)
-        names = sorted(name for name, seen in known.items() if not seen)
-        held = f"; held by {', '.join(names)}" if names else ""
-        return found, alarms, held if found.decision == "promote" else ""
+        return found, alarms, sorted(name for name, seen in known.items() if not seen)
+
+    def _decide(self, row: Row, found: watching.Look, held: Sequence[str]) -> tuple[str, str]:
+        """What the test and the alarms come to together, and why."""
+        if found.decision != "promote" or not held:
+            return found.decision, found.reason
+        names = ", ".join(held)
+        if self._clock() - row.watched_from < self._config.watch.most_s:
+            return "wait", f"held by {names}; {found.reason}"
+        return "roll_back", f"alarms that nobody acknowledged: {names}"
+
+
+def check_names(config: CycleConfig, parts: Parts) -> None:
+    """Raises ConfigError for bounds of metrics and rates that the parts never say, all at once.
+    They would be noticed after a candidate has been trained, or never.
+    """
+    rates = {f"gate.rates[{i}].rate": one.rate for i, one in enumerate(config.gate.rates)}
+    metrics = {"watch.metric": config.watch.metric}
+    guardrails, watched = config.watch.guardrails, config.monitors
+    metrics |= {f"watch.guardrails[{i}].metric": one.metric for i, one in enumerate(guardrails)}
+    metrics |= {f"monitors.rates[{i}].metric": one.metric for i, one in enumerate(watched.rates)}
+    if watched.reward is not None:
+        metrics |= {"monitors.reward": watched.reward, "monitors.retention": watched.retention}
+    wrong = []
+    for what, names, known in (
+        ("metrics of sessions", metrics, parts.metrics),
+        ("rates of suites", rates, parts.rates),
+    ):
+        paths = [path for path, name in names.items() if known is not None and name not in known]
+        if paths:
+            said = ", ".join(f"config.cycle.{path}={names[path]!r}" for path in paths)
+            wrong.append(f"{said}: {what} are {', '.join(sorted(known or ()))}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 @contextlib.contextmanager

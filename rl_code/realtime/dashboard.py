@@ -2,7 +2,7 @@
 
     GET  /dashboard              the page, one file without a build step
     GET  /dashboard/state.json   what it shows
-    POST /dashboard/acknowledge  {"cycle": 3, "monitor": "edited"}: lets the cycle go on
+    POST /dashboard/acknowledge  {"cycle": 3, "monitor": "edits"}: lets the cycle go on
     POST /dashboard/roll_back    {"cycle": 3}: ends the test of a candidate now
 
 Whoever can reach the server may read; users are keyed hashes, and texts of sessions are not shown.

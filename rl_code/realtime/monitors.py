@@ -145,6 +145,21 @@ def alarms(config: MonitorsConfig, deployed: Sessions, candidate: Sessions) -> l
     return found
 
 
+def unknown(config: MonitorsConfig, deployed: Sessions, candidate: Sessions) -> list[str]:
+    """The metrics among those watched of which nothing can be said yet: no session of the candidate
+    has them, or too few of the deployed version.
+    """
+    names = [monitor.metric for monitor in config.rates]
+    if config.reward is not None:
+        names += [config.reward, config.retention]
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if np.isnan(candidate.metric(name)).all()
+        or np.sum(~np.isnan(deployed.metric(name))) < config.least_sessions
+    ]
+
+
 def _rate(
     monitor: Monitor, chart: Chart, least: int, deployed: Sessions, candidate: Sessions
 ) -> Alarm | None:

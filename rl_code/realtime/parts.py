@@ -35,8 +35,9 @@ class Sessions:
     version: Int64[np.ndarray, " sessions"]
     # Unix seconds.
     at: Float64[np.ndarray, " sessions"]
-    # Metric -> one number for each session, nan where it is not known: rates ("accepted", "edited",
-    # "questions", "invalid_calls"), "length", "latency", "retained", "reward" and its parts.
+    # Metric -> one number for each session, nan where it is not known: rates ("accepted", "edits",
+    # "questions", "invalid_calls"), "edited" (the share of an agent's edit that the person changed,
+    # so more is worse), "length", "latency", "retained", "reward" and its parts.
     values: Mapping[str, Float64[np.ndarray, " sessions"]]
 
     def of(self, version: int) -> Sessions:
@@ -63,7 +64,7 @@ class Played:
 
     # Task id -> score, 0 to 1.
     scores: Mapping[str, float]
-    # Rate -> its mean over episodes: "edited", "invalid_calls", "questions", "tokens", "latency".
+    # Rate -> its mean over episodes: "edits", "invalid_calls", "questions", "tokens", "latency".
     rates: Mapping[str, float]
 
 
@@ -171,3 +172,7 @@ class Parts:
     # Serves people, and further routes beside, until the context is left; yields the URL. Takes the
     # port, None for any that is free. None for parts that serve nobody.
     serve: Callable[[Sequence[BaseRoute], int | None], AbstractContextManager[str]] | None = None
+    # Names of the metrics of the store's sessions and of the rates of suites, by which a config's
+    # bounds are checked at the start; None where they are not known before.
+    metrics: Collection[str] | None = None
+    rates: Collection[str] | None = None

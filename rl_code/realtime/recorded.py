@@ -46,7 +46,8 @@ class RecordedStore:
         """
         self._record = record
         self._rewarded = rewarded
-        self._names = names
+        # What sessions have, also while there are none.
+        self.metrics = (*METRICS, *names)
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Selection:
         return self._record.select(watermark, versions, most)
@@ -63,7 +64,7 @@ class RecordedStore:
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
         ids = self._record.answered(versions, since)
-        return sessions_of(self._record.joined(ids), self._rewarded, self._names)
+        return sessions_of(self._record.joined(ids), self._rewarded, self.metrics)
 
 
 def sessions_of(

@@ -90,6 +90,8 @@ class Rehearsal:
             fleet,
             RehearsalSuites(self, weights),
             lambda seconds, stop=never: people.come(self.sessions, clock()),
+            metrics=METRICS,
+            rates=RATES,
         )
 
 
@@ -155,6 +157,10 @@ class RehearsalTrainer:
         self._weights.write(version, content)
 
 
+# What suites say that every version did.
+RATES = {"edits": 0.9, "invalid_calls": 0.01, "questions": 0.05, "tokens": 200.0}
+
+
 class RehearsalSuites:
     """Tasks that differ in difficulty, so that a better version solves more of the same tasks."""
 
@@ -168,8 +174,7 @@ class RehearsalSuites:
         scores = {
             f"task-{i}": float(np.clip(score - one, 0, 1)) for i, one in enumerate(difficulties)
         }
-        rates = {"edited": 0.9, "invalid_calls": 0.01, "questions": 0.05, "tokens": 200.0}
-        return {"rehearsal": Played(scores, rates)}
+        return {"rehearsal": Played(scores, RATES)}
 
 
 class RehearsalStore:
@@ -242,7 +247,7 @@ class RehearsalStore:
 METRICS = (
     "accepted",
     "retained",
-    "edited",
+    "edits",
     "reward",
     "questions",
     "invalid_calls",
@@ -303,7 +308,7 @@ def _behaviour(rng: np.random.Generator, chance: float) -> dict[str, float]:
     return {
         "accepted": accepted,
         "retained": float(rng.beta(8 * chance, 8 * (1 - chance))),
-        "edited": float(rng.random() < 0.9),
+        "edits": float(rng.random() < 0.9),
         "reward": 0.75 if accepted else -0.25,
         "questions": float(rng.random() < 0.05),
         "invalid_calls": float(rng.random() < 0.05 * (1 - chance)),

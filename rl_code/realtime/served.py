@@ -35,7 +35,7 @@ from rl_code.learner.learner import Learner
 from rl_code.named import Named
 from rl_code.people.crowd import Crowd, CrowdConfig
 from rl_code.read_config import ConfigError
-from rl_code.realtime.held_out import HeldOut, JudgeConfig
+from rl_code.realtime.held_out import RATES, HeldOut, JudgeConfig
 from rl_code.realtime.parts import (
     Overtaken,
     Parts,
@@ -138,7 +138,8 @@ class Served:
         reward = make_reward(self.feedback.reward)
         system = System(self, folder, config.anchor, secret, record, reward)
         store = ServedStore(record, reward, self.feedback.silence_s)
-        return Parts(store, system, system, system, system.wait, system.serve)
+        names = dict(metrics=store.metrics, rates=RATES)
+        return Parts(store, system, system, system, system.wait, system.serve, **names)
 
 
 class ServedStore(RecordedStore):

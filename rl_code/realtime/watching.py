@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +30,8 @@ class Guardrail:
     harm: Literal["up", "down"]
     # The size of harm that matters, in units of the metric (``sequential.difference``).
     scale: float
-    # Harm that is accepted, in units of the metric.
+    # Harm that is accepted, in units of the metric. While an arm has too few users who have the
+    # metric, nothing is promoted.
     allowed: float = 0.0
 
     def __post_init__(self) -> None:
@@ -147,6 +148,8 @@ def _decide(
     harms: Mapping[str, tuple[float, float]],
     watched_s: float,
 ) -> tuple[Literal["wait", "promote", "roll_back"], str]:
+    # a bound without end: fewer than least_users of an arm have the metric
+    unknown = [name for name, (bound, _) in harms.items() if math.isinf(bound)]
     for name, (bound, allowed) in harms.items():
         if bound > allowed:
             return "roll_back", (
@@ -155,14 +158,22 @@ def _decide(
     shown = f"{config.metric} {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
     if found.high < 0:
         return "roll_back", f"{shown}: worse than the deployed version"
-    if found.low > -config.margin and watched_s >= config.least_s:
+    if found.low > -config.margin and watched_s >= config.least_s and not unknown:
         return "promote", f"{shown}: the lower end is above {-config.margin:+.4f}"
     if watched_s >= config.most_s:
         # an interval without ends: an arm has fewer than least_users
         if math.isinf(found.low):
             return "roll_back", f"fewer than {config.least_users} users in {watched_s:.0f} s"
+        if unknown:
+            return "roll_back", f"{shown}: {_says_nothing(config, unknown)} in {watched_s:.0f} s"
         return config.at_end, f"{shown}: nothing proven in {watched_s:.0f} s"
-    return "wait", shown
+    return "wait", f"{shown}; {_says_nothing(config, unknown)}" if unknown else shown
+
+
+def _says_nothing(config: WatchConfig, guardrails: Sequence[str]) -> str:
+    """A guardrail that nobody reported protects nobody, so nothing is promoted past it."""
+    users = f"fewer than {config.least_users} users of an arm have it"
+    return f"guardrail {', '.join(guardrails)} says nothing, {users}"
 
 
 def finite(value: Any) -> Any:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
+from rl_code.read_config import ConfigError
 from rl_code.realtime import cycle as cycle_module
 from rl_code.realtime import served
 from rl_code.realtime.cycle import Cycle
+from rl_code.realtime.gate import GateConfig, RateBound
 from rl_code.realtime.ledger import distance
+from rl_code.realtime.monitors import Monitor, MonitorsConfig
 from rl_code.realtime.parts import Overtaken, Routing, TrainingFailed
 from rl_code.realtime.rehearsal import METADATA as PEOPLE
 from rl_code.realtime.rehearsal import SESSIONS
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
+from rl_code.realtime.watching import Guardrail
 from tests.rl_code.realtime.rehearsed import CONFIG, Rehearsed
 
 
@@ -166,6 +171,8 @@ def test_an_alarm_holds_a_promotion_until_it_is_acknowledged_or_time_is_over(
         assert rehearsed.ledger.current().state == "promote"
     else:
         rehearsed.now += CONFIG.watch.most_s
+        plan = rehearsed.cycle.plan()
+        assert plan.due and plan.text.startswith("roll_back: alarms that nobody acknowledged")
         assert rehearsed.cycle.step()
         assert rehearsed.ledger.current().state == "roll_back"
         assert "nobody acknowledged: edited" in rehearsed.ledger.rows(EDGES)[-1].reason
@@ -186,6 +193,7 @@ def test_data_that_was_taken_back_is_not_trained_on(tmp_path):
         some = SESSIONS.c.number % 10 == 3
         gone = connection.execute(sqlalchemy.delete(SESSIONS).where(some)).rowcount
     before = rehearsed.ledger.current()
+    assert "train: data was taken back" in rehearsed.cycle.plan().text
     assert gone and rehearsed.cycle.step()
     row = rehearsed.ledger.current()
     assert (row.state, row.answers) == ("train", before.answers - gone)
@@ -363,3 +371,47 @@ def test_a_mistake_in_what_is_asked_of_the_database_is_not_waited_for(tmp_path):
         connection.execute(sqlalchemy.text("DROP TABLE cycle_edges"))
     with pytest.raises(OperationalError, match="no such table"):
         rehearsed.cycle.run(1)
+
+
+def test_bounds_of_what_nobody_says_are_named_before_anything_is_done(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    wrong = dict(
+        gate=GateConfig(rates=(RateBound("tokens", rise=1.0), RateBound("edited", fall=0.05))),
+        watch=dataclasses.replace(CONFIG.watch, guardrails=(Guardrail("latencies", "up", 0.1),)),
+        monitors=MonitorsConfig(rates=(Monitor("edited"),), reward=None),
+    )
+    with pytest.raises(ConfigError) as caught:
+        rehearsed.another(**wrong)
+    said = str(caught.value)
+    for name in (
+        "config.cycle.watch.guardrails[0].metric='latencies'",
+        "config.cycle.monitors.rates[0].metric='edited': metrics of sessions are accepted, edits,",
+        "config.cycle.gate.rates[1].rate='edited': rates of suites are edits, invalid_calls,",
+    ):
+        assert name in said
+    assert "tokens'" not in said
+    # parts that do not say what they measure are believed
+    parts = dataclasses.replace(rehearsed.parts, metrics=None, rates=None)
+    assert rehearsed.another(parts, **wrong)
+
+
+def test_a_promotion_says_which_monitors_saw_nothing(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, monitors=MonitorsConfig(rates=(Monitor("questions"),), reward=None)
+    )
+    rehearsed = Rehearsed(tmp_path, config)
+    store = rehearsed.parts.store
+
+    class NobodyAsks:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def sessions(self, versions, since):
+            found = store.sessions(versions, since)
+            nothing = np.full(len(found.session), np.nan)
+            return dataclasses.replace(found, values={**found.values, "questions": nothing})
+
+    rehearsed.cycle = rehearsed.another(dataclasses.replace(rehearsed.parts, store=NobodyAsks()))
+    rehearsed.until("promote")
+    reason = rehearsed.ledger.rows(EDGES)[-1].reason
+    assert reason.endswith("monitors could say nothing of questions")

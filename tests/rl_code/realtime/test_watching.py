@@ -76,3 +76,14 @@ def test_a_candidate_that_too_few_users_had_is_never_promoted(users):
     assert look(config, DEPLOYED, few, 99.0).decision == "wait"
     found = look(config, DEPLOYED, few, 100.0)
     assert found.decision == "roll_back" and "fewer than 20 users" in found.reason
+
+
+@pytest.mark.parametrize(("watched_s", "decision"), [(50.0, "wait"), (200.0, "roll_back")])
+def test_nothing_is_promoted_past_a_guardrail_that_nobody_reported(watched_s, decision):
+    better = sessions(2, 400, 0.6)
+    values = dict(better.values, latency=np.full(len(better.user), np.nan))
+    values["latency"][:4] = 1.0  # one user of 400
+    config = dataclasses.replace(CONFIG, at_end="promote")
+    found = look(config, DEPLOYED, dataclasses.replace(better, values=values), watched_s)
+    assert found.decision == decision
+    assert "guardrail latency says nothing, fewer than 20 users of an arm" in found.reason
