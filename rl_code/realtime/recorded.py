@@ -7,7 +7,7 @@ is known of each: a rate that nobody reported stays unknown, and is not taken fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from rl_code.serving.counted import RATES
 
 # Answers, each with its events in the order of their times.
 type Joined = Sequence[tuple[AnswerRecord, Sequence[Event]]]
-# The parts of the reward of an answer, by name, with the sum as "reward"; nan for an unknown one.
-type Rewarded = Callable[[AnswerRecord, Sequence[Event]], dict[str, float]]
+# The parts of the reward of each answer, by name, with the sum as "reward"; nan for an unknown one.
+# It is given all answers at once, since one may be paid for what a later one of its session earned.
+type Rewarded = Callable[[Joined], Sequence[Mapping[str, float]]]
 
 # What ``metrics_of`` tells of an answer. Sessions have all of it, also while there are none.
 METRICS = (
@@ -41,7 +42,7 @@ class RecordedStore:
     def __init__(
         self, record: FeedbackStore, rewarded: Rewarded | None = None, names: Sequence[str] = ()
     ):
-        """rewarded: the reward of an answer by the config's signals; None for none. names: what it
+        """rewarded: the rewards of answers by the config's signals; None for none. names: what it
         tells.
         """
         self._record = record
@@ -76,10 +77,9 @@ def sessions_of(
     """
     found: dict[tuple[str, str, int], list[tuple[AnswerRecord, dict[str, float]]]] = {}
     known = dict.fromkeys((*METRICS, *names))
-    for answer, events in joined:
-        metrics = metrics_of(answer, events)
-        if rewarded is not None:
-            metrics |= rewarded(answer, events)
+    rewards = [{}] * len(joined) if rewarded is None else rewarded(joined)
+    for (answer, events), reward in zip(joined, rewards, strict=True):
+        metrics = metrics_of(answer, events) | reward
         known |= dict.fromkeys(metrics)
         key = answer.user, answer.session, answer.version
         found.setdefault(key, []).append((answer, metrics))

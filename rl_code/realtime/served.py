@@ -27,7 +27,6 @@ from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.outcomes import Selection
 from rl_code.feedback.poisoning import weigh
-from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rewards.answered import answered
 from rl_code.feedback.rewards.combine import FeedbackReward, make_reward
 from rl_code.feedback.store import FeedbackStore
@@ -44,7 +43,7 @@ from rl_code.realtime.parts import (
     TrainingFailed,
     never,
 )
-from rl_code.realtime.recorded import RecordedStore
+from rl_code.realtime.recorded import Joined, RecordedStore
 from rl_code.realtime.training import groups_of, leave_one_out, spoiled
 from rl_code.realtime.versions import Versions
 from rl_code.run import Run
@@ -154,14 +153,15 @@ class ServedStore(RecordedStore):
         return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
 
 
-def rewarded(
-    reward: FeedbackReward, answer: AnswerRecord, events: Sequence[Event]
-) -> dict[str, float]:
-    """The reward of an answer, and its parts, as metrics of its session."""
-    (given,) = answered([(answer, events)])
-    found = reward(given)
-    parts = {f"reward/{name}": value for name, value in found.components.items()}
-    return {"reward": found.total} | parts
+def rewarded(reward: FeedbackReward, joined: Joined) -> list[dict[str, float]]:
+    """The reward of each answer, and its parts, as metrics of its session: as in training, where a
+    question earns what the answer after it does.
+    """
+    found = [reward(given) for given in answered(joined)]
+    return [
+        {"reward": one.total} | {f"reward/{name}": value for name, value in one.components.items()}
+        for one in found
+    ]
 
 
 class ServedFleet:

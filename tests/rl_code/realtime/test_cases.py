@@ -54,7 +54,7 @@ def test_a_session_is_the_mean_of_what_is_known_of_its_answers():
         (answer("b", answered_at=9.0, tokens=(1,)), [Event("4", "b", "rejected", 9.5, 0.4)]),
         (answer("c", session="t", answered_at=5.0, extra={"questions": 1}), []),
     ]
-    found = sessions_of(joined, lambda one, happened: {"reward": float(len(happened))})
+    found = sessions_of(joined, lambda rows: [{"reward": float(len(events))} for _, events in rows])
     assert list(found.session) == ["t", "s"] and list(found.at) == [5.0, 9.0]
     assert found.values["accepted"][1] == 0.5 and math.isnan(found.values["accepted"][0])
     assert found.values["retained"][1] == 0.6

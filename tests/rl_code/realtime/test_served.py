@@ -14,12 +14,15 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.records import Event
+from rl_code.feedback.rewards.answered import answered
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from rl_code.feedback.store import FeedbackStore
+from rl_code.named import Named
 from rl_code.realtime import tables
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Routing
 from rl_code.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
+from rl_code.rewards.combine import SignalConfig
 from rl_code.types import Group
 from tests.rl_code.realtime.test_training import ANSWER
 from tests.rl_code.serving.scripted import SECRET as SCRIPTED_SECRET
@@ -210,3 +213,25 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
     assert second.tokens[: len(first.tokens)].tolist() == first.tokens.tolist()
     assert second.sampled.sum() == first.sampled.sum() < len(second.tokens)
     assert not second.sampled[: len(first.tokens)].any()
+
+
+def test_the_test_pays_a_question_as_training_does(store):
+    """On an ambiguous task it earns what the answer after it does, which is another answer."""
+    _, feedback, _ = store
+    signals = (SignalConfig(Named("asked")),)
+    reward = make_reward(FeedbackRewardConfig(signals))
+    ids = AnswerIds(SECRET)
+    question, edit = (ids.make("ada", 0, number) for number in range(2))
+    asked = dict(version=0, versions=(0, 0), session="s", kind="chat")
+    extra = {"question": True, "ambiguous": True}
+    for id, more in ((question, dict(extra=extra)), (edit, dict(asked_at=200.0))):
+        feedback.record_answer(dataclasses.replace(ANSWER, id=id, **asked, **more))
+    happened = [
+        Event("k1", edit, "accepted", 3.0, 1.0),
+        Event("k2", edit, "retained", 33.0, 0.8, 30.0),
+    ]
+    feedback.record_events(happened, "ada")
+    sessions = ServedStore(feedback, reward, 0.0).sessions([0], 0.0)
+    trained = [reward(one).total for one in answered(feedback.joined([question, edit]))]
+    assert trained == [0.8, 0.0]
+    np.testing.assert_allclose(sessions.metric("reward"), [np.mean(trained)])
