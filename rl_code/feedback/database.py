@@ -17,6 +17,8 @@ from pathlib import Path
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -39,10 +41,11 @@ def connect(url: str) -> Engine:
     return engine
 
 
-def make_engine(url: str) -> Engine:
+def make_engine(url: str, *, new: bool = True) -> Engine:
     """An engine whose commits are on the disk when they return. Nothing is written yet.
 
-    Raises ValueError for a URL of another kind of database.
+    new: whether a file that is not there may be made. Raises ValueError for a URL of another kind
+    of database, and for a file that is not there and may not be made.
     """
     try:
         parsed = sqlalchemy.make_url(url)
@@ -50,16 +53,18 @@ def make_engine(url: str) -> Engine:
     except ArgumentError as error:
         raise ValueError(f"database {url!r}: {error}") from error
     if kind == "sqlite":
-        return _sqlite(parsed)
+        return _sqlite(parsed, new)
     if kind == "postgresql":
         # a server that was restarted leaves dead connections behind
         return sqlalchemy.create_engine(parsed, pool_pre_ping=True, pool_size=8)
     raise ValueError(f"database {url!r}: expected sqlite:///FILE or postgresql+psycopg://...")
 
 
-def _sqlite(url: sqlalchemy.URL) -> Engine:
+def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")
+    if not new and not Path(url.database).exists():
+        raise ValueError(f"database {str(url)!r}: there is no such file")
     Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sqlalchemy.create_engine(url)
 
@@ -129,8 +134,20 @@ def migrate(engine: Engine) -> None:
 
     Several processes may do so at once.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config = _migrations()
     with writing(engine, alone=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def is_newest(engine: Engine) -> bool:
+    """Whether ``migrate`` has nothing to do."""
+    heads = ScriptDirectory.from_config(_migrations()).get_heads()
+    with reading(engine) as connection:
+        return set(MigrationContext.configure(connection).get_current_heads()) == set(heads)
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config

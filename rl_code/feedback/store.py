@@ -189,6 +189,20 @@ class FeedbackStore:
             ordered = query.order_by(ANSWERS.c.asked_at, ANSWERS.c.id)
             return tuple(connection.scalars(ordered))
 
+    def of_sessions(self, names: Collection[str] | None, since: float) -> tuple[str, ...]:
+        """Ids of the whole answers that were asked for since a time, in that order. names: of their
+        sessions; None for all.
+        """
+        query = select(ANSWERS.c.id, ANSWERS.c.asked_at).where(
+            ANSWERS.c.asked_at >= since, ANSWERS.c.finish_reason != "aborted"
+        )
+        with database.reading(self.engine) as connection:
+            if names is None:
+                rows = connection.execute(query).all()
+            else:
+                rows = rows_of(connection, query, ANSWERS.c.session, names)
+        return tuple(row.id for row in sorted(rows, key=lambda row: (row.asked_at, row.id)))
+
     # Cycles
 
     def mark_used(self, cycle: int, selection: Selection) -> None:

@@ -1,7 +1,8 @@
 """Recorded sessions as tasks: rows of a suite that the gate plays, and cases of the red team.
 
-Both need what the server knew about the task. An agent's answers carry it in
-``AnswerRecord.extra``:
+Both need what was known about the task. A server that gives out tasks itself writes it into
+``AnswerRecord.extra`` of an agent's answers; else the agent's program, which alone knows it, says
+it in ``Event.extra`` of an event of its own answers, such as "opened":
 
     "record"  the task as a row of ``tasks.records.COLUMNS``: messages, files, tests
     "files"   path -> text of what the session had changed by this answer; null for a deleted file
@@ -10,7 +11,7 @@ A session without them, such as one of suggestions in an editor, has no tests to
 counted and left out.
 
 The file of sessions has a line of JSON for each answer: ``{"answer": {...}, "events": [...]}`` with
-the fields of ``AnswerRecord`` and ``Event``.
+the fields of ``AnswerRecord`` and ``Event`` (``launch.export_sessions``).
 """
 
 from __future__ import annotations
@@ -73,17 +74,19 @@ def read_sessions(path: Path) -> list[RecordedSession]:
 
 def sessions(joined: Joined) -> list[RecordedSession]:
     """Answers put together by user and session, in the order in which they ended."""
-    answers: dict[tuple[str, str], list[AnswerRecord]] = {}
-    for answer, _ in joined:
-        answers.setdefault((answer.user, answer.session), []).append(answer)
+    answers: dict[tuple[str, str], list[tuple[AnswerRecord, Sequence[Event]]]] = {}
+    for answer, events in joined:
+        answers.setdefault((answer.user, answer.session), []).append((answer, events))
     found = []
     for (user, session), own in answers.items():
-        own.sort(key=lambda answer: answer.answered_at)
-        # the last that is known counts: later answers have changed more
+        own.sort(key=lambda one: one[0].answered_at)
+        # The last that is known counts: later answers have changed more. What the server knew of an
+        # answer counts more than what its client says.
         known: dict[str, Any] = {RECORD: None, FILES: None}
-        for answer in own:
-            known |= {key: answer.extra[key] for key in known if answer.extra.get(key) is not None}
-        last = own[-1]
+        for answer, events in own:
+            for extra in (*(event.extra for event in events), answer.extra):
+                known |= {key: extra[key] for key in known if isinstance(extra.get(key), dict)}
+        last = own[-1][0]
         found.append(
             RecordedSession(
                 session, user, last.version, last.answered_at, known[RECORD], known[FILES]
@@ -145,6 +148,12 @@ def case_of(found: Iterable[RecordedSession], session: str, name: str, user: str
         )
     row = {"id": f"case/{name}", **_checked(one)}
     return {"name": name, "session": session, "task": row, "files": dict(one.files)}
+
+
+def line_of(answer: AnswerRecord, events: Sequence[Event]) -> str:
+    """A line of a file of sessions."""
+    said = [dataclasses.asdict(event) for event in events]
+    return json.dumps({"answer": dataclasses.asdict(answer), "events": said}) + "\n"
 
 
 def _checked(one: RecordedSession) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 import rich.console
 
-from launch import make_case, make_suite, realtime
+from launch import export_sessions, make_case, make_suite, realtime
 from rl_code import read_config
+from rl_code.feedback.records import Event
+from rl_code.feedback.store import FeedbackStore
 from rl_code.read_config import ConfigError
 from rl_code.realtime.cycle import Notice
 from rl_code.realtime.dashboard import Dashboard
@@ -110,3 +112,45 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, make_case, **flags, session="t")
     assert "nothing to grade" in capsys.readouterr().err
+
+
+def test_recorded_sessions_become_a_case(tmp_path, monkeypatch, capsys):
+    """What the agent's program said of its task when it opened a pull request."""
+    out = tmp_path / "sessions.jsonl"
+    flags = dict(workdir=str(tmp_path), database=None, out=str(out), session=["s"], days=0.0)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, export_sessions, **flags)
+    assert "there is no such file" in capsys.readouterr().err
+    assert not (tmp_path / "people.db").exists()
+    extra = {"record": ROW, "files": {"solution.py": "def f(x):\n    return 6\n"}}
+    with FeedbackStore(f"sqlite:///{tmp_path}/people.db") as store:
+        for id, session in (("a", "s"), ("b", "s"), ("c", "t")):
+            store.record_answer(answer(id, session=session))
+        store.record_answer(answer("d", finish_reason="aborted"))
+        opened = [Event("1", "a", "opened", 3.0, extra=extra)]
+        store.record_events(opened, answer("a").user)
+    run(monkeypatch, export_sessions, **flags)
+    assert "2 answers in" in capsys.readouterr().out
+    assert [json.loads(line)["answer"]["id"] for line in out.open()] == ["a", "b"]
+    cases = tmp_path / "cases.jsonl"
+    flags |= dict(sessions=str(out), session="s", name="six", user="", out=str(cases))
+    run(monkeypatch, make_case, **flags)
+    assert json.loads(cases.read_text())["files"] == extra["files"]
+    suite = tmp_path / "people.jsonl"
+    flags |= dict(out=str(suite), per_user=5, count=0, seed=0)
+    run(monkeypatch, make_suite, **flags)
+    assert "1 tasks in" in capsys.readouterr().out
+
+
+def test_all_of_them_are_written_where_no_session_is_named(tmp_path, monkeypatch, capsys):
+    with FeedbackStore(f"sqlite:///{tmp_path}/people.db") as store:
+        for id, session in (("a", "s"), ("c", "t")):
+            store.record_answer(answer(id, session=session))
+    url = f"sqlite:///{tmp_path}/people.db"
+    flags = dict(workdir=None, database=url, session=[], days=0.0)
+    run(monkeypatch, export_sessions, **flags, out=str(tmp_path / "all.jsonl"))
+    assert "2 answers in" in capsys.readouterr().out
+    # they were asked for long ago
+    with pytest.raises(SystemExit):
+        run(monkeypatch, export_sessions, **flags | dict(days=1.0, out=str(tmp_path / "new")))
+    assert "no answer of such a session" in capsys.readouterr().err

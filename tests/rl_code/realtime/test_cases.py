@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 
@@ -36,11 +35,7 @@ def answer(id: str, **fields) -> AnswerRecord:
 
 
 def written(path, joined) -> None:
-    lines = [
-        {"answer": dataclasses.asdict(one), "events": [dataclasses.asdict(e) for e in events]}
-        for one, events in joined
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(cases.line_of(one, events) for one, events in joined))
 
 
 def test_a_session_is_the_mean_of_what_is_known_of_its_answers():
