@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     since = time.time() - FLAGS.days * _DAY_S if FLAGS.days else 0.0
     try:
         lines = _lines(url, FLAGS.session, since)
-    except (ValueError, SQLAlchemyError) as error:
+    except (FileNotFoundError, ValueError, SQLAlchemyError) as error:
         command.refuse(f"{url}: {error}")
     if not lines:
         command.refuse(f"{url}: no answer of such a session is recorded")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
 
 def _lines(url: str, sessions: list[str], since: float) -> list[str]:
-    """The lines of the file. Raises ValueError for a database that is not there."""
+    """The lines of the file. Raises FileNotFoundError for a database that is not there."""
     engine = database.make_engine(url, new=False)
     with FeedbackStore(engine) as store:
         ids = store.of_sessions(sessions or None, since)

@@ -24,11 +24,13 @@ from pathlib import Path
 import ml_collections
 import rich.console
 import rich.table
+import sqlalchemy
 from absl import flags as absl_flags
 from sqlalchemy import Row
 
 from launch import flags
 from rl_code import named, read_config
+from rl_code.feedback import database
 from rl_code.files import lock
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
@@ -98,12 +100,17 @@ def open_cycle(
 ):
     """The cycle of a workdir, begun if it is new; its ledger, and its parts."""
     engine = tables.connect(database_of(config, folder))
+    parts = parts_of(config, folder, engine)
     ledger = Ledger(engine)
-    parts = named.make(PARTS, config.parts, "config.parts").make(
-        engine, folder, config.cycle, time.time
-    )
+    cycle = Cycle(ledger, parts, config.cycle, tell=tell)  # finds what is wrong with the config
     ledger.start(config.cycle.anchor, time.time())
-    return Cycle(ledger, parts, config.cycle, tell=tell), ledger, parts
+    return cycle, ledger, parts
+
+
+def parts_of(config: RealtimeConfig, folder: Path, engine: sqlalchemy.Engine) -> Parts:
+    """What the cycle is made of."""
+    made = named.make(PARTS, config.parts, "config.parts")
+    return made.make(engine, folder, config.cycle, time.time)
 
 
 def database_of(config: RealtimeConfig, folder: Path) -> str:
@@ -112,17 +119,26 @@ def database_of(config: RealtimeConfig, folder: Path) -> str:
 
 
 def dry_run(config: RealtimeConfig, folder: Path) -> str:
-    """What the next edge would do. Nothing is written: a new workdir has nothing to say yet."""
-    database = folder / "people.db"
-    if config.database is None and not database.exists():
-        return (
-            f"{folder} holds no cycle yet: the first deploys version {config.cycle.anchor} and "
-            f"waits for {config.cycle.least_sessions} sessions"
-        )
-    if not Ledger(tables.connect(database_of(config, folder))).exists():
-        return f"{config.database} holds no cycle yet"
-    cycle, _, _ = open_cycle(config, folder)
-    plan = cycle.plan()
+    """What the next edge would do. Nothing is written: a new workdir has nothing to say yet, and
+    an older form of the tables stays as it is.
+    """
+    where = config.database or folder
+    new = (
+        f"{where} holds no cycle yet: the first deploys version {config.cycle.anchor} and waits "
+        f"for {config.cycle.least_sessions} sessions"
+    )
+    try:
+        engine = database.make_engine(database_of(config, folder), new=False)
+    except FileNotFoundError:
+        return new
+    ledger = Ledger(engine)
+    if not ledger.exists():
+        return new
+    if not database.is_newest(engine):
+        return f"{where} has tables of an older form, which the next start changes first"
+    if not folder.is_dir():
+        return f"{folder} does not exist, and the cycle of {where} has begun in another workdir"
+    plan = Cycle(ledger, parts_of(config, folder, engine), config.cycle).plan()
     return f"cycle {plan.cycle}, {plan.state}: {plan.text}{'' if plan.due else ' (not due)'}"
 
 

@@ -44,8 +44,8 @@ def connect(url: str) -> Engine:
 def make_engine(url: str, *, new: bool = True) -> Engine:
     """An engine whose commits are on the disk when they return. Nothing is written yet.
 
-    new: whether a file that is not there may be made. Raises ValueError for a URL of another kind
-    of database, and for a file that is not there and may not be made.
+    new: whether a file that is not there may be made; else FileNotFoundError is raised. Raises
+    ValueError for a URL of another kind of database.
     """
     try:
         parsed = sqlalchemy.make_url(url)
@@ -64,7 +64,7 @@ def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")
     if not new and not Path(url.database).exists():
-        raise ValueError(f"database {str(url)!r}: there is no such file")
+        raise FileNotFoundError(f"database {str(url)!r}: there is no such file")
     Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = sqlalchemy.create_engine(url)
 

@@ -36,8 +36,11 @@ class Ledger:
             pass  # another process has just done it
 
     def exists(self) -> bool:
-        """Whether a cycle was ever started here."""
-        return sqlalchemy.inspect(self.engine).has_table(CYCLES.name)
+        """Whether a cycle was ever started here. The tables alone may be another's."""
+        if not sqlalchemy.inspect(self.engine).has_table(CYCLES.name):
+            return False
+        with database.reading(self.engine) as connection:
+            return connection.execute(select(CYCLES.c.number).limit(1)).first() is not None
 
     def current(self) -> Row:
         """The open cycle."""

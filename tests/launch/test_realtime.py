@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import runpy
+import sqlite3
 import urllib.request
 from types import SimpleNamespace
 
 import pytest
 import rich.console
+import sqlalchemy
 
 from launch import export_sessions, make_case, make_suite, realtime
 from rl_code import read_config
+from rl_code.feedback import database
 from rl_code.feedback.records import Event
 from rl_code.feedback.store import FeedbackStore
 from rl_code.read_config import ConfigError
+from rl_code.realtime import tables
 from rl_code.realtime.cycle import Notice
 from rl_code.realtime.dashboard import Dashboard
+from rl_code.realtime.ledger import Ledger
 from tests.rl_code.realtime.test_cases import ROW, answer, written
 
 
@@ -33,6 +39,47 @@ def test_a_dry_run_of_a_new_workdir_writes_nothing(tmp_path):
     assert not folder.exists()
     url = f"sqlite:///{tmp_path}/other.db"
     assert "other.db holds no cycle yet" in realtime.dry_run(config(url), folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def content(folder) -> tuple[list[str], list[str]]:
+    """Files of a workdir, and its database as SQL."""
+    with contextlib.closing(sqlite3.connect(folder / "people.db")) as connection:
+        dump = list(connection.iterdump())
+    return sorted(str(path) for path in folder.rglob("*") if "people.db" not in path.name), dump
+
+
+@pytest.mark.parametrize("form", ["head", "feedback_1"])
+def test_a_dry_run_starts_no_cycle_and_migrates_nothing(tmp_path, form):
+    """A database that answers are recorded in, without a cycle, or of an older form with one."""
+    engine = tables.connect(f"sqlite:///{tmp_path}/people.db")
+    database.migrate(engine)
+    if form != "head":
+        Ledger(engine).start(0, 1.0)
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text(f"UPDATE alembic_version SET version_num='{form}'"))
+    engine.dispose()
+    before = content(tmp_path)
+    said = realtime.dry_run(config(), tmp_path)
+    assert ("holds no cycle yet" if form == "head" else "tables of an older form") in said
+    assert content(tmp_path) == before
+
+
+def test_a_dry_run_of_a_cycle_that_has_begun_changes_nothing(tmp_path):
+    cycle, _, _ = realtime.open_cycle(config(), tmp_path)
+    cycle.step()
+    before = content(tmp_path)
+    assert "cycle 1, collect: wait for 200 sessions" in realtime.dry_run(config(), tmp_path)
+    assert content(tmp_path) == before
+
+
+def test_bounds_of_the_config_are_of_what_its_parts_say(tmp_path):
+    given = runpy.run_path("configs/realtime.py")["get_config"]("smoke")
+    realtime.open_cycle(read_config.build(realtime.RealtimeConfig, given), tmp_path / "a")
+    given.cycle.watch.guardrails = (dict(metric="latencies", harm="up", scale=1.0),)
+    wrong = read_config.build(realtime.RealtimeConfig, given)
+    with pytest.raises(ConfigError, match=r"guardrails\[0\].metric='latencies': metrics of"):
+        realtime.open_cycle(wrong, tmp_path / "b")
 
 
 def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
