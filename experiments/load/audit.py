@@ -167,10 +167,15 @@ def check_cycles(audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch:
     for cycle in cycles:
         if cycle.number in sets and len(selected[cycle.number]) != sets[cycle.number].answers:
             audit.problems.append(f"cycle {cycle.number}: its training set is not whole")
-        made_of = _made_of(versions, cycle.candidate)
-        if made_of is None:
+        told = _told(versions, cycle.candidate)
+        if told is None:
             continue
         made += 1
+        made_of = told["made_of"]
+        if left_out := told.get("left_out", 0):
+            audit.problems.append(
+                f"cycle {cycle.number}: {left_out} answers were marked and not trained on"
+            )
         ids = hashlib.sha256(",".join(selected[cycle.number]).encode()).hexdigest()
         if made_of != f"{cycle.base}/{cycle.digest}/{ids}":
             audit.problems.append(
@@ -277,12 +282,14 @@ class Allowed:
         return answer.version in versions[-1]
 
 
-def _made_of(versions: Path, version: int | None) -> str | None:
-    """What a version was made of; None for one that is not there, or not whole."""
+def _told(versions: Path, version: int | None) -> Mapping[str, Any] | None:
+    """What a version says of its training (``Versions.write``); None for one that is not there, or
+    not whole.
+    """
     if version is None:
         return None
     try:
-        return checkpoint.record_of(versions / str(version), version).position["made_of"]
+        return checkpoint.record_of(versions / str(version), version).position
     except CheckpointError:
         return None
 

@@ -127,9 +127,10 @@ def cycled(store, ids=("a", "b", "c")) -> Ledger:
     return ledger
 
 
-def cycle_problems(store, folder, monkeypatch, made_of=None) -> str:
+def cycle_problems(store, folder, monkeypatch, made_of=None, left_out=0) -> str:
     found = Audit()
-    monkeypatch.setattr(audit_lib, "_made_of", lambda versions, version: made_of)
+    told = made_of and {"made_of": made_of, "left_out": left_out}
+    monkeypatch.setattr(audit_lib, "_told", lambda versions, version: told)
     check_cycles(found, store.engine, folder, batch=0)
     return "; ".join(found.problems)
 
@@ -140,6 +141,10 @@ def test_versions_are_made_of_what_is_marked(recorded, tmp_path, monkeypatch):
     ids = hashlib.sha256(b"a,b,c").hexdigest()
     made_of = f"0/{row.digest}/{ids}"
     assert cycle_problems(store, tmp_path, monkeypatch, made_of) == ""
+    assert (
+        cycle_problems(store, tmp_path, monkeypatch, made_of, left_out=2)
+        == "cycle 1: 2 answers were marked and not trained on"
+    )
     other = f"0/{row.digest}/{hashlib.sha256(b'a,b,b').hexdigest()}"
     assert "version 1 was made of" in cycle_problems(store, tmp_path, monkeypatch, other)
 
