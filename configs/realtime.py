@@ -27,7 +27,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             name="served",
             run=_run(smoke),
             # A real one: silence_s=3_600, as long as people take to come back to a suggestion.
-            feedback=dict(silence_s=1.0 if smoke else 5.0),
+            # The claims that simulated people make, at once, of what comes later.
+            feedback=dict(
+                silence_s=1.0 if smoke else 5.0,
+                claims=dict(horizons_s=(15.0, 30.0, 120.0, 300.0, 600.0), early_s=600.0),
+            ),
             people=dict(people=24 if smoke else 96, at_once=8 if smoke else 16, holes=4),
         )
     # An answer shows up in the rates below only where it can: nobody edits or asks here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -43,6 +44,41 @@ _NAMES: Mapping[str, int] = {
 }
 _MAY_BE_EMPTY = ("adapter", "arm")
 _NEED_VALUE = ("edited", "retained", "reverted", "thumbs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """Which claims of retention are recorded. The last horizon is what is paid, so one that nobody
+    measures, or that lies ahead, would earn what the honest ones do not.
+    """
+
+    # Seconds after the acceptance at which clients look; those of ``editor.tracker``.
+    horizons_s: tuple[float, ...] = (30.0, 300.0, 3_600.0)
+    # A claim may come this many seconds before its horizon can be over: as much as clocks differ.
+    # Simulated people, who know at once how long a text lives, need their longest horizon.
+    early_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.horizons_s or min(self.horizons_s) <= 0:
+            raise ValueError(f"{self.horizons_s=} must be seconds above 0, at least one")
+        if not self.early_s >= 0:
+            raise ValueError(f"{self.early_s=} must be at least 0")
+
+    def why_not(self, event: Event, answered_at: float | None, now: float) -> str:
+        """Why an event is not recorded; "" for one that is.
+
+        answered_at: when its answer was whole; None while it is not recorded. Answers are recorded
+        before their end is sent, so nobody has accepted such a one yet.
+        """
+        if event.horizon_s is None:
+            return ""
+        if event.horizon_s not in self.horizons_s:
+            known = ", ".join(f"{one:g}" for one in self.horizons_s)
+            return f"horizon_s={event.horizon_s:g} is none of {known}"
+        passed_s = 0.0 if answered_at is None else now - answered_at
+        if event.horizon_s > passed_s + self.early_s:
+            return f"{passed_s:.0f} s after its answer nothing is known of {event.horizon_s:g} s"
+        return ""
 
 
 def check_event(event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_code.feedback.checks import Claims
 from rl_code.feedback.poisoning import PoisoningConfig
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig
 
@@ -19,6 +20,8 @@ class FeedbackConfig:
     # Seconds after which an answer without events has the reward of silence. Younger ones wait for
     # the next cycle.
     silence_s: float = 3_600.0
+    # What is believed of what clients say.
+    claims: Claims = Claims()
     reward: FeedbackRewardConfig = FeedbackRewardConfig()
     poisoning: PoisoningConfig = PoisoningConfig()
 

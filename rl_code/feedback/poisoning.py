@@ -88,20 +88,8 @@ def weigh(given: Sequence[Answered], config: PoisoningConfig) -> Weights:
     if not given:
         return Weights(np.zeros(0), ())
     users, user_of = np.unique([one.answer.user for one in given], return_inverse=True)
-    names = [_origin(one) for one in given]
-    origins, origin_of = np.unique(names, return_inverse=True)
-    decisions = _Decisions.read(given, config)
-    weights = np.ones(len(given))
-    found: dict[tuple[str, str], str] = {}
-    for prefix, group_of, groups in (("", user_of, users), ("of_origin ", origin_of, origins)):
-        if prefix and len(origins) == len(users):
-            break  # nobody says where keys come from, or each place has one user
-        for number in range(len(groups)):
-            mine = group_of == number
-            for reason, factor, text in decisions.judge(mine, origin_of, config):
-                weights[mine] *= factor
-                for user in np.unique(user_of[mine]):
-                    found[str(users[user]), prefix + reason] = text
+    origin_of = _origins(given)
+    weights, found = _judged(given, users, user_of, origin_of, config)
     fair, weights = weights, _bounded_both(weights, user_of, origin_of, config)
     lowered = weights < fair * (1 - 1e-9) * (weights / np.maximum(fair, 1e-300)).max()
     for user in np.unique(user_of[lowered]):
@@ -113,6 +101,46 @@ def weigh(given: Sequence[Answered], config: PoisoningConfig) -> Weights:
         Suspect(user, reason, most[user], text) for (user, reason), text in sorted(found.items())
     ]
     return Weights(weights, tuple(suspects))
+
+
+def implausible(given: Sequence[Answered], config: PoisoningConfig) -> set[str]:
+    """Users whose behaviour is too regular to be a person's. Who only has a large share is not one
+    of them: in a comparison of users each counts once.
+    """
+    if not given:
+        return set()
+    users, user_of = np.unique([one.answer.user for one in given], return_inverse=True)
+    _, found = _judged(given, users, user_of, _origins(given), config)
+    return {user for user, _ in found}
+
+
+def _judged(
+    given: Sequence[Answered],
+    users: np.ndarray,
+    user_of: np.ndarray,
+    origin_of: np.ndarray,
+    config: PoisoningConfig,
+) -> tuple[Float64[np.ndarray, " answers"], dict[tuple[str, str], str]]:
+    """Weights by what is implausible, and (user, reason) -> text of those who are lowered."""
+    decisions = _Decisions.read(given, config)
+    weights = np.ones(len(given))
+    found: dict[tuple[str, str], str] = {}
+    for prefix, group_of in (("", user_of), ("of_origin ", origin_of)):
+        if prefix and origin_of.max() == user_of.max():
+            break  # nobody says where keys come from, or each place has one user
+        # fewer answers say nothing, and most people have few
+        for number in np.flatnonzero(np.bincount(group_of) >= config.least):
+            mine = group_of == number
+            for reason, factor, text in decisions.judge(mine, origin_of, config):
+                weights[mine] *= factor
+                for user in np.unique(user_of[mine]):
+                    found[str(users[user]), prefix + reason] = text
+    return weights, found
+
+
+def _origins(given: Sequence[Answered]) -> Int64[np.ndarray, " answers"]:
+    """The number of the origin of each answer."""
+    return np.unique([_origin(one) for one in given], return_inverse=True)[1]
 
 
 def _origin(one: Answered) -> str:

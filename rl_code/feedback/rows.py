@@ -30,10 +30,10 @@ def rows_of(connection: Connection, query: Any, column: Any, values: Collection[
     return rows
 
 
-def owners_of(connection: Connection, ids: Collection[str]) -> dict[str, str]:
-    """Answer -> user, of those that are recorded."""
-    rows = rows_of(connection, select(ANSWERS.c.id, ANSWERS.c.user), ANSWERS.c.id, ids)
-    return {row.id: row.user for row in rows}
+def known_of(connection: Connection, ids: Collection[str]) -> dict[str, Row]:
+    """Answer -> its user and ``answered_at``, of those that are recorded."""
+    query = select(ANSWERS.c.id, ANSWERS.c.user, ANSWERS.c.answered_at)
+    return {row.id: row for row in rows_of(connection, query, ANSWERS.c.id, ids)}
 
 
 def event_of(row: Row) -> Event:
@@ -126,24 +126,23 @@ def remove_answers(connection: Connection, ids: Sequence[str], mark: str) -> tup
 
 def results_of(
     events: Sequence[Event],
-    refused: Collection[str],
+    refused: Mapping[str, str],
     new: set[str],
-    owners: Collection[str],
+    known: Collection[str],
     kept: Mapping[str, Event],
 ) -> list[Result]:
-    """What became of each event that a user sent. All but the events are keys.
+    """What became of each event that a user sent.
 
-    new: of those that were written now; changed here. owners: answers that are recorded. kept: the
-    event that has a key.
+    refused: key -> why. new: keys of those that were written now; changed here. known: answers that
+    are recorded. kept: the event that has a key.
     """
     results = []
     for event in events:
         if event.key in refused:
-            why = f"the answer {event.answer!r} was not given to this key"
-            results.append(Result(event.key, "refused", why))
+            results.append(Result(event.key, "refused", refused[event.key]))
         elif event.key in new:
             new.remove(event.key)  # the same key again in this list is a repetition
-            status = "recorded" if event.answer in owners else "waiting"
+            status = "recorded" if event.answer in known else "waiting"
             results.append(Result(event.key, status))
         else:
             same = event == kept[event.key]

@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, func, insert, select
 
 from rl_code.feedback import database
-from rl_code.feedback.checks import check_answer, check_event
+from rl_code.feedback.checks import Claims, check_answer, check_event
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import Deleted, Result, Selection, SelectionChanged, TrainingSet
 from rl_code.feedback.records import AnswerRecord, Event
@@ -32,7 +32,7 @@ from rl_code.feedback.rows import (
     digest_of,
     earlier_of,
     join,
-    owners_of,
+    known_of,
     remove_answers,
     rows_of,
     training_set_of,
@@ -54,11 +54,13 @@ class FeedbackStore:
         url: str | Engine,
         *,
         ids: AnswerIds | None = None,
+        claims: Claims | None = None,
         clock: Callable[[], float] | None = None,
     ):
         """url: of the database (``database.connect``), or an engine that others use too
         (``database.make_engine``). ids: tells at once whether an answer that is not recorded yet
-        was given to the user who sends an event. clock: Unix seconds, for tests and simulations;
+        was given to the user who sends an event. claims: which claims of retention are recorded;
+        None for all. clock: Unix seconds, for tests and simulations;
         None for the database's own clock.
         """
         if isinstance(url, Engine):
@@ -71,7 +73,7 @@ class FeedbackStore:
         # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking
         # the file again and again. In PostgreSQL it is for answers and events alone.
         self._turn = threading.Lock()
-        self._writes = Writes(ids)
+        self._writes = Writes(ids, claims)
         self._together = Together(self._turn, self._write_all)
 
     def __enter__(self) -> FeedbackStore:
@@ -176,14 +178,17 @@ class FeedbackStore:
         """The digest that a selection of these answers has."""
         return digest_of(self.joined(ids, watermark))
 
-    def answered(self, versions: Collection[int], since: float) -> tuple[str, ...]:
-        """Ids of the whole answers of these versions that were asked for since a time, in that
-        order, used or not.
+    def routed(self, versions: Collection[int], since: float) -> tuple[str, ...]:
+        """Ids of the answers of these versions that were asked for since a time, in that order,
+        used or not, for a comparison of arms.
+
+        Those of people who asked for a version by its name are left out: they have chosen their
+        arm. Aborted ones are among them: a version so slow that its people leave has many.
         """
         query = select(ANSWERS.c.id).where(
             ANSWERS.c.version.in_(list(versions)),
             ANSWERS.c.asked_at >= since,
-            ANSWERS.c.finish_reason != "aborted",
+            ANSWERS.c.arm != "",
         )
         with database.reading(self.engine) as connection:
             ordered = query.order_by(ANSWERS.c.asked_at, ANSWERS.c.id)
@@ -217,9 +222,9 @@ class FeedbackStore:
                 if (there.digest, there.watermark) != (selection.digest, selection.watermark):
                     raise ValueError(f"cycle {cycle} has another training set: {there}")
                 return
-            owners = owners_of(connection, selection.ids)
+            known = known_of(connection, selection.ids)
             taken = rows_of(connection, select(USES.c.answer), USES.c.answer, selection.ids)
-            if gone := sorted(set(selection.ids) - set(owners)):
+            if gone := sorted(set(selection.ids) - set(known)):
                 raise SelectionChanged(
                     f"{len(gone)} selected answers were deleted, such as {gone[0]!r}"
                 )

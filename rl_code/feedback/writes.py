@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from rl_code.feedback.checks import Claims
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import Result
 from rl_code.feedback.records import AnswerRecord, Event
-from rl_code.feedback.rows import event_of, owners_of, results_of, rows_of
+from rl_code.feedback.rows import event_of, known_of, results_of, rows_of
 from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS
 
 _INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -34,11 +35,12 @@ class Writes:
     """Carries out what was handed in, a statement of each kind for all of it.
 
     Rows are written in the order of their keys, so that two transactions never wait for each other.
-    ids: as of ``store.FeedbackStore``.
+    ids, claims: as of ``store.FeedbackStore``.
     """
 
-    def __init__(self, ids: AnswerIds | None):
+    def __init__(self, ids: AnswerIds | None, claims: Claims | None):
         self._ids = ids
+        self._claims = claims
 
     def __call__(
         self, connection: Connection, writes: Sequence[Write], at: float
@@ -58,8 +60,8 @@ class Writes:
         self, connection: Connection, reports: Sequence[Report], at: float
     ) -> list[list[Result]]:
         """What became of the events of each."""
-        owners = owners_of(connection, {one.answer for report in reports for one in report.events})
-        refused = [self._refused(report, owners) for report in reports]
+        known = known_of(connection, {one.answer for report in reports for one in report.events})
+        refused = [self._refused(report, known, at) for report in reports]
         # user -> key -> the event that has it
         kept: dict[str, dict[str, Event]] = {report.user: {} for report in reports}
         counts: collections.Counter[str] = collections.Counter()
@@ -76,19 +78,29 @@ class Writes:
         for user, number in sorted((+counts).items()):
             _count_refusals(connection, user, number, at)
         return [
-            results_of(report.events, keys, new[report.user], owners, kept[report.user])
+            results_of(report.events, keys, new[report.user], known, kept[report.user])
             for report, keys in zip(reports, refused, strict=True)
         ]
 
-    def _refused(self, report: Report, owners: Mapping[str, str]) -> set[str]:
-        """Keys of the events about answers that were not given to their user."""
+    def _refused(self, report: Report, known: Mapping[str, Row], at: float) -> dict[str, str]:
+        """Key -> why, of events about answers that were not given to their user, and of claims that
+        cannot be true.
+        """
 
-        def may(event: Event) -> bool:
-            if event.answer in owners:
-                return owners[event.answer] == report.user
-            return self._ids is None or self._ids.issued_to(event.answer, report.user)
+        def why_not(event: Event) -> str:
+            answer = known.get(event.answer)
+            if answer is not None:
+                own = answer.user == report.user
+            else:
+                own = self._ids is None or self._ids.issued_to(event.answer, report.user)
+            if not own:
+                return f"the answer {event.answer!r} was not given to this key"
+            if self._claims is None:
+                return ""
+            return self._claims.why_not(event, None if answer is None else answer.answered_at, at)
 
-        return {event.key for event in report.events if not may(event)}
+        # one bad event refuses its key, also where another one has the same
+        return {event.key: why for event in report.events if (why := why_not(event))}
 
 
 def _insert(connection: Connection, table: Any) -> Any:

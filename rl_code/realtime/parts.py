@@ -114,7 +114,9 @@ class Store(Protocol):
         ...
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
-        """What people did with these versions in sessions that began at or after a time."""
+        """What people did with these versions in sessions that began at or after a time: those
+        whose version was chosen for them, also answers that were cut off, nobody implausible.
+        """
         ...
 
 

@@ -64,8 +64,12 @@ class RecordedStore:
             raise Overtaken(str(error)) from error
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
-        ids = self._record.answered(versions, since)
-        return sessions_of(self._record.joined(ids), self._rewarded, self.metrics)
+        joined = self._believed(self._record.joined(self._record.routed(versions, since)))
+        return sessions_of(joined, self._rewarded, self.metrics)
+
+    def _believed(self, joined: Joined) -> Joined:
+        """What counts of answers and events. Whoever knows suspects leaves theirs out."""
+        return joined
 
 
 def sessions_of(
@@ -102,15 +106,18 @@ def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float
     value = {kind: event.value for kind, event in last.items()}
     kept = [event for event in events if event.kind == "retained" and event.value is not None]
     decided = "accepted" in last or "rejected" in last
+    aborted = answer.finish_reason == "aborted"
     metrics = {
         "accepted": float("accepted" in last) if decided else math.nan,
         # at the last horizon that was reached
         "retained": max(kept, key=lambda one: one.horizon_s or 0.0).value if kept else math.nan,
         "edited": _known(value.get("edited")),
         "dissatisfied": _known(value.get("follow_up")),
-        "length": float(len(answer.tokens)),
+        # of one that was cut off nobody knows how long it would have become
+        "length": math.nan if aborted else float(len(answer.tokens)),
+        # of one that was cut off before its first token: until then
         "latency": answer.first_token_s,
-        "aborted": float(answer.finish_reason == "aborted"),
+        "aborted": float(aborted),
     }
     return metrics | {name: _known(answer.extra.get(name)) for name in RATES}
 

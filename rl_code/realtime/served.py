@@ -26,8 +26,8 @@ from rl_code.feedback import http
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.outcomes import Selection
-from rl_code.feedback.poisoning import weigh
-from rl_code.feedback.rewards.answered import answered
+from rl_code.feedback.poisoning import PoisoningConfig, implausible, weigh
+from rl_code.feedback.rewards.answered import Answered, answered
 from rl_code.feedback.rewards.combine import FeedbackReward, make_reward
 from rl_code.feedback.store import FeedbackStore
 from rl_code.learner.learner import Learner
@@ -133,24 +133,51 @@ class Served:
         config: of the cycle.
         """
         secret = load_secret(folder / "secret")
-        record = FeedbackStore(engine, ids=AnswerIds(secret))
+        record = FeedbackStore(engine, ids=AnswerIds(secret), claims=self.feedback.claims)
         reward = make_reward(self.feedback.reward)
         system = System(self, folder, config.anchor, secret, record, reward)
-        store = ServedStore(record, reward, self.feedback.silence_s)
+        store = ServedStore(record, reward, self.feedback.silence_s, self.feedback.poisoning)
         names = dict(metrics=store.metrics, rates=RATES)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
 
 
 class ServedStore(RecordedStore):
-    """The store of feedback, where young answers wait for their events."""
+    """The store of feedback, where young answers wait for their events, and where those who are
+    implausible count neither in the test nor in guardrails and alarms.
+    """
 
-    def __init__(self, record: FeedbackStore, reward: FeedbackReward, silence_s: float):
+    def __init__(
+        self,
+        record: FeedbackStore,
+        reward: FeedbackReward,
+        silence_s: float,
+        poisoning: PoisoningConfig,
+    ):
         parts = [f"reward/{config.component}" for config, _ in reward.signals]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
         self._feedback, self._silence_s = record, silence_s
+        self._poisoning = poisoning
+        # (version, user) of those who were implausible at the last look
+        self._left_out: set[tuple[int, str]] = set()
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
         return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+
+    def _believed(self, joined: Joined) -> Joined:
+        # Each version by itself. Beside the deployed one, of which there are more, everybody who
+        # has a much worse candidate would look implausible, and the test would not see the harm.
+        of_version: dict[int, list[Answered]] = {}
+        for one in answered(joined):
+            of_version.setdefault(one.answer.version, []).append(one)
+        left_out = {
+            (version, user)
+            for version, given in of_version.items()
+            for user in implausible(given, self._poisoning)
+        }
+        if left_out != self._left_out:
+            self._left_out = left_out
+            logging.info("%d users are implausible and left out of the test", len(left_out))
+        return [one for one in joined if (one[0].version, one[0].user) not in left_out]
 
 
 def rewarded(reward: FeedbackReward, joined: Joined) -> list[dict[str, float]]:

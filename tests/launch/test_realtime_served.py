@@ -77,7 +77,7 @@ def test_a_cycle_with_everything_real(tmp_path):
         event.kind in ("accepted", "rejected") for _, happened in joined for event in happened
     )
     # both arms answered while the candidate was watched, each person always from one
-    watched = store.joined(store.answered([0, 1], first.watched_from))
+    watched = store.joined(store.routed([0, 1], first.watched_from))
     arms: dict[str, set[int]] = {}
     for answer, _ in watched:
         arms.setdefault(answer.user, set()).add(answer.version)

@@ -1,6 +1,8 @@
-"""Reward for a pull request that has the answer's change, matched by the content of its diff.
+"""Reward for a pull request that has the answer's change. It is rare and late, but it is what the
+work was for.
 
-It is rare and late, but it is what the work was for.
+Whoever sends the event says so, and nothing here compares the answer with a diff. So pay it only
+where a program of yours, which has matched the two, sends the events.
 """
 
 from __future__ import annotations

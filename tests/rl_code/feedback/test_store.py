@@ -15,6 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from rl_code.feedback import database
+from rl_code.feedback.checks import Claims
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import SelectionChanged
 from rl_code.feedback.store import FeedbackStore
@@ -183,6 +184,36 @@ def test_an_id_that_was_made_up_is_refused_before_its_answer_is_recorded(url):
         sent = [event("accepted", real), event("accepted", real[:-1] + "x", key="2")]
         assert statuses(store.record_events(sent, "ann")) == ["waiting", "refused"]
         assert statuses(store.record_events(sent, "eve")) == ["refused", "refused"]
+
+
+def test_retention_is_believed_at_known_horizons_once_they_can_be_over(url, clock):
+    def claim(key, horizon_s, answer="a"):
+        return event("retained", answer, key, value=1.0, horizon_s=horizon_s)
+
+    sent = [claim("1", 30.0), claim("2", 300.0), claim("3", 1e12), event("accepted", value=1.0)]
+    with FeedbackStore(url, claims=Claims(early_s=5.0), clock=clock) as store:
+        store.record_answer(answer(answered_at=1_000.0))
+        clock.now = 1_026.0
+        results = store.record_events(sent, "ann")
+        assert statuses(results) == ["recorded", "refused", "refused", "recorded"]
+        assert results[1].why == "26 s after its answer nothing is known of 300 s"
+        assert results[2].why == "horizon_s=1e+12 is none of 30, 300, 3600"
+        # an answer that is not recorded has not reached anybody
+        early = store.record_events([claim("4", 30.0, "b"), event("shown", "b")], "ann")
+        assert statuses(early) == ["refused", "waiting"]
+        clock.now = 1_300.0
+        assert statuses(store.record_events(sent, "ann"))[1:3] == ["recorded", "refused"]
+        # a second event does not redeem the first one of its key
+        both = [claim("5", 7.0), claim("5", 30.0)]
+        assert statuses(store.record_events(both, "ann")) == ["refused"] * 2
+        kept = [one.horizon_s for one in store.joined(["a"])[0][1]]
+    assert sorted(kept, key=str) == [30.0, 300.0, None]
+
+
+@pytest.mark.parametrize("bad", [dict(horizons_s=()), dict(horizons_s=(0.0,)), dict(early_s=-1.0)])
+def test_claims_that_cannot_be_are_refused(bad):
+    with pytest.raises(ValueError, match="must be"):
+        Claims(**bad)
 
 
 @pytest.mark.parametrize(

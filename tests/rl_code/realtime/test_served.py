@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from models.sharding import MeshConfig, make_mesh
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds
+from rl_code.feedback.poisoning import PoisoningConfig
 from rl_code.feedback.records import Event
 from rl_code.feedback.rewards.answered import answered
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
@@ -121,7 +123,7 @@ def store(tmp_path):
     feedback = FeedbackStore(engine, ids=AnswerIds(SECRET))
     reward = make_reward(FeedbackRewardConfig())
     with feedback:
-        yield ServedStore(feedback, reward, 0.0), feedback, engine
+        yield ServedStore(feedback, reward, 0.0, PoisoningConfig()), feedback, engine
 
 
 def answers(feedback, count: int, version: int = 0) -> list[str]:
@@ -129,8 +131,18 @@ def answers(feedback, count: int, version: int = 0) -> list[str]:
     made = [ids.make("ada", version, i) for i in range(count)]
     for i, id in enumerate(made):
         fields = dict(id=id, version=version, versions=(version,) * 2, session=f"s{i // 2}")
-        feedback.record_answer(dataclasses.replace(ANSWER, **fields))
+        arm = dict(arm=f"policy@{version}")
+        feedback.record_answer(dataclasses.replace(ANSWER, **fields, **arm))
     return made
+
+
+def record(feedback, user: str, version: int, number: int, **changes) -> str:
+    """Records an answer of the arm of a version; its id."""
+    id = AnswerIds(SECRET).make(user, version, number)
+    fields = dict(id=id, user=user, version=version, versions=(version,) * 2)
+    arm = dict(arm=f"policy@{version}", session=f"s{number}")
+    feedback.record_answer(dataclasses.replace(ANSWER, **fields | arm | changes))
+    return id
 
 
 def test_one_database_has_answers_and_cycles(store):
@@ -150,7 +162,8 @@ def test_one_database_has_answers_and_cycles(store):
 def test_answers_wait_for_their_events(store):
     _, feedback, _ = store
     answers(feedback, 2)
-    young = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 3_600.0)
+    reward = make_reward(FeedbackRewardConfig())
+    young = ServedStore(feedback, reward, 3_600.0, PoisoningConfig())
     assert young.select(time.time(), [0], 0).ids == ()
 
 
@@ -177,7 +190,7 @@ def test_sessions_have_rewards_and_their_parts(store):
 def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
     """Two turns of an agent over HTTP, of which each is another cycle's."""
     feedback = FeedbackStore(f"sqlite:///{tmp_path}/people.db", ids=AnswerIds(SCRIPTED_SECRET))
-    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 0.0)
+    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 0.0, PoisoningConfig())
     trained: dict[int, tuple[list[Group], dict]] = {}
     system = SimpleNamespace(
         _config=SimpleNamespace(
@@ -231,7 +244,49 @@ def test_the_test_pays_a_question_as_training_does(store):
         Event("k2", edit, "retained", 33.0, 0.8, 30.0),
     ]
     feedback.record_events(happened, "ada")
-    sessions = ServedStore(feedback, reward, 0.0).sessions([0], 0.0)
+    sessions = ServedStore(feedback, reward, 0.0, PoisoningConfig()).sessions([0], 0.0)
     trained = [reward(one).total for one in answered(feedback.joined([question, edit]))]
     assert trained == [0.8, 0.0]
     np.testing.assert_allclose(sessions.metric("reward"), [np.mean(trained)])
+
+
+def test_who_asks_for_a_version_by_its_name_is_not_in_the_test(store):
+    served, feedback, _ = store
+    record(feedback, "ada", 0, 0)
+    record(feedback, "ada", 1, 1, arm="")  # as policy@1
+    sessions = served.sessions([0, 1], 0.0)
+    assert sessions.version.tolist() == [0]
+
+
+def test_answers_that_were_cut_off_are_seen_by_the_test_and_never_trained_on(store):
+    served, feedback, _ = store
+    whole = record(feedback, "ada", 1, 0, first_token_s=0.5)
+    record(feedback, "bob", 1, 1, finish_reason="aborted", first_token_s=60.0)
+    sessions = served.sessions([1], 0.0)
+    assert sessions.user.tolist() == ["ada", "bob"]
+    assert sessions.metric("aborted").tolist() == [0.0, 1.0]
+    assert sessions.metric("latency").tolist() == [0.5, 60.0]
+    # what was on its way does not make answers shorter
+    assert sessions.metric("length")[0] == 2.0 and math.isnan(sessions.metric("length")[1])
+    selection = served.select(time.time(), [1], 0)
+    assert selection.ids == (whole,) and selection.aborted == 1
+
+
+def test_who_accepts_everything_does_not_move_the_test(store):
+    """Nor are those left out who have a bad version, compared with whom has a good one."""
+    served, feedback, _ = store
+    rng = np.random.default_rng(0)
+    # version 0 is nearly always accepted, the candidate hardly ever
+    people = [(f"person {i}", 0, 0.95) for i in range(9)]
+    people += [(f"person {i}", 1, 0.02) for i in range(9, 13)] + [("attacker", 1, 1.0)]
+    for user, version, chance in people:
+        events = []
+        for number in range(40):
+            id = record(feedback, user, version, number)
+            kind = "accepted" if rng.random() < chance else "rejected"
+            seconds = 1.5 * math.exp(1.2 * rng.standard_normal())
+            events.append(Event(f"{number}", id, kind, 2.0, seconds))
+        feedback.record_events(events, user)
+    found = served.sessions([0, 1], 0.0)
+    assert sorted({*found.user}) == sorted(user for user, _, _ in people if user != "attacker")
+    assert found.of(1).metric("accepted").mean() < 0.2
