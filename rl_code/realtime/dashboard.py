@@ -5,7 +5,10 @@
     POST /dashboard/acknowledge  {"cycle": 3, "monitor": "edits"}: lets the cycle go on
     POST /dashboard/roll_back    {"cycle": 3}: ends the test of a candidate now
 
-Whoever can reach the server may read; users are keyed hashes, and texts of sessions are not shown.
+Whoever can reach the server may read (docs/realtime.md says what); users are keyed hashes, and
+texts of sessions are not shown. What was read is kept for as long as the page waits between two
+requests, so that many open pages cost the server as much as one.
+
 The two that change something need ``Authorization: Bearer <admin key>``; without an admin key there
 is nobody who may. Texts reach the page as JSON and its document as text only.
 """
@@ -18,6 +21,7 @@ import hmac
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +42,11 @@ from rl_code.realtime.watching import finite
 PAGE = Path(__file__).with_name("dashboard.html")
 # How much of the past the page shows.
 LAST = {"cycles": 12, "edges": 40, "versions": 12, "alarms": 20, "sessions": 12}
+# Seconds between two requests of one page, which are those of its script.
+EVERY_S = 5.0
+# To read thousands of sessions takes a processor from those who are being served. So what was read
+# is kept for so many times as long as reading took, if that is longer.
+_REST = 4.0
 # Bytes of a request to change something; more is no such request.
 _LONGEST = 4_096
 
@@ -63,6 +72,10 @@ class Dashboard:
         self._config = config
         self._admin_key = admin_key
         self._clock = clock
+        # What the page shows, until when (``time.monotonic``); whoever reads anew holds the lock.
+        self._shown: dict[str, Any] | None = None
+        self._shown_until = 0.0
+        self._reading = threading.Lock()
         self._page = PAGE.read_text(encoding="utf-8")
         self._headers = {
             "Content-Security-Policy": _policy(self._page),
@@ -79,7 +92,25 @@ class Dashboard:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What the page shows, as plain JSON values."""
+        """What the page shows, as plain JSON values; not older than ``EVERY_S``, or than some times
+        as long as reading it takes.
+        """
+        shown = self._shown
+        # While somebody reads anew, the others get what there is: threads that wait are missed by
+        # other requests.
+        if not self._reading.acquire(blocking=shown is None):
+            return shown
+        try:
+            begin = time.monotonic()
+            if self._shown is None or begin >= self._shown_until:
+                self._shown = self._read()
+                end = time.monotonic()
+                self._shown_until = end + max(EVERY_S, _REST * (end - begin))
+            return self._shown
+        finally:
+            self._reading.release()
+
+    def _read(self) -> dict[str, Any]:
         if not self._ledger.exists():
             return {"now": self._clock(), "cycle": None}
         row = self._ledger.current()
@@ -158,7 +189,14 @@ class Dashboard:
         cycle = body.get("cycle") if isinstance(body, dict) else None
         if type(cycle) is not int:
             return _refuse(400, f"cycle = {cycle!r}: expected the number of a cycle")
-        return await run_in_threadpool(act, cycle, body)
+
+        def act_and_show() -> Response:
+            answer = act(cycle, body)
+            with self._reading:
+                self._shown = None  # who changed something sees it at once
+            return answer
+
+        return await run_in_threadpool(act_and_show)
 
 
 def _samples(sessions: Sessions, count: int) -> list[dict[str, Any]]:

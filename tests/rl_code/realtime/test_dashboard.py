@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
+from rl_code.realtime import dashboard
 from rl_code.realtime.dashboard import PAGE, Dashboard
 from rl_code.realtime.tables import ALARMS
 from tests.rl_code.realtime.rehearsed import Rehearsed
@@ -84,6 +85,27 @@ def test_the_state_is_what_the_database_says(rehearsed):
     assert "reward" in state["sessions"][0]["values"]
     ats = [one["at"] for one in state["sessions"]]
     assert ats == sorted(ats, reverse=True)
+
+
+def test_many_open_pages_read_the_sessions_once_in_an_interval(rehearsed, monkeypatch):
+    reads = []
+    store = rehearsed.parts.store
+    sessions = store.sessions
+    monkeypatch.setattr(store, "sessions", lambda *asked: reads.append(1) or sessions(*asked))
+    now = [100.0]
+    monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
+    served = app(rehearsed)
+    first = [ask(served, "GET", "/dashboard/state.json")[2] for _ in range(5)]
+    assert len(reads) == 1 and len({*first}) == 1
+    now[0] += dashboard.EVERY_S
+    ask(served, "GET", "/dashboard/state.json")
+    assert len(reads) == 2
+    # who changes something sees it at once
+    assert post(served, "acknowledge", {"cycle": 1, "monitor": "edited"})[0] == 200
+    state = json.loads(ask(served, "GET", "/dashboard/state.json")[2])
+    assert len(reads) == 3 and state["alarms"][0]["acknowledged_at"] is not None
+    # the interval is that of the page
+    assert f"EVERY_MS = {1000 * dashboard.EVERY_S:.0f}," in PAGE.read_text()
 
 
 def test_a_database_without_a_cycle_is_a_page_too(tmp_path):
