@@ -9,7 +9,8 @@ counted from the first of the workdir; 0 goes on until it is stopped. --port ser
 (/dashboard) meanwhile, and the API where the parts serve people (configs/realtime.py); these
 serve on any free port without it. Who has the key in the environment variable RL_CODE_ADMIN_KEY
 may roll back and acknowledge alarms there. A run that was stopped or killed goes on with the same
-command.
+command. Ctrl-C and SIGTERM have it refuse new requests at once, end the update or episode that it
+is at, and wait for the answers on their way; another one ends it at once.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     cycle, ledger, parts = open_cycle(realtime, folder, Lines(console))
     board = Dashboard(ledger, parts.store, realtime.cycle, os.environ.get(ADMIN_KEY))
     page = served(parts, board, absl_flags.FLAGS.port, console)
-    with StopRequest() as stop, page, stop.deferred():
+    with StopRequest(parts.stop) as stop, page, stop.deferred():
         cycle.run(absl_flags.FLAGS.cycles or None, lambda: stop.requested)
     console.print(table(ledger))
 

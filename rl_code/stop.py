@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,10 +28,13 @@ class StopRequest:
     A signal within a second of the first counts as the same request, since a terminal, a launcher
     and a supervisor may each pass it on. A context manager for the main thread, which puts the
     previous handlers back when it is left.
+
+    then: called at once, in the handler of the signal, so it should only note what is so.
     """
 
-    def __init__(self):
+    def __init__(self, then: Callable[[], None] = lambda: None):
         self.requested = False
+        self._then = then
         self._requested_at = 0.0
         self._deferring = False
 
@@ -69,4 +72,5 @@ class StopRequest:
             raise KeyboardInterrupt
         self.requested = True
         self._requested_at = time.monotonic()
+        self._then()
         print("\nstopping after this step; once more to stop at once", flush=True)

@@ -23,6 +23,7 @@ from rl_code.realtime.versions import Versions
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.serving.of_run import make_engine, make_scheduler
+from rl_code.stop import StopRequest
 
 # Prompts that the engine alone is given, again and again.
 _PROMPTS = 2_000
@@ -84,7 +85,7 @@ class Beside:
         with jax.set_mesh(self.run.mesh):
             scheduler = make_scheduler(self.run, make_engine(self.run))
             self._ends.callback(scheduler.close)
-            weights = self.run.sampler(Versions(self.run).model(self._first))
+            weights = self.run.sampler(Versions(self.run, StopRequest()).model(self._first))
             scheduler.load(weights, version=self._first)
         return Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients)
 

@@ -36,6 +36,7 @@ from rl_code.realtime.ledger import Ledger, distance
 from rl_code.realtime.monitors import MonitorsConfig
 from rl_code.realtime.parts import Overtaken, Parts, Routing, TrainingFailed, never
 from rl_code.realtime.watching import WatchConfig, finite
+from rl_code.stop import Stopped
 
 # A look at thousands of sessions takes a processor from those who are being served. So it waits
 # for so many times as long as a look has taken, if that is longer than ``poll_s``.
@@ -117,8 +118,13 @@ class Cycle:
 
     def run(self, cycles: int | None = None, stop: Callable[[], bool] = never) -> None:
         """Takes edges until a number of cycles has ended, counted from the first one; for ever
-        without. stop: asked between two edges, and while none is due.
+        without. stop: asked between two edges, and while none is due. Returns too when a part was
+        stopped in its work, which is then begun again by whoever goes on with the cycle.
         """
+        with contextlib.suppress(Stopped):
+            self._run(cycles, stop)
+
+    def _run(self, cycles: int | None, stop: Callable[[], bool]) -> None:
         while not stop():
             taken, rest_s = False, self._config.poll_s
             with _waiting():

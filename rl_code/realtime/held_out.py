@@ -19,10 +19,11 @@ from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
 from rl_code.people.programmer import NAMED, Programmer
 from rl_code.read_config import at_least
-from rl_code.realtime.parts import Played
+from rl_code.realtime.parts import Played, never
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import Run
 from rl_code.serving.config import ServingConfig
+from rl_code.stop import Stopped
 from rl_code.tasks import infill
 from rl_code.types import Group, Task, Trajectory
 
@@ -107,13 +108,17 @@ class HeldOut:
         judge: JudgeConfig | None,
         model: Callable[[int], Transformer],
         made_of: Callable[[int], str | None],
+        stop: Callable[[], bool] = never,
     ):
-        """model: the weights of a version. made_of: tells weights of one number apart."""
+        """model: the weights of a version. made_of: tells weights of one number apart. stop: asked
+        after each episode.
+        """
         self._run, self._scheduler, self._judge = run, scheduler, judge
-        self._model, self._made_of = model, made_of
+        self._model, self._made_of, self._stop = model, made_of, stop
         self._known: dict[tuple[int, str | None], dict[str, Played]] = {}
 
     def play(self, version: int) -> Mapping[str, Played]:
+        """As ``parts.Suites``. Raises Stopped."""
         key = version, self._made_of(version)
         if key not in self._known:
             with jax.set_mesh(self._run.mesh):
@@ -130,5 +135,10 @@ class HeldOut:
             group_size=suite.samples,
             version=version,
             key=jax.random.key(self._run.config.seed),
+            on_finished=lambda trajectory: self._check_stop(version),
         )
         return played(groups, self._judge, self._run.config.serving)
+
+    def _check_stop(self, version: int) -> None:
+        if self._stop():
+            raise Stopped(f"the suites of version {version} were stopped, and will be played again")

@@ -121,6 +121,10 @@ class Store(Protocol):
 
 
 class Trainer(Protocol):
+    """Trainer and suites may be at work for long. Once ``Parts.stop`` was called they raise
+    ``rl_code.stop.Stopped`` soon, and are called again by the next process.
+    """
+
     def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
         """Makes ``version`` of ``base`` and the selected answers, where fleet and suites find it.
 
@@ -156,6 +160,10 @@ def never() -> bool:
     return False
 
 
+def nothing() -> None:
+    """Of parts that have nothing to stop."""
+
+
 class Wait(Protocol):
     def __call__(self, seconds: float, stop: Callable[[], bool] = never) -> None:
         """What happens for so many seconds in which no edge is due, or until ``stop`` says so."""
@@ -178,3 +186,6 @@ class Parts:
     # bounds are checked at the start; None where they are not known before.
     metrics: Collection[str] | None = None
     rates: Collection[str] | None = None
+    # Called in a handler of signals once the process is asked to end: from now on nobody new is
+    # served, and long work stops soon.
+    stop: Callable[[], None] = nothing

@@ -55,6 +55,7 @@ from rl_code.serving.models import Models
 from rl_code.serving.of_run import make_engine, make_fleet, make_scheduler
 from rl_code.serving.probes import probes
 from rl_code.serving.router import Shares
+from rl_code.stop import Stopped, StopRequest
 
 # The name that people ask for, and that of the arm of everybody while no candidate is watched.
 AUTO = "auto"
@@ -137,7 +138,7 @@ class Served:
         reward = make_reward(self.feedback.reward)
         system = System(self, folder, config.anchor, secret, record, reward)
         store = ServedStore(record, reward, self.feedback.silence_s, self.feedback.poisoning)
-        names = dict(metrics=store.metrics, rates=RATES)
+        names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
 
 
@@ -243,6 +244,8 @@ class System:
         """first: the version that the first cycle deploys."""
         self._config, self._folder, self._first = config, folder, first
         self._secret, self._record, self._reward = secret, record, reward
+        # Whoever runs the cycle takes the signals, and calls ``stop``.
+        self._stop = StopRequest()
         self._ends = contextlib.ExitStack()
         self._url = ""
         self._crowd: Crowd | None = None
@@ -255,7 +258,7 @@ class System:
 
     @functools.cached_property
     def _versions(self) -> Versions:
-        versions = Versions(self._run)
+        versions = Versions(self._run, self._stop)
         versions.begin(self._first)
         return versions
 
@@ -282,7 +285,8 @@ class System:
         self._ends.callback(scheduler.close)
         versions = self._versions
         judge = self._config.judge
-        return HeldOut(self._run, scheduler, judge, versions.model, versions.made_of)
+        ways = (versions.model, versions.made_of, self._is_stopping)
+        return HeldOut(self._run, scheduler, judge, *ways)
 
     @functools.cached_property
     def _learner(self) -> Learner:
@@ -358,11 +362,15 @@ class System:
     def _updates(
         self, state: Any, groups: Sequence[Any], newest: int
     ) -> tuple[Any, dict[str, float]]:
-        """One pass over the answers. Raises TrainingFailed where an update is not finite."""
+        """One pass over the answers. Raises TrainingFailed where an update is not finite, and
+        Stopped.
+        """
         train = self._config.run.train
         size = train.tasks_per_step * train.group_size
         seen: dict[str, list[float]] = {}
         for start in range(0, len(groups), size):
+            if self._stop.requested:
+                raise Stopped(f"training was stopped before answer {start}, and will begin again")
             state, metrics = self._learner(state, groups[start : start + size], newest)
             if not metrics["train/finite"]:
                 raise TrainingFailed(f"the loss is not finite in the update of answer {start}")
@@ -400,6 +408,17 @@ class System:
             self._ends.callback(self._servers.drain)  # before the endpoint ends
             self._url = endpoint.url
             yield endpoint.url
+
+    def stop(self) -> None:
+        """As ``parts.Parts``. Answers that are on their way go on beside the work in progress, and
+        ``serve`` waits for what is left of them.
+        """
+        self._stop.requested = True
+        if self._url:
+            self._servers.refuse()
+
+    def _is_stopping(self) -> bool:
+        return self._stop.requested
 
     def wait(self, seconds: float, stop: Callable[[], bool] = never) -> None:
         """As ``parts.Wait``: people work. Simulated ones come when the first version is served."""

@@ -22,21 +22,21 @@ from rl_code.stop import StopRequest
 class Versions:
     """The folder ``versions`` of a workdir. For one process at a time."""
 
-    def __init__(self, run: Run):
-        self._run = run
+    def __init__(self, run: Run, stop: StopRequest):
+        """stop: asked between the updates of a warm start."""
+        self._run, self._stop = run, stop
         self._folder = run.workdir / "versions"
 
     def begin(self, version: int) -> None:
         """Makes the first version: the warm start, or the model that the config names. Does nothing
-        if it is there.
+        if it is there. Raises Stopped.
         """
         if self.made_of(version) is not None:
             return
         run = self._run
         with jax.set_mesh(run.mesh):
             if run.config.sft is not None:
-                # the signals are taken by whoever runs the cycle
-                model = sft.warm_start(run, StopRequest()).model
+                model = sft.warm_start(run, self._stop).model
             else:
                 model = run.init_model()
             self.write(version, init_state(model, run.config.train.optimizer), "the start", {})

@@ -107,16 +107,20 @@ class Fleet:
         """The user as records name them."""
         return user_key(self._secret, api_key)
 
+    def refuse(self) -> None:
+        """Takes no more requests from now on. Waits for nothing, so a handler of signals may."""
+        self._draining = True
+
     def drain(self) -> bool:
         """Takes no more requests, and waits for the answers that are on their way, for
         ``config.drain_s`` at most; whether all have ended.
         """
-        self._draining = True
+        self.refuse()
         return self.models.wait_idle(self.config.drain_s)
 
     def close(self) -> None:
         """Cuts off what is in progress, waits until that is recorded, and lets everything go."""
-        self._draining = True
+        self.refuse()
         self.models.close()
         self.models.wait_idle(_RECORD_S)
 

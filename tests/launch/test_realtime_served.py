@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -30,8 +32,40 @@ def command(folder: Path) -> list[str]:
     ]
 
 
+def refuses(url: str) -> bool:
+    """Whether a server takes no more requests, or has ended."""
+    try:
+        urllib.request.urlopen(f"{url}/readyz")
+    except urllib.error.HTTPError as error:
+        return error.code == 503 and error.read() == b"the server ends\n"
+    except OSError:
+        return True
+    return False
+
+
+def stop_in_training(folder: Path) -> None:
+    """Starts the cycle and asks it to end as soon as it trains."""
+    with subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "collect -> train" in line:
+                break
+        else:
+            pytest.fail("".join(lines))
+        process.send_signal(signal.SIGTERM)
+        # said at once by the handler
+        assert any("stopping after this step" in line for line in process.stdout)
+        url = re.search(r"(http://[\d.:]+)/dashboard", "".join(lines))[1]
+        assert refuses(url)
+        printed = process.stdout.read()
+    assert process.returncode == 0, printed
+    assert "train -> gate" not in printed
+
+
 @pytest.mark.long
 def test_a_cycle_with_everything_real(tmp_path):
+    stop_in_training(tmp_path)
     with subprocess.Popen(
         command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -22,6 +22,7 @@ from rl_code.realtime.rehearsal import METADATA as PEOPLE
 from rl_code.realtime.rehearsal import SESSIONS
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, METADATA, VERSIONS
 from rl_code.realtime.watching import Guardrail
+from rl_code.stop import Stopped
 from tests.rl_code.realtime.rehearsed import CONFIG, Rehearsed
 
 
@@ -78,6 +79,23 @@ def test_a_plan_says_what_the_next_edge_does_and_writes_nothing(tmp_path):
         "promote",
     }
     assert ("collect", False) in seen
+
+
+def test_work_that_was_stopped_takes_no_edge_and_is_done_by_the_next_process(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    rehearsed.until("train")
+    stopped = []
+
+    class Trainer:
+        def train(self, *asked):
+            stopped.append(asked)
+            raise Stopped("between two updates")
+
+    before = content(rehearsed)
+    parts = dataclasses.replace(rehearsed.parts, trainer=Trainer())
+    rehearsed.another(parts).run()
+    assert len(stopped) == 1 and content(rehearsed) == before
+    rehearsed.until("gate", 1)
 
 
 def test_the_cadence_and_the_least_sessions_are_waited_for(tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,14 +25,16 @@ from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from rl_code.feedback.store import FeedbackStore
 from rl_code.named import Named
 from rl_code.realtime import tables
+from rl_code.realtime.held_out import HeldOut
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Routing
 from rl_code.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
 from rl_code.rewards.combine import SignalConfig
+from rl_code.stop import Stopped, StopRequest
 from rl_code.types import Group
 from tests.rl_code.realtime.test_training import ANSWER
 from tests.rl_code.serving.scripted import SECRET as SCRIPTED_SECRET
-from tests.rl_code.serving.scripted import scripted
+from tests.rl_code.serving.scripted import Scripted, scripted
 
 SECRET = bytes(range(32))
 
@@ -235,7 +241,7 @@ def test_the_test_pays_a_question_as_training_does(store):
     reward = make_reward(FeedbackRewardConfig(signals))
     ids = AnswerIds(SECRET)
     question, edit = (ids.make("ada", 0, number) for number in range(2))
-    asked = dict(version=0, versions=(0, 0), session="s", kind="chat")
+    asked = dict(version=0, versions=(0, 0), session="s", kind="chat", arm="a")
     extra = {"question": True, "ambiguous": True}
     for id, more in ((question, dict(extra=extra)), (edit, dict(asked_at=200.0))):
         feedback.record_answer(dataclasses.replace(ANSWER, id=id, **asked, **more))
@@ -290,3 +296,45 @@ def test_who_accepts_everything_does_not_move_the_test(store):
     found = served.sessions([0, 1], 0.0)
     assert sorted({*found.user}) == sorted(user for user, _, _ in people if user != "attacker")
     assert found.of(1).metric("accepted").mean() < 0.2
+
+
+class SystemAtWork(System):
+    """One that serves by scripted engines and learns nothing."""
+
+    def __init__(self, made: Scripted):
+        train = SimpleNamespace(tasks_per_step=2, group_size=1)
+        config = SimpleNamespace(run=SimpleNamespace(train=train))
+        super().__init__(config, Path(), 0, SECRET, None, None)
+        self._url, self._servers = made.endpoint.url, made.fleet
+        self.updates = 0
+
+    def _learner(self, state, groups, newest):
+        self.updates += 1
+        os.kill(os.getpid(), signal.SIGTERM)  # in the midst of an update
+        assert self._servers.not_ready == "the server ends"
+        return state, {"train/finite": True}
+
+
+def test_a_signal_ends_serving_at_once_and_training_after_the_update():
+    with contextlib.ExitStack() as stack:
+        made = Scripted(stack)
+        made.load("policy", 0, "one")
+        system = SystemAtWork(made)
+        assert made.fleet.not_ready == ""
+        with StopRequest(system.stop) as stop, stop.deferred():
+            with pytest.raises(Stopped, match="before answer 2"):
+                system._updates(None, ["a", "b", "c", "d"], 0)
+        assert stop.requested and system.updates == 1
+
+
+def test_suites_stop_after_an_episode():
+    def rollout(*_, on_finished, **__):
+        on_finished(None)
+
+    run = SimpleNamespace(
+        config=SimpleNamespace(seed=0), episode=None, suite_tasks=lambda suite: []
+    )
+    suite = SimpleNamespace(samples=1)
+    stopping = HeldOut(run, SimpleNamespace(rollout=rollout), None, None, None, lambda: True)
+    with pytest.raises(Stopped, match="suites of version 3"):
+        stopping._play(suite, None, 3)
