@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
+from configs import realtime
 from experiments.ab import report, study
-from experiments.ab.simulate import ACCEPTED, LATENCY, METRICS, RETAINED
+from experiments.ab.simulate import ACCEPTED, LATENCY, METRICS, RETAINED, REWARD
 from launch import command
+from rl_code import read_config
+from rl_code.realtime.watching import WatchConfig
 
 FLAGS = flags.FLAGS
 USERS, SESSIONS = 400, 6_000
@@ -54,7 +57,18 @@ def main(argv: list[str]) -> None:
         for metric in METRICS
         for row in study.charts(rng, metric, tests=tests // 5, sessions=1_000)
     ]
-    print(report.markdown(same, powers, delays, alarms))
+    rng = np.random.default_rng([FLAGS.seed, 2])
+    config = realtime.get_config()
+    watch = read_config.build(WatchConfig, config.cycle.watch)
+    people = config.parts.people["people"]
+    shipped = [
+        study.ends(
+            rng, REWARD, LATENCY, watch, harm=harm, tests=tests, users=people, sessions=sessions
+        )
+        for sessions in (200, 1_000)
+        for harm in (0.0, 0.1, 0.2, 0.3)
+    ]
+    print(report.markdown(same, powers, delays, alarms, shipped))
     if FLAGS.figure:
         report.draw(same, powers, delays, SESSIONS, Path(FLAGS.figure))
         print(f"Figure: {FLAGS.figure}")

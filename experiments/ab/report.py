@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.ab.study import ALPHA, Alarms, Delay, Power, Rejections
+from experiments.ab.study import ALPHA, Alarms, Delay, Ends, Power, Rejections
 
 
 def markdown(
@@ -16,6 +16,7 @@ def markdown(
     powers: Sequence[Power],
     delays: Sequence[Delay],
     alarms: Sequence[Alarms],
+    shipped: Sequence[Ends],
 ) -> str:
     """The tables as docs/realtime.md has them."""
     lines = ["| A/A tests that reject, % | metric | users with candidate | share |"]
@@ -49,6 +50,12 @@ def markdown(
             f"| {one.chart} | {one.metric} | {100 * one.wrong:.1f} % | {100 * one.found:.1f} % | "
             f"{_count(one.delay)} |"
         )
+    lines += ["", "| harm | sessions | rolled back | too few users | promoted by proof | open |"]
+    lines.append("|---|---|---|---|---|---|")
+    for one in shipped:
+        shares = (one.worse, one.few, one.proven, one.open)
+        cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
+        lines.append(f"| {-one.harm:g} | {one.sessions:,} | {cells} |")
     return "\n".join(lines)
 
 

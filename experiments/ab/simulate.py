@@ -63,6 +63,8 @@ ACCEPTED = Metric("accepted", mean=0.3, between=0.1, within=None)
 RETAINED = Metric("retained", mean=0.6, between=0.1, within=0.25)
 LATENCY = Metric("latency", mean=0.8, between=0.4, within=1.0, skewed=True)
 METRICS = (ACCEPTED, RETAINED, LATENCY)
+# Of suggestions: 0.75 or -0.25, and a part for what is kept.
+REWARD = Metric("reward", mean=0.1, between=0.1, within=0.45)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from experiments.ab import simulate
 from experiments.ab.simulate import Metric, Running, Stream
 from rl_code.evaluation.passk import Interval
 from rl_code.realtime import monitors, sequential
+from rl_code.realtime.watching import WatchConfig
 
 ALPHA = 0.05
 LEAST_SESSIONS = 100  # of each arm, before sessions are taken for units
@@ -205,6 +206,69 @@ def rollback(
             found.append((float(stream.treated[: when + 1].sum()), float(arms[1].count[when])))
     seen = np.sort(np.array(found, np.float64).reshape(-1, 2), axis=0)
     return Delay(effect, tests, seen[:, 0], seen[:, 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """What becomes of candidates under a config's whole rule, in shares of the tests."""
+
+    harm: float  # by how much the candidate's metric is lower, in its units
+    users: int
+    sessions: int
+    tests: int
+    # Rolled back for the metric or a guardrail; promoted by proof; at the end without a proof,
+    # whatever the config then does; rolled back for too few users.
+    worse: float
+    proven: float
+    open: float
+    few: float
+
+
+def ends(
+    rng: np.random.Generator,
+    metric: Metric,
+    guarded: Metric,
+    watch: WatchConfig,
+    *,
+    harm: float,
+    tests: int,
+    users: int,
+    sessions: int,
+) -> Ends:
+    """Tests by the rule of a config (``watching.look``), looked at after every session.
+
+    guarded: what its one guardrail watches, which is the same in both arms.
+    """
+    (guard,) = watch.guardrails
+    sign = 1 if guard.harm == "up" else -1
+    level = watch.guardrail_alpha
+    counts = dict.fromkeys(("worse", "proven", "open", "few"), 0)
+    size = dict(tests=tests, users=users, sessions=sessions, share=watch.share)
+    for stream in simulate.streams(rng, metric, factor=1 - harm / metric.mean, **size):
+        habits = guarded.users(rng, users, 1.0)
+        seconds = sign * guarded.sessions(rng, habits[stream.user])
+        # harm is what the bound is above: lowered by what is allowed, it is above 0
+        seconds = seconds - guard.allowed * stream.treated
+        guards = simulate.by_user(dataclasses.replace(stream, value=seconds))
+        below = lambda v: sequential.radius_below(v, guard.scale, level)  # noqa: E731
+        around = lambda v: sequential.radius(v, watch.scale, watch.alpha)  # noqa: E731
+        least, one_sided = watch.least_users, dict(one_sided=True)
+        lower = simulate.by_user(dataclasses.replace(stream, value=-stream.value))
+        worse = _beyond(lower, least, around, **one_sided) | _beyond(
+            guards, least, below, **one_sided
+        )
+        # the lower end is above -margin
+        lifted = stream.value + watch.margin * stream.treated
+        arms = simulate.by_user(dataclasses.replace(stream, value=lifted))
+        proven = _beyond(arms, least, around, **one_sided)
+        decided = worse | proven
+        if decided.any():
+            first = int(np.argmax(decided))
+            counts["worse" if worse[first] else "proven"] += 1
+        else:
+            enough = min(arm.count[-1] for arm in arms) >= least
+            counts["open" if enough else "few"] += 1
+    return Ends(harm, users, sessions, tests, **{k: n / tests for k, n in counts.items()})
 
 
 @dataclasses.dataclass(frozen=True)
