@@ -55,7 +55,7 @@ def markdown(
     for one in shipped:
         shares = (one.worse, one.few, one.proven, one.open)
         cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
-        lines.append(f"| {-one.harm:g} | {one.sessions:,} | {cells} |")
+        lines.append(f"| {0 - one.harm:g} | {one.sessions:,} | {cells} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Prints what each adapter earns at each organisation, and checks that none saw another's data.
 
     python -m experiments.organisations runs/organisations [--holes=96]
+    python -m experiments.organisations runs/organisations --figure=docs/organisations.png
 
 runs/organisations is the workdir of a sweep over configs/organisations.py. The adapters of a seed
 are served beside each other, as several of one model, and fill the same held-out holes of both
@@ -20,6 +21,7 @@ from launch import command, flags
 from rl_code.run_config import meshes
 
 _HOLES = absl_flags.DEFINE_integer("holes", 96, "Held-out holes of each organisation.", 2)
+_FIGURE = absl_flags.DEFINE_string("figure", None, "The file of the figure.")
 
 
 def main(argv: list[str]) -> None:
@@ -38,6 +40,9 @@ def main(argv: list[str]) -> None:
         print(f"{seed}: no episode of one organisation in another's training, one base model")
     played = [report.play(runs, ORGANISATIONS, _HOLES.value) for runs in seeds.values()]
     command.console().print(report.table(played, ORGANISATIONS))
+    if _FIGURE.value:
+        report.draw(played, ORGANISATIONS, Path(_FIGURE.value))
+        print(f"Figure: {_FIGURE.value}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -105,13 +106,67 @@ def table(found: Sequence[Earned], organisations: Sequence[str]) -> rich.table.T
     return view
 
 
+def draw(found: Sequence[Earned], organisations: Sequence[str], path: Path) -> None:
+    """What each adapter earns at each organisation, and what home is ahead of shared, with the
+    intervals of ``table``.
+    """
+    import matplotlib  # slow to import, and only the end draws
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = found[0].adapters
+    figure, (earns, gains) = pyplot.subplots(
+        1, 2, figsize=(9, 3.8), gridspec_kw={"width_ratios": (3, 1)}
+    )
+    places = np.arange(len(organisations))
+    rewards = [
+        np.concatenate([_at(one, one.reward, organisation) for one in found], axis=1)
+        for organisation in organisations
+    ]
+    for number, name in enumerate(names):
+        beside = 0.2 * (number - (len(names) - 1) / 2)
+        label = name if name == "shared" else f"of {name}"
+        _bars(earns, places + beside, [each[number] for each in rewards], f"C{number}", label)
+    ahead = [
+        each[names.index(organisation)] - each[names.index("shared")]
+        for organisation, each in zip(organisations, rewards, strict=True)
+    ]
+    _bars(gains, places, ahead, "C7", None)
+    for axis in (earns, gains):
+        axis.axhline(0, color="grey", linewidth=1, linestyle=":")
+        axis.set_xticks(places, [f"at {one}" for one in organisations])
+        axis.set_xlim(-0.5, len(organisations) - 0.5)
+        axis.grid(alpha=0.3, axis="y")
+        axis.spines[["top", "right"]].set_visible(False)
+    earns.set(ylabel="reward of an episode", title=f"Adapters, {len(found)} seeds, 95 % intervals")
+    earns.legend(title="adapter", frameon=False, fontsize="small")
+    gains.set(title="Home less shared")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _bars(axis: Any, places: np.ndarray, values: Sequence[np.ndarray], colour: str, label: Any):
+    """Means with their intervals."""
+    means, lows, highs = np.array([_interval(one) for one in values]).T
+    errors = np.maximum(np.stack([means - lows, highs - means]), 0.0)  # but for rounding
+    axis.errorbar(places, means, errors, fmt="o", capsize=4, color=colour, label=label)
+
+
 def _at(one: Earned, values: np.ndarray, organisation: str) -> np.ndarray:
     return values[:, np.array(one.organisations) == organisation]
 
 
 def _told(values: np.ndarray) -> str:
     """The mean with its interval."""
+    mean, low, high = _interval(values)
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _interval(values: np.ndarray) -> tuple[float, float, float]:
+    """The mean, and the ends of its interval."""
     rng = np.random.default_rng(0)
     draws = [rng.choice(values, len(values)).mean() for _ in range(_REPEATS)]
     low, high = np.quantile(draws, [0.025, 0.975])
-    return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+    return float(values.mean()), float(low), float(high)

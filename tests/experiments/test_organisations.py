@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from experiments.organisations import isolation, report
 from experiments.organisations.holes import AskedAtHome, Holes, of
@@ -88,3 +89,29 @@ def test_the_table_compares_home_with_shared():
     home = one.reward[0, ::2].mean()
     view = report.table([one], BOTH)
     assert next(iter(view.columns[-1].cells)).startswith(f"{home:+.3f}")
+
+
+def test_the_figure_has_the_numbers_of_the_table(tmp_path, monkeypatch):
+    """On made-up results: each adapter earns at home, the shared one half of it."""
+    rng = np.random.default_rng(0)
+    whose = BOTH * 30
+    means = np.array([[0.3, -0.2], [-0.1, 0.2], [0.15, 0.1]])  # [adapters, organisations]
+    at = np.array([BOTH.index(one) for one in whose])
+    found = [
+        report.Earned((*BOTH, "shared"), whose, means[:, at] + noise, np.ones((3, 60)))
+        for noise in rng.normal(0, 0.1, (3, 3, 60))
+    ]
+    drawn = []
+    draw = Axes.errorbar
+
+    def errorbar(axis, x, y, errors, **how):
+        drawn.append((y, errors))
+        return draw(axis, x, y, errors, **how)
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    report.draw(found, BOTH, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 1_000
+    said = [list(column.cells) for column in report.table(found, BOTH).columns[1:]]
+    for cells, (values, errors) in zip(said, drawn, strict=True):
+        for cell, value, (below, above) in zip(cells, values, errors.T, strict=True):
+            assert cell.startswith(f"{value:+.3f} [{value - below:+.3f}, {value + above:+.3f}]")
