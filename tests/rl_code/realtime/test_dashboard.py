@@ -5,15 +5,19 @@ Chromium.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 import threading
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
 import uvicorn
+from matplotlib import image
 from starlette.applications import Starlette
 
 from rl_code.realtime import dashboard
@@ -189,23 +193,66 @@ def test_the_page_says_its_language_and_labels_what_can_be_operated():
     assert 'el("label", { for: "key" }' in text and "prefers-color-scheme: dark" in text
 
 
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
-def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path):
+needs_chromium = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="no chromium: apt-get install chromium"
+)
+
+
+@contextlib.contextmanager
+def browser(rehearsed: Rehearsed, folder: Path):
+    """Serves the page; what runs Chromium on it with further flags."""
     config = uvicorn.Config(app(rehearsed), "127.0.0.1", 0, log_level="error")
     server = uvicorn.Server(config)
     socket = config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{socket.getsockname()[1]}/dashboard"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
-    command = ["chromium", *flags, "--virtual-time-budget=4000", "--dump-dom", url]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]
+    flags += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=4000"]
+
+    def run(*further: str) -> subprocess.CompletedProcess:
+        command = ["chromium", *flags, *further, url]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+        yield run
     finally:
         server.should_exit = True
         thread.join()
+
+
+@pytest.mark.long
+@needs_chromium
+def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path):
+    with browser(rehearsed, tmp_path) as run:
+        done = run("--dump-dom")
     drawn = done.stdout
     assert "cycle 1, watch" in drawn, done.stderr
     assert 'aria-current="step"' in drawn and "Guardrails" in drawn and "<svg" in drawn
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in drawn
+
+
+@pytest.mark.long
+@needs_chromium
+def test_the_page_is_drawn_wide_and_narrow_light_and_dark(rehearsed, tmp_path):
+    """The pictures stay in pytest's folder, to be looked at."""
+    with browser(rehearsed, tmp_path) as run:
+        for width in (1280, 390):
+            for scheme in ("dark", "light"):  # by their numbers in Blink
+                path = tmp_path / f"{width}_{scheme}.png"
+                done = run(
+                    f"--screenshot={path}",
+                    f"--window-size={width},1600",
+                    "--hide-scrollbars",
+                    f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
+                )
+                assert path.exists(), done.stderr
+                picture = image.imread(path)[..., :3]
+                assert picture.shape[1] == width
+                # paper, with ink on it from top to bottom
+                paper = np.median(picture)
+                assert (paper > 0.9) if scheme == "light" else (paper < 0.2)
+                ink = np.abs(picture.mean(axis=2) - paper).max(axis=1) > 0.5
+                assert ink[: len(ink) // 2].any() and ink[len(ink) // 2 :].any()
+                # the margin at the right is empty: nothing hangs over it
+                assert np.ptp(picture[100:, -8:].mean(axis=2)) < 0.05

@@ -15,7 +15,11 @@ import numpy as np
 import openai
 import pytest
 
+from configs import realtime
 from models.sharding import MeshConfig, make_mesh
+from rl_code import read_config
+from rl_code.editor import tracker
+from rl_code.feedback.checks import Claims
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.poisoning import PoisoningConfig
@@ -24,6 +28,7 @@ from rl_code.feedback.rewards.answered import answered
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from rl_code.feedback.store import FeedbackStore
 from rl_code.named import Named
+from rl_code.people import telemetry
 from rl_code.realtime import tables
 from rl_code.realtime.held_out import HeldOut
 from rl_code.realtime.ledger import Ledger
@@ -338,3 +343,10 @@ def test_suites_stop_after_an_episode():
     stopping = HeldOut(run, SimpleNamespace(rollout=rollout), None, None, None, lambda: True)
     with pytest.raises(Stopped, match="suites of version 3"):
         stopping._play(suite, None, 3)
+
+
+def test_the_horizons_that_are_believed_are_those_that_clients_report():
+    assert Claims().horizons_s == tracker.HORIZONS_S
+    claims = read_config.build(Claims, realtime.get_config().parts.feedback.claims)
+    assert claims.horizons_s == telemetry.HORIZONS_S
+    assert claims.early_s >= max(telemetry.HORIZONS_S)  # simulated people know them at once
