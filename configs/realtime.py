@@ -67,7 +67,6 @@ def _run(smoke: bool) -> ml_collections.ConfigDict:
     """What is served and trained."""
     config = tab.get_config("smoke" if smoke else "")
     with config.ignore_type():
-        config.serving = dict(fill_in=dict())
         config.metrics = dict(extra=())
         config.suites = (
             dict(

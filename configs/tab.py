@@ -24,6 +24,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     with config.ignore_type():
         config.tools = ("suggest",)
+        # /v1/completions with ``suffix`` puts a hole to the model as the protocol does
+        config.serving = dict(fill_in=dict())
     config.protocol = "infill"
     config.tasks = holes(seed=2)
     config.limits = dict(turns=1, tokens=128, turn_tokens=24, test_runs=0, command_s=5.0)

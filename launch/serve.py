@@ -6,10 +6,16 @@
 
 Without --workdir the weights that a run of the config starts from. It samples as the config says
 (rollout.sampling). Every answer is written to --record before its client gets the end of it, a line
-of JSON each (``rl_code.feedback.records``). --keys is a file of API keys and their limits
-(``rl_code.serving.access``); without one everybody may ask. SIGTERM and Ctrl-C end it once the
-answers that are on their way have ended (serving.drain_s); a second one ends it at once.
-docs/serving.md has a session with curl.
+of JSON each (``rl_code.feedback.records``). --database keeps them in a store of feedback instead,
+or too, and serves the routes by which people and editors (``launch.lsp``) report what became of
+them:
+
+    python -m launch.serve --config=configs/tab.py --workdir=runs/tab \\
+        --database=sqlite:///runs/tab/people.db --secret=runs/tab/secret
+
+--keys is a file of API keys and their limits (``rl_code.serving.access``); without one everybody
+may ask. SIGTERM and Ctrl-C end it once the answers that are on their way have ended
+(serving.drain_s); a second one ends it at once. docs/serving.md has a session with curl.
 """
 
 from __future__ import annotations
@@ -22,19 +28,24 @@ import secrets
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import jax
 import ml_collections
 from absl import flags as absl_flags
+from sqlalchemy.exc import SQLAlchemyError
 
 from launch import flags
 from launch.step import STEP
 from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.feedback.identity import load_secret
+from rl_code.feedback import http
+from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.records import AnswerRecord
+from rl_code.feedback.store import FeedbackStore
 from rl_code.read_config import ConfigError
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
@@ -42,11 +53,18 @@ from rl_code.serving.access import Access, KeyFile
 from rl_code.serving.endpoint import Endpoint
 from rl_code.serving.of_run import make_fleet
 from rl_code.serving.probes import probes
+from rl_code.serving.router import AUTO, EVERYBODY, Shares
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
 LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")
 NAME = absl_flags.DEFINE_string("served_as", "policy", "The name of the model.")
 RECORD = absl_flags.DEFINE_string("record", None, "File to which answers are appended.")
+DATABASE = absl_flags.DEFINE_string(
+    "database",
+    None,
+    "URL of the database that keeps answers and what became of them, such as "
+    "sqlite:///runs/tab/people.db; without one nothing can be reported. Needs --secret.",
+)
 KEYS = absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may ask without one.")
 SECRET = absl_flags.DEFINE_string(
     "secret", None, "File of what makes ids and users' keys; made anew for this server without one."
@@ -59,23 +77,29 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     ended = Ended()
     keys = KeyFile(KEYS.value) if KEYS.value else None
     with contextlib.ExitStack() as stack:
+        secret = _secret(SECRET.value)
+        write = stack.enter_context(recorder(RECORD.value))
+        store = None
+        if DATABASE.value is not None:
+            store = stack.enter_context(open_store(DATABASE.value, SECRET.value, secret))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
-        secret = _secret(SECRET.value)
-        on_answer = stack.enter_context(recorder(RECORD.value))
-        fleet = stack.enter_context(make_fleet(run, secret, on_answer))
+        fleet = stack.enter_context(make_fleet(run, secret, keeper(write, store)))
         model, step = weights_of(run, workdir, STEP.value)
         try:
             fleet.models.load(NAME.value, step, model)
         except ValueError as error:
             raise ConfigError(f"--served_as={NAME.value!r}: {error}") from error
+        fleet.models.route(AUTO, Shares(EVERYBODY, {f"{NAME.value}@{step}": 1.0}))
+        access = Access(fleet, keys)
+        feedback = [] if store is None else http.routes(store, access.user)
         try:
             made = Endpoint(
-                Access(fleet, keys).find,
+                access.find,
                 host=LISTEN.value,
                 port=PORT.value,
-                routes=probes(fleet),
+                routes=[*probes(fleet), *feedback],
                 on_error=fleet.metrics.refused,
             )
         except OSError as error:
@@ -136,6 +160,31 @@ def recorder(path: str | None):
 
     with file:
         yield write
+
+
+def open_store(url: str, secret_file: str | None, secret: bytes) -> FeedbackStore:
+    """The store of a database. Raises ConfigError."""
+    if secret_file is None:
+        raise ConfigError(
+            f"--database={url} needs --secret=<file>: with a secret made anew for this server, "
+            "nobody could report what became of answers of the one before"
+        )
+    try:
+        return FeedbackStore(url, ids=AnswerIds(secret))
+    except (ValueError, OSError, SQLAlchemyError) as error:
+        raise ConfigError(f"--database={url}: {error}") from error
+
+
+def keeper(
+    write: Callable[[AnswerRecord], None], store: FeedbackStore | None
+) -> Callable[[AnswerRecord], Future | None]:
+    """What keeps each answer: in a file, and in a store where there is one."""
+
+    def keep(record: AnswerRecord) -> Future | None:
+        write(record)
+        return None if store is None else store.submit_answer(record)
+
+    return keep
 
 
 def _secret(path: str | None) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class EditorServer(LanguageServer):
         outbox = Outbox(config.outbox) if config.outbox else None
         self.reporter = Reporter(config.client(patience_s=600.0), outbox)
         self.tracker = Tracker(self.clock, self.reporter.report)
+        # The session of each open document: what a person does in one file from opening to closing
+        # it is one task, as far as an editor tells.
+        self.sessions: dict[str, str] = {}
         # The last change of a name in each document.
         self.renamed: dict[str, Rename] = {}
         self._client = config.client(patience_s=0.0)
@@ -86,6 +90,7 @@ class EditorServer(LanguageServer):
                     prefix,
                     suffix,
                     self.config.model,
+                    session=self.sessions.get(document.uri, ""),
                     max_tokens=self.config.max_tokens,
                 )
             except ServerRefused as error:
@@ -108,6 +113,7 @@ def _add_features(server: EditorServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def did_open(params: types.DidOpenTextDocumentParams) -> None:
         opened = params.text_document
+        server.sessions[opened.uri] = uuid.uuid4().hex
         server.tracker.opened(opened.uri, opened.text, opened.language_id)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
@@ -125,6 +131,7 @@ def _add_features(server: EditorServer) -> None:
     def did_close(params: types.DidCloseTextDocumentParams) -> None:
         server.tracker.closed(params.text_document.uri)
         server.renamed.pop(params.text_document.uri, None)
+        server.sessions.pop(params.text_document.uri, None)
 
     # the capability is announced only where there are options
     @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())

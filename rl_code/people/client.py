@@ -14,6 +14,7 @@ import random
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rl_code.feedback.records import EVENTS, Event
@@ -85,15 +86,17 @@ class Client:
         self._sleep = sleep
         self._connection: http.client.HTTPConnection | None = None
 
-    def suggest(self, prefix: str, suffix: str, model: str = "auto", **fields: Any) -> Suggestion:
-        """What the server writes between two texts. fields: other fields of the request, such as
-        max_tokens.
+    def suggest(
+        self, prefix: str, suffix: str, model: str = "auto", *, session: str = "", **fields: Any
+    ) -> Suggestion:
+        """What the server writes between two texts. session: what the answer belongs to; "" for
+        that of all answers of this client. fields: other fields of the request, such as max_tokens.
 
         Raises ServerRefused.
         """
         body = {"model": model, "prompt": prefix, "suffix": suffix, "logprobs": 1, **fields}
         start = time.monotonic()
-        answer = self._call("/completions", body)
+        answer = self._call("/completions", body, {"X-Session": session} if session else {})
         try:
             choice = answer["choices"][0]
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
@@ -144,7 +147,9 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _call(self, path: str, body: Mapping[str, Any]) -> Any:
+    def _call(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Any:
         """The JSON of an answer of status 200, tried until there is one."""
         data = json.dumps(body).encode()
         deadline = time.monotonic() + self._patience_s
@@ -152,7 +157,7 @@ class Client:
         while True:
             after: str | None = None
             try:
-                status, after, content = self._once(path, data)
+                status, after, content = self._once(path, data, headers)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 why = f"{type(error).__name__}: {error}"
@@ -167,10 +172,12 @@ class Client:
                     raise ServerRefused(f"{path}: {why}")
             wait_s = self._wait(wait_s, deadline, f"{path}: {why}", after)
 
-    def _once(self, path: str, data: bytes) -> tuple[int, str | None, bytes]:
+    def _once(
+        self, path: str, data: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, str | None, bytes]:
         if self._connection is None:
             self._connection = self._make(*self._address, timeout=self._timeout_s)
-        self._connection.request("POST", self._path + path, data, self._headers)
+        self._connection.request("POST", self._path + path, data, {**self._headers, **headers})
         response = self._connection.getresponse()
         return response.status, response.getheader("Retry-After"), response.read()
 

@@ -54,12 +54,9 @@ from rl_code.serving.fleet import Fleet
 from rl_code.serving.models import Models
 from rl_code.serving.of_run import make_engine, make_fleet, make_scheduler
 from rl_code.serving.probes import probes
-from rl_code.serving.router import Shares
+from rl_code.serving.router import AUTO, EVERYBODY, Shares
 from rl_code.stop import Stopped, StopRequest
 
-# The name that people ask for, and that of the arm of everybody while no candidate is watched.
-AUTO = "auto"
-_EVERYBODY = "everybody"
 # Seconds after which whoever waits asks whether to stop.
 _ASK_S = 1.0
 # What is kept of the updates of a version: means, and those of the first one.
@@ -219,7 +216,7 @@ class ServedFleet:
                 self._loaded.add(version)
         self._models.promote(self._name, routing.deployed)
         arms = {f"{self._name}@{version}": share for version, share in shares.items()}
-        self._models.route(AUTO, Shares(routing.experiment or _EVERYBODY, arms))
+        self._models.route(AUTO, Shares(routing.experiment or EVERYBODY, arms))
         for version in sorted(self._loaded - shares.keys()):
             self._models.retire(self._name, version, self._drain_s)
             self._loaded.remove(version)

@@ -207,6 +207,11 @@ class Access:
                 return None
         return FleetClient(self._fleet, api_key, limiter)
 
+    def user(self, api_key: str) -> str | None:
+        """The user of an API key, as records name them; None for one that is not known."""
+        client = self.find(api_key)
+        return None if client is None else client.user
+
 
 class FleetClient:
     """The endpoint's side of one API key (``endpoint.Client``)."""

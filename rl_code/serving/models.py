@@ -168,11 +168,13 @@ class Models:
 
     def take(self, asked: str, user: str, session: str) -> tuple[Loaded, str]:
         """What answers a request, and its arm, "" where no router chose. It is not let go before
-        ``give_back``. asked: "" where there is one thing only. Raises ApiError.
+        ``give_back``. asked: "" for the only router, or the only model where there is none. Raises
+        ApiError.
         """
         with self._changed:
-            if not asked and len(self._promoted) == 1 and not self._routers:
-                (asked,) = self._promoted
+            choices = self._routers or self._promoted
+            if not asked and len(choices) == 1:
+                (asked,) = choices
             router = self._routers.get(asked)
             arm = router.choose(user, session) if router else ""
             loaded = self._loaded.get(arm or asked) or self._promoted.get(arm or asked)

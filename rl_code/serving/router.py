@@ -11,6 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+# The alias that asks a server's router, and the experiment of those who are in none.
+AUTO = "auto"
+EVERYBODY = "everybody"
 # Sessions whose arm Thompson sampling remembers.
 _SESSIONS = 100_000
 

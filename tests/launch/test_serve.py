@@ -2,49 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import threading
+import urllib.request
+from collections.abc import Iterator
 
 import openai
 import pytest
 
 from rl_code.feedback.identity import AnswerIds, load_secret, user_key
+from rl_code.feedback.store import FeedbackStore
+from tests.rl_code.editor.test_server import ask, change, talk
 
 PATIENCE_S = 300.0
 
 
-@pytest.mark.long
-def test_answers_on_their_way_end_before_the_server_does(tmp_path):
-    record, secret = tmp_path / "answers.jsonl", tmp_path / "secret"
-    command = [sys.executable, "-m", "launch.serve", "--config=configs/quickstart.py:smoke"]
-    command += ["--port=0", f"--record={record}", f"--secret={secret}"]
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server with these arguments, and its URL."""
+    command = [sys.executable, "-m", "launch.serve", "--port=0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()
         try:
             lines = iter(server.stdout.readline, "")
-            url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
-            client = openai.OpenAI(base_url=url, api_key="ada", max_retries=0, timeout=PATIENCE_S)
-            stream = client.completions.create(
-                model="policy", prompt="def f(x):\n", max_tokens=60, stream=True
+            yield (
+                server,
+                next(found[0] for line in lines if (found := re.search(r"http://\S+", line))),
             )
-            parts = iter(stream)
-            texts = [next(parts).choices[0].text]  # it has begun
-            server.send_signal(signal.SIGTERM)
-            chunks = list(parts)
-            texts += [chunk.choices[0].text for chunk in chunks]
-            assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-            assert server.wait() == 0
         finally:
             timer.cancel()
             server.kill()
+
+
+@pytest.mark.long
+def test_answers_on_their_way_end_before_the_server_does(tmp_path):
+    record, secret = tmp_path / "answers.jsonl", tmp_path / "secret"
+    files = f"--record={record}", f"--secret={secret}"
+    with serving("--config=configs/quickstart.py:smoke", *files) as (server, url):
+        client = openai.OpenAI(base_url=url, api_key="ada", max_retries=0, timeout=PATIENCE_S)
+        stream = client.completions.create(
+            model="policy", prompt="def f(x):\n", max_tokens=60, stream=True
+        )
+        parts = iter(stream)
+        texts = [next(parts).choices[0].text]  # it has begun
+        server.send_signal(signal.SIGTERM)
+        chunks = list(parts)
+        texts += [chunk.choices[0].text for chunk in chunks]
+        assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+        assert server.wait() == 0
     (answer,) = map(json.loads, record.read_text().splitlines())
     key = load_secret(secret)
     assert answer["user"] == user_key(key, "ada")
     assert AnswerIds(key).issued_to(answer["id"], answer["user"])
     assert answer["id"] == chunks[-1].id and len(answer["logprobs"]) == len(answer["tokens"])
     assert answer["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.long
+def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
+    tmp_path, monkeypatch
+):
+    """The two commands of docs/environment.md, with a model that has not learned anything."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    secret, url = tmp_path / "secret", f"sqlite:///{tmp_path / 'people.db'}"
+    files = f"--database={url}", f"--secret={secret}"
+
+    async def conversation(client, capabilities):
+        for version in range(2, 40):  # some of its suggestions are empty
+            if found := await ask(client):
+                change(client, version, found[0].insert_text)
+                return
+            change(client, version, " ")
+
+    with serving("--config=configs/tab.py:smoke", *files) as (_, served_at):
+        for _ in range(2):  # a document that is opened again is another session
+            talk(served_at, conversation)
+        store = FeedbackStore(url, ids=AnswerIds(load_secret(secret)))
+        with store:
+            ids = store.answered((0,), since=0.0)
+            found = store.joined(ids)
+        user = user_key(load_secret(secret), "key-7")
+        assert {answer.user for answer, _ in found} == {user}
+        assert {answer.arm for answer, _ in found} == {"policy@0"}
+        assert len({answer.session for answer, _ in found}) == 2
+        kinds = [sorted(event.kind for event in events) for _, events in found if events]
+        assert kinds == [["accepted", "shown"]] * 2
+        headers = {"Authorization": "Bearer key-7"}
+        forget = urllib.request.Request(f"{served_at}/users/me", method="DELETE", headers=headers)
+        with urllib.request.urlopen(forget, timeout=PATIENCE_S) as answer:
+            assert json.load(answer)["deleted"]["answers"] == len(found)
+
+
+def test_a_database_needs_a_secret_that_stays(tmp_path):
+    command = [sys.executable, "-m", "launch.serve", "--config=configs/tab.py:smoke"]
+    command += [f"--database=sqlite:///{tmp_path / 'people.db'}"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert found.returncode == 2
+    assert "needs --secret=<file>" in found.stderr.replace("\n", " ")

@@ -32,16 +32,16 @@ def server(tmp_path, monkeypatch):
     server.close()
 
 
-def command(server: FakeServer) -> list[str]:
-    return [sys.executable, "-m", "launch.lsp", f"--served_at={server.url}", "--clock=manual"]
+def command(url: str) -> list[str]:
+    return [sys.executable, "-m", "launch.lsp", f"--served_at={url}", "--clock=manual"]
 
 
-def talk(server: FakeServer, conversation) -> None:
+def talk(url: str, conversation) -> None:
     """Runs a conversation with a language server, from its start to its exit."""
 
     async def run() -> None:
         client = LanguageClient("test", "1")
-        program, *arguments = command(server)
+        program, *arguments = command(url)
         environment = {**os.environ, "RL_CODE_KEY": "key-7"}
         await client.start_io(program, *arguments, cwd=ROOT, env=environment)
         answer = await client.initialize_async(
@@ -96,7 +96,7 @@ def test_an_accepted_suggestion_is_reported_with_its_survival(server):
         change(client, 3, "2", types.Position(2, 15), types.Position(2, 16))
         await execute(client, "rlCode.moveClock", 3600.0)
 
-    talk(server, conversation)
+    talk(server.url, conversation)
     (shown,), (accepted,) = server.of_kind("shown"), server.of_kind("accepted")
     assert shown["answer"] == accepted["answer"] == "cmpl-1"
     assert accepted["value"] == 3.0
@@ -117,10 +117,27 @@ def test_rejections_and_faults_of_the_endpoint_are_reported_once_it_is_back(serv
         server.complete = lambda prefix, suffix: None
         assert not await ask(client, types.Position(2, 12))
 
-    talk(server, conversation)
+    talk(server.url, conversation)
     (rejected,) = server.of_kind("rejected")
     assert rejected["extra"] == {"why": "typed_past"}
     assert len(server.of_kind("shown")) == 1
+
+
+def test_what_is_suggested_in_a_document_until_it_is_closed_is_a_session(server):
+    async def conversation(client, capabilities):
+        opened = types.TextDocumentItem(URI, "python", 1, TEXT)
+        for _ in range(2):
+            await ask(client)
+            await ask(client)
+            client.text_document_did_close(
+                types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(URI))
+            )
+            client.text_document_did_open(types.DidOpenTextDocumentParams(opened))
+
+    talk(server.url, conversation)
+    asked = [headers for path, _, headers in server.requests if path == "/v1/completions"]
+    first, second, third, fourth = (headers["X-Session"] for headers in asked)
+    assert first == second != third == fourth
 
 
 def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
@@ -141,7 +158,7 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
         change(client, 6, "total", types.Position(2, 11), types.Position(2, 12))
         await execute(client, "rlCode.moveClock", 0.0)
 
-    talk(server, conversation)
+    talk(server.url, conversation)
     assert len(server.of_kind("accepted")) == 1
 
 
@@ -196,7 +213,7 @@ def test_neovim_is_a_client(server, tmp_path):
         **os.environ,
         "RL_CODE_KEY": "key-7",
         "TEST_FILE": str(file),
-        "TEST_CMD": json.dumps(command(server)),
+        "TEST_CMD": json.dumps(command(server.url)),
         "TEST_ROOT": str(ROOT),
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path),
