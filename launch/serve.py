@@ -13,6 +13,11 @@ them:
     python -m launch.serve --config=configs/tab.py --workdir=runs/tab \\
         --database=sqlite:///runs/tab/people.db --secret=runs/tab/secret
 
+Further checkpoints, adapters, and what the model ``auto`` means are said by --also, --adapter and
+--auto (``launch.serve_models``):
+
+    --also=policy@120:runs/tab --adapter=tuned:runs/lora --auto=thompson
+
 --keys is a file of API keys and their limits (``rl_code.serving.access``); without one everybody
 may ask. SIGTERM and Ctrl-C end it once the answers that are on their way have ended
 (serving.drain_s); a second one ends it at once. docs/serving.md has a session with curl.
@@ -38,6 +43,7 @@ from absl import flags as absl_flags
 from sqlalchemy.exc import SQLAlchemyError
 
 from launch import flags
+from launch.serve_models import load_adapters, load_also, make_router
 from launch.step import STEP
 from models.transformer import Transformer
 from rl_code import read_config
@@ -45,19 +51,37 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.feedback import http
 from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.records import AnswerRecord
-from rl_code.feedback.store import FeedbackStore
+from rl_code.feedback.rewards.combine import (
+    AGENT_SIGNALS,
+    TAB_SIGNALS,
+    FeedbackRewardConfig,
+    make_reward,
+)
 from rl_code.read_config import ConfigError
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.serving.access import Access, KeyFile
+from rl_code.serving.earned import EarningStore
 from rl_code.serving.endpoint import Endpoint
 from rl_code.serving.of_run import make_fleet
 from rl_code.serving.probes import probes
-from rl_code.serving.router import AUTO, EVERYBODY, Shares
+from rl_code.serving.router import AUTO, Thompson
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
 LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")
 NAME = absl_flags.DEFINE_string("served_as", "policy", "The name of the model.")
+ALSO = absl_flags.DEFINE_multi_string(
+    "also", [], "Another checkpoint to serve, as name@step:workdir or name:workdir; repeatable."
+)
+ADAPTER = absl_flags.DEFINE_multi_string(
+    "adapter", [], "Adapters of the first model, as --also; of a run with model.lora; repeatable."
+)
+ROUTER = absl_flags.DEFINE_string(
+    "auto",
+    None,
+    "What the model auto means: shares:a@1=0.9,b@2=0.1 of the users, or thompson:a@1,b@2, which "
+    "learns from what is reported (--database); thompson alone for all. By default the first.",
+)
 RECORD = absl_flags.DEFINE_string("record", None, "File to which answers are appended.")
 DATABASE = absl_flags.DEFINE_string(
     "database",
@@ -79,7 +103,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     with contextlib.ExitStack() as stack:
         secret = _secret(SECRET.value)
         write = stack.enter_context(recorder(RECORD.value))
-        store = None
+        if (ROUTER.value or "").startswith("thompson") and DATABASE.value is None:
+            raise ConfigError(f"--auto={ROUTER.value} needs --database, to hear what is earned")
+        store: EarningStore | None = None
         if DATABASE.value is not None:
             store = stack.enter_context(open_store(DATABASE.value, SECRET.value, secret))
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
@@ -91,7 +117,13 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             fleet.models.load(NAME.value, step, model)
         except ValueError as error:
             raise ConfigError(f"--served_as={NAME.value!r}: {error}") from error
-        fleet.models.route(AUTO, Shares(EVERYBODY, {f"{NAME.value}@{step}": 1.0}))
+        first = f"{NAME.value}@{step}"
+        load_also(run, folder, fleet.models, ALSO.value)
+        load_adapters(run, folder, fleet.models, first, model, ADAPTER.value)
+        router = make_router(ROUTER.value, fleet.models, first)
+        fleet.models.route(AUTO, router)
+        if isinstance(router, Thompson) and store is not None:
+            store.follow(fleet.models, AUTO)
         access = Access(fleet, keys)
         feedback = [] if store is None else http.routes(store, access.user)
         try:
@@ -162,21 +194,24 @@ def recorder(path: str | None):
         yield write
 
 
-def open_store(url: str, secret_file: str | None, secret: bytes) -> FeedbackStore:
+def open_store(url: str, secret_file: str | None, secret: bytes) -> EarningStore:
     """The store of a database. Raises ConfigError."""
     if secret_file is None:
         raise ConfigError(
             f"--database={url} needs --secret=<file>: with a secret made anew for this server, "
             "nobody could report what became of answers of the one before"
         )
+    # completions are suggestions, and chats are turns of an agent
+    signals = {"completion": TAB_SIGNALS, "chat": AGENT_SIGNALS}
+    rewards = {kind: make_reward(FeedbackRewardConfig(own)) for kind, own in signals.items()}
     try:
-        return FeedbackStore(url, ids=AnswerIds(secret))
+        return EarningStore(url, ids=AnswerIds(secret), rewards=rewards)
     except (ValueError, OSError, SQLAlchemyError) as error:
         raise ConfigError(f"--database={url}: {error}") from error
 
 
 def keeper(
-    write: Callable[[AnswerRecord], None], store: FeedbackStore | None
+    write: Callable[[AnswerRecord], None], store: EarningStore | None
 ) -> Callable[[AnswerRecord], Future | None]:
     """What keeps each answer: in a file, and in a store where there is one."""
 

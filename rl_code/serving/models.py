@@ -153,13 +153,26 @@ class Models:
         with self._changed:
             self._routers.pop(alias, None)
 
-    def reward(self, alias: str, arm: str, value: float) -> None:
-        """Tells the router of an alias what an answer of an arm has earned. Raises ValueError."""
+    def arms(self, alias: str) -> Sequence[str]:
+        """What the router of an alias chooses among; nothing where it has none."""
+        with self._changed:
+            router = self._routers.get(alias)
+        return router.arms if router else ()
+
+    def reward(self, alias: str, arm: str, value: float, before: float | None = None) -> None:
+        """Tells the router of an alias what an answer of an arm has earned. before: as of
+        ``Router.reward``. Raises ValueError.
+        """
         with self._changed:
             router = self._routers.get(alias)
         if router is None:
             raise ValueError(f"{alias!r} has no router")
-        router.reward(arm, value)
+        router.reward(arm, value, before)
+
+    def versions(self) -> list[str]:
+        """All models and adapters, each by name and version, in the order in which they came."""
+        with self._changed:
+            return list(self._loaded)
 
     def names(self) -> list[str]:
         """All that can be asked for."""

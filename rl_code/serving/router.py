@@ -51,8 +51,10 @@ class Router(Protocol):
         """The arm for a request."""
         ...
 
-    def reward(self, arm: str, value: float) -> None:
-        """An answer of an arm has earned this much."""
+    def reward(self, arm: str, value: float, before: float | None = None) -> None:
+        """An answer of an arm has earned this much. before: what was said of the same answer
+        earlier, which this takes the place of; None for the first time.
+        """
         ...
 
 
@@ -70,7 +72,7 @@ class Shares:
     def choose(self, user: str, session: str) -> str:
         return arm_of(user, self._experiment, self._shares)
 
-    def reward(self, arm: str, value: float) -> None:
+    def reward(self, arm: str, value: float, before: float | None = None) -> None:
         """Shares are fixed."""
 
 
@@ -119,13 +121,15 @@ class Thompson:
                 self._sessions.popitem(last=False)
         return arm
 
-    def reward(self, arm: str, value: float) -> None:
+    def reward(self, arm: str, value: float, before: float | None = None) -> None:
         if not math.isfinite(value):
             raise ValueError(f"the reward {value} of arm {arm!r} must be finite")
         with self._lock:
             if arm not in self._seen:
                 raise ValueError(f"no arm {arm!r}; there are {', '.join(self._seen)}")
             count, mean, squares = self._seen[arm]
+            if before is not None and count > 0:
+                count, mean, squares = _without(before, count, mean, squares)
             count += 1
             change = value - mean
             mean += change / count
@@ -141,6 +145,15 @@ class Thompson:
         rate = self._scale**2 + (squares + between) / 2
         variance = rate / self._rng.gamma(shape)
         return self._rng.normal(center, math.sqrt(variance / weight))
+
+
+def _without(value: float, count: int, mean: float, squares: float) -> tuple[int, float, float]:
+    """Count, mean and sum of squares of the rewards but one: a step of Welford's backwards."""
+    if count == 1:
+        return 0, 0.0, 0.0
+    rest = mean - (value - mean) / (count - 1)
+    # rounding must not make it negative
+    return count - 1, rest, max(0.0, squares - (value - mean) * (value - rest))
 
 
 def _check(shares: Mapping[str, float]) -> None:
