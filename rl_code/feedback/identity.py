@@ -70,6 +70,13 @@ def user_key(secret: bytes, api_key: str) -> str:
     return _hmac(_derived(secret, "key of a user"), api_key)[:32]
 
 
+def origin_key(secret: bytes, organisation: str) -> str:
+    """The organisation that keys were issued to as records name it, in the same way as
+    ``user_key``.
+    """
+    return _hmac(_derived(secret, "key of an origin"), organisation)[:32]
+
+
 def load_secret(path: str | os.PathLike) -> bytes:
     """The server's secret, which is made at the first call and then stays.
 

@@ -7,6 +7,7 @@ Keys stand in a TOML file as SHA-256 of the key, which cannot be turned back sin
     requests_per_minute = 60
     tokens_per_minute = 100000
     concurrent = 8
+    organisation = "acme"     # whom the key was issued to, with others perhaps
 
 A limit that is left out does not apply. The file is read again whenever it changes, so that a key
 can be added or withdrawn while the server runs.
@@ -48,8 +49,9 @@ class Key:
     tokens_per_minute: float | None = None
     # Requests that wait or are answered at once.
     concurrent: int | None = None
-    # Whether it may see what is not for everybody.
-    admin: bool = False
+    # Whom the key was issued to: all keys of one together have a bounded influence on what is
+    # learned (``feedback.poisoning``). "" for a key that stands alone.
+    organisation: str = ""
 
     def __post_init__(self):
         digits = set(self.sha256) - set("0123456789abcdef")
@@ -220,7 +222,8 @@ class FleetClient:
         self._fleet, self._limiter = fleet, limiter
         self._named = bool(api_key)
         self.user = fleet.user_of(api_key)
-        self.admin = limiter is not None and limiter.key.admin
+        organisation = "" if limiter is None else limiter.key.organisation
+        self._origin = fleet.origin_of(organisation)
         self.text: ChatText = fleet.text
 
     def models(self) -> list[str]:
@@ -233,14 +236,14 @@ class FleetClient:
         session = session or ("default" if self._named else "")
         limiter = self._limiter
         if limiter is None:
-            return self._fleet.ask(self.user, session, pending)
+            return self._fleet.ask(self.user, session, pending, origin=self._origin)
 
         def end(running: Running) -> None:
             limiter.leave(running.tokens)
 
         limiter.enter(pending.request.n)
         try:
-            return self._fleet.ask(self.user, session, pending, end)
+            return self._fleet.ask(self.user, session, pending, end, origin=self._origin)
         except BaseException:
             limiter.leave(0)
             raise

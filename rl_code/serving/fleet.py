@@ -14,7 +14,7 @@ from absl import logging
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.protocols.protocol import Protocol
-from rl_code.feedback.identity import AnswerIds, user_key
+from rl_code.feedback.identity import AnswerIds, origin_key, user_key
 from rl_code.feedback.records import AnswerRecord
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.serving.answers import Accepted, Pending
@@ -107,6 +107,10 @@ class Fleet:
         """The user as records name them."""
         return user_key(self._secret, api_key)
 
+    def origin_of(self, organisation: str) -> str:
+        """Where a user's key comes from, as records name it; "" where nobody says."""
+        return origin_key(self._secret, organisation) if organisation else ""
+
     def refuse(self) -> None:
         """Takes no more requests from now on. Waits for nothing, so a handler of signals may."""
         self._draining = True
@@ -130,12 +134,14 @@ class Fleet:
         session: str,
         pending: Pending,
         on_end: Callable[[Running], None] = lambda running: None,
+        *,
+        origin: str = "",
     ) -> Accepted:
         """Takes a request. It may take the time to tokenise the prompt. Raises ApiError.
 
         session: which of the user's it is; "" where nothing of it is to be kept for later
         requests. on_end: called once, when all its answers have ended or none will come; not where
-        ApiError is raised.
+        ApiError is raised. origin: where the user's key comes from (``origin_of``).
         """
         request = pending.request
         self._enter()
@@ -156,7 +162,7 @@ class Fleet:
         conversation = self._conversations.find(name) if request.kind == "chat" else None
         try:
             _check_sampling(request, loaded.host.service.sampling)
-            asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm)
+            asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm, origin)
             exchange = self._exchange(request, loaded, conversation)
         except BaseException:
             self.models.give_back(loaded)
@@ -194,7 +200,9 @@ class Fleet:
         gaps = self.config.fill_in
         return CompletionExchange(request, self.text, self._tokenizer, gaps, length)
 
-    def _asked(self, request: Request, loaded: Loaded, user: str, session: str, arm: str) -> Asked:
+    def _asked(
+        self, request: Request, loaded: Loaded, user: str, session: str, arm: str, origin: str
+    ) -> Asked:
         base = loaded.base or loaded
         make = self._ids.make
         return Asked(
@@ -204,6 +212,7 @@ class Fleet:
             version=loaded.version,
             adapter=loaded.name if loaded.base else "",
             arm=arm,
+            origin=origin,
             shown=request.model or loaded.name,
             ids=[make(user, loaded.version, next(self._counter)) for _ in range(request.n)],
             at=time.time(),

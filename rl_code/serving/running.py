@@ -32,6 +32,8 @@ class Asked:
     version: int
     adapter: str
     arm: str
+    # Keyed hash of the organisation that the user's key was issued to; "" where nobody says.
+    origin: str
     # The name that the client gets to see.
     shown: str
     # Of each of the ``n`` answers.
@@ -217,7 +219,7 @@ class Running:
                 tokens=tuple(int(token) for token in tokens),
                 logprobs=tuple(float(logprob) for logprob in logprobs),
                 versions=(asked.version,) * len(tokens),
-                extra={"index": index, **did},
+                extra={"index": index, **did, **({"origin": asked.origin} if asked.origin else {})},
             )
         )
 
