@@ -232,8 +232,8 @@ class FleetClient:
 
     def ask(self, pending: Pending, session: str) -> Accepted:
         """As ``endpoint.Client``."""
-        # all that a key asks is one session, unless it says otherwise
-        session = session or ("default" if self._named else "")
+        if not session and self._named:
+            session = self._fleet.session_of(self.user, pending.request)
         limiter = self._limiter
         if limiter is None:
             return self._fleet.ask(self.user, session, pending, origin=self._origin)

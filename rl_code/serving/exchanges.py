@@ -22,6 +22,11 @@ from rl_code.serving.session import Session, Step
 # Conversations that are kept; those that were used longest ago are forgotten, and a request that
 # would have continued one is tokenised as a whole.
 _CONVERSATIONS = 1024
+# Of these, the most chats of one user that have no name of their own, so that somebody who asks
+# many single questions does not have others' conversations forgotten.
+_UNNAMED = 128
+# What the names begin with that such chats get here.
+_PREFIX = "chat "
 # Tokens of a conversation, after which it is forgotten.
 _LONGEST = 1_000_000
 # The most tokens of all that are kept.
@@ -111,25 +116,58 @@ class Conversation:
 
 
 class Conversations:
-    """The conversations of all users, by names that tell user and session."""
+    """The conversations of all users."""
 
     def __init__(self, text: ChatText, tokenizer: Tokenizer):
         self._text, self._tokenizer = text, tokenizer
         self._lock = threading.Lock()
-        self._known: collections.OrderedDict[str, Conversation] = collections.OrderedDict()
+        # By user and session, the one that was used last at the end.
+        self._known: collections.OrderedDict[tuple[str, str], Conversation]
+        self._known = collections.OrderedDict()
 
-    def find(self, name: str) -> Conversation:
-        """The conversation of a name; a new one where there is no name."""
+    def name_of(self, user: str, request: ChatRequest) -> str:
+        """The session of a chat that its client gave no name to: that of the answer which it goes
+        on from, else a new one. So chats that share no answer do not wait for each other, however
+        much of their prompts is the same.
+        """
+        best, best_rank = "", (0, False)
+        # a first question goes on from nothing
+        if any(message.role == "assistant" for message in request.messages):
+            for session, conversation in self._unnamed(user):
+                with conversation.lock:
+                    count = conversation.session.continued(request)
+                rank = count, not conversation.busy
+                if count and rank > best_rank:
+                    best, best_rank = session, rank
+        return best or f"{_PREFIX}{secrets.token_hex(8)}"
+
+    def _unnamed(self, user: str) -> list[tuple[str, Conversation]]:
+        """A user's chats without a name of their own, by the names they got here, newest first."""
+        with self._lock:
+            known = reversed(self._known.items())
+            return [(name[1], one) for name, one in known if _is_unnamed(name, user)]
+
+    def find(self, user: str, session: str) -> Conversation:
+        """The conversation of a user's session; a new one where the session has no name."""
+        name = user, session
         with self._lock:
             found = self._known.pop(name, None)
             if found is None or (not found.busy and found.size > _LONGEST):
                 found = Conversation(self._text, self._tokenizer)
-            if name:
+            if session:
                 self._known[name] = found
+            if session.startswith(_PREFIX):
+                unnamed = [each for each in self._known if _is_unnamed(each, user)]
+                if len(unnamed) > _UNNAMED:
+                    del self._known[unnamed[0]]
             size = sum(each.size for each in self._known.values())
             while len(self._known) > _CONVERSATIONS or (size > _MOST_TOKENS and self._known):
                 size -= self._known.popitem(last=False)[1].size
             return found
+
+
+def _is_unnamed(name: tuple[str, str], user: str) -> bool:
+    return name[0] == user and name[1].startswith(_PREFIX)
 
 
 class ChatExchange:

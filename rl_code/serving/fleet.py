@@ -30,6 +30,7 @@ from rl_code.serving.exchanges import (
 from rl_code.serving.fields import ApiError, Request
 from rl_code.serving.metrics import Metrics
 from rl_code.serving.models import Loaded, Models
+from rl_code.serving.requests import ChatRequest
 from rl_code.serving.running import Asked, Running
 from rl_code.serving.service import Service
 
@@ -111,6 +112,14 @@ class Fleet:
         """Where a user's key comes from, as records name it; "" where nobody says."""
         return origin_key(self._secret, organisation) if organisation else ""
 
+    def session_of(self, user: str, request: Request) -> str:
+        """The session of a request that has no name for it. Completions of a user are all of one,
+        since nothing tells them apart.
+        """
+        if isinstance(request, ChatRequest):
+            return self._conversations.name_of(user, request)
+        return "default"
+
     def refuse(self) -> None:
         """Takes no more requests from now on. Waits for nothing, so a handler of signals may."""
         self._draining = True
@@ -159,7 +168,9 @@ class Fleet:
             on_end(running)
 
         name = user_key(self._secret, f"session {session} of {user}") if session else ""
-        conversation = self._conversations.find(name) if request.kind == "chat" else None
+        conversation = None
+        if request.kind == "chat":
+            conversation = self._conversations.find(user, session)
         try:
             _check_sampling(request, loaded.host.service.sampling)
             asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm, origin)

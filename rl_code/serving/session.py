@@ -100,6 +100,20 @@ class Session:
         pieces = self._text.begin(request.messages, request.tools)
         return Step(request, len(self.nodes), True, -1, 0, pieces.tokens, 0, pieces)
 
+    def continued(self, request: ChatRequest) -> int:
+        """How many of a request's first messages are known here, up to the last one that was an
+        answer of this session; 0 where none was. Messages that the client made up do not count.
+        """
+        most = 0
+        for node in self.nodes:
+            known = zip(node.messages, node.ends, request.messages, strict=False)
+            for count, (message, end, asked) in enumerate(known, start=1):
+                if not message.same_as(asked):
+                    break
+                if end and message.role == "assistant" and self._was_sampled(node, end):
+                    most = max(most, count)
+        return most
+
     def take(self, step: Step) -> None:
         """Records what is new of a request as given tokens. step: the newest of ``ask``."""
         request = step.request

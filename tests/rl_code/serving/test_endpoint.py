@@ -134,11 +134,15 @@ def test_requests_of_one_key_keep_what_was_sampled(served):
     # without the key the same words are tokenised as a whole
     ask(served, messages, seed=2)
     assert served[2][-1].kept == 0
-    # another history of the same key keeps the messages that it shares
+    # another history behind an answer keeps the messages that it shares
+    ask(served, [*messages[:-1], {"role": "user", "content": "else"}], key="mine")
+    other = served[2][-1]
+    assert (other.context, other.parent, other.session) == (1, 0, record.session)
+    assert other.kept == len(sampled)
+    # one that shares no answer is another session
     ask(served, [*messages[:1], {"role": "user", "content": "else"}], key="mine")
     other = served[2][-1]
-    assert (other.context, other.parent) == (1, 0)
-    assert 0 < other.kept < len(record.given)
+    assert (other.context, other.parent) == (0, -1) and other.session != record.session
 
 
 def test_many_clients_are_answered_at_once(served):

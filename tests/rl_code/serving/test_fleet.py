@@ -17,6 +17,7 @@ import pytest
 
 from rl_code.feedback.identity import AnswerIds, user_key
 from rl_code.realtime.recorded import metrics_of
+from rl_code.serving import exchanges
 from rl_code.serving.access import KeyFile
 from rl_code.serving.answers import Pending
 from rl_code.serving.counted import RATES
@@ -230,9 +231,10 @@ def test_a_request_waits_for_the_one_before_it_in_its_session():
     with scripted() as made:
         service = made.services[1]
         service.at_once = False
-        first = in_thread(lambda: said(client_of(made)))
+        named = {"X-Session": "a"}
+        first = in_thread(lambda: said(client_of(made), extra_headers=named))
         job = service.wait_job()
-        second = in_thread(lambda: said(client_of(made)))
+        second = in_thread(lambda: said(client_of(made), extra_headers=named))
         # another session of the same key does not wait
         third = in_thread(lambda: said(client_of(made), extra_headers={"X-Session": "b"}))
         other = service.wait_job(2)
@@ -245,6 +247,68 @@ def test_a_request_waits_for_the_one_before_it_in_its_session():
         second()
         sessions = [record.session for record in made.records]
         assert sessions[1] == sessions[2] != sessions[0]
+
+
+def test_chats_without_a_session_wait_only_where_they_go_on_from_the_same_answer():
+    with scripted() as made:
+        service = made.services[1]
+        service.at_once = False
+        client = client_of(made)
+
+        def ask(*texts):
+            roles = ("user", "assistant")
+            messages = [
+                {"role": roles[number % 2], "content": text} for number, text in enumerate(texts)
+            ]
+            body = client.chat.completions.create(model="policy", messages=messages)
+            return body.choices[0].message.content
+
+        # the same question, another one, and one behind an answer that nobody has given
+        chats = ("hello",), ("hello",), ("hi",), ("hello", "made up", "go on")
+        joins = []
+        for number, texts in enumerate(chats):
+            joins.append(in_thread(lambda texts=texts: ask(*texts)))
+            service.wait_job(number + 1)
+        for number, job in enumerate(list(service.jobs)):
+            service.answer(job, ("one", "two", "three", "four")[number])
+        assert [join() for join in joins] == ["one", "two", "three", "four"]
+        sessions = [record.session for record in made.records]
+        assert len({*sessions}) == 4
+        # each goes on in its own session, from the tokens of its own answer
+        for texts, session in zip(
+            (("hello", "two", "go on"), ("hello", "one", "go on"), ("hi", "three", "go on")),
+            (sessions[1], sessions[0], sessions[2]),
+            strict=True,
+        ):
+            join = in_thread(lambda texts=texts: ask(*texts))
+            service.answer(service.wait_job())
+            join()
+            assert made.records[-1].session == session
+            assert made.records[-1].kept > 0 and made.records[-1].context == 0
+        # two that go on from one answer are of one session
+        first = in_thread(lambda: ask("hi", "three", "left"))
+        job = service.wait_job()
+        second = in_thread(lambda: ask("hi", "three", "right"))
+        other = in_thread(lambda: ask("bye"))
+        service.answer(service.wait_job(2))
+        other()
+        assert service.jobs == [job]
+        service.answer(job)
+        first()
+        service.answer(service.wait_job())
+        second()
+        assert {record.session for record in made.records[-2:]} == {sessions[2]}
+
+
+def test_one_who_asks_much_does_not_have_the_chats_of_others_forgotten(monkeypatch):
+    monkeypatch.setattr(exchanges, "_UNNAMED", 3)
+    with scripted() as made:
+        said(client_of(made, "bob"))
+        for _ in range(10):
+            said(client_of(made))
+        users = [user for user, _ in made.fleet._conversations._known]
+        assert users.count(user_key(SECRET, "bob")) == 1
+        assert users.count(user_key(SECRET, "ada")) == 3
 
 
 def test_more_than_there_is_room_for_is_refused_and_may_come_again():
