@@ -389,12 +389,7 @@ class System:
         config = self._config
         with self._ends:
             access = Access(self._servers, KeyFile(config.keys) if config.keys else None)
-
-            def find_user(api_key: str) -> str | None:
-                client = access.find(api_key)
-                return None if client is None else client.user
-
-            feedback = http.routes(self._record, find_user)
+            feedback = http.routes(self._record, access.user)
             all_routes = [*probes(self._servers), *feedback, *routes]
             way = dict(host=config.host, port=port or 0, routes=all_routes)
             try:

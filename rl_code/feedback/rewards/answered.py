@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rl_code.feedback.records import AnswerRecord, Event
 
@@ -15,9 +15,20 @@ class Answered:
     answer: AnswerRecord
     # At most one of each kind, and one of "retained" for each horizon.
     events: tuple[Event, ...]
-    # The answers of the same session that came later, in the order in which they were asked for.
-    # They share their own later ones, which a comparison or a text would go through again for each.
-    later: tuple[Answered, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    # The answer of the same session that was asked for next, which has the one after it: a session
+    # may be long, so that a list of the later ones for each would be much. A comparison or a text
+    # would go through all of them.
+    following: Answered | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def later(self) -> Iterator[Answered]:
+        """The answers of the same session that came later, in the order in which they were asked
+        for.
+        """
+        one = self.following
+        while one is not None:
+            yield one
+            one = one.following
 
     def first(self, kind: str) -> Event | None:
         """The event of a kind; None if there is none."""
@@ -57,14 +68,14 @@ def answered(joined: Sequence[tuple[AnswerRecord, Sequence[Event]]]) -> list[Ans
     An event that is said again under another key does not count again: the first of each kind by
     the client's clock does, so the order of arrival does not matter.
     """
-    followers: dict[tuple[str, str], tuple[Answered, ...]] = {}
+    # of each session the earliest answer so far, as the latest come first
+    followers: dict[tuple[str, str], Answered] = {}
     found: dict[str, Answered] = {}
     for answer, events in sorted(joined, key=lambda one: (one[0].asked_at, one[0].id))[::-1]:
         # sessions are named by clients, so a name is its user's own
         session = answer.user, answer.session
-        later = followers.get(session, ())
-        found[answer.id] = Answered(answer, _once(events), later)
-        followers[session] = (found[answer.id], *later)
+        found[answer.id] = Answered(answer, _once(events), followers.get(session))
+        followers[session] = found[answer.id]
     return [found[answer.id] for answer, _ in joined]
 
 

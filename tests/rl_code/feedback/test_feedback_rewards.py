@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -93,6 +94,20 @@ def in_session(ambiguous, *later) -> Answered:
     extra = {"question": True} if ambiguous is None else {"question": True, "ambiguous": ambiguous}
     first = answer("q", asked_at=1.0, extra=extra), []
     return answered([first, *later])[0]
+
+
+def test_a_long_session_takes_as_much_memory_as_its_answers():
+    number = 4_000
+    rows = [(answer(f"{i}", asked_at=float(i)), []) for i in range(number)]
+    tracemalloc.start()
+    try:
+        found = answered(rows)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most / number < 5_000  # bytes; a list of the later ones alone would have 16,000
+    assert [one.answer.id for one in found[-3].later] == [f"{number - 2}", f"{number - 1}"]
+    assert sum(1 for _ in found[0].later) == number - 1
 
 
 def test_asking_pays_exactly_on_ambiguous_tasks():
