@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import secrets
@@ -125,7 +126,15 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         if isinstance(router, Thompson) and store is not None:
             store.follow(fleet.models, AUTO)
         access = Access(fleet, keys)
-        feedback = [] if store is None else http.routes(store, access.user)
+        feedback = []
+        if store is not None:
+            feedback = http.routes(
+                store,
+                access.find_user,
+                take_events=access.take_events,
+                is_admin=access.is_admin,
+                forget=fleet.forget,
+            )
         try:
             made = Endpoint(
                 access.find,
@@ -182,6 +191,8 @@ def recorder(path: str | None):
         file = open(path, "a", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--record={path}: {error}") from error
+    # launch.forget rewrites the file, and leaves it alone while a server appends to it
+    fcntl.flock(file, fcntl.LOCK_SH)
 
     def write(record: AnswerRecord) -> None:
         line = json.dumps(dataclasses.asdict(record)) + "\n"

@@ -15,7 +15,7 @@ class FeedbackConfig:
 
     # URL of the database (``database.connect``); "" for people.db in the workdir.
     database: str = ""
-    # Days after which answers and events are removed.
+    # Days after which answers and events are removed, by a cycle that collects.
     keep_days: float = 90.0
     # Seconds after which an answer without events has the reward of silence. Younger ones wait for
     # the next cycle.

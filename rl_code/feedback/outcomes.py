@@ -18,7 +18,7 @@ class Result:
 
     key: str
     # recorded: now. repeated: before. waiting: recorded, and its answer is not there yet. refused:
-    # not recorded, since its answer is another user's or was never given.
+    # not recorded, since its answer is another user's, was never given, or has too many events.
     status: Literal["recorded", "repeated", "waiting", "refused"]
     # More about it in words; may be "".
     why: str = ""

@@ -127,19 +127,24 @@ def remove_answers(connection: Connection, ids: Sequence[str], mark: str) -> tup
 def results_of(
     events: Sequence[Event],
     refused: Mapping[str, str],
+    full: Collection[str],
     new: set[str],
     known: Collection[str],
     kept: Mapping[str, Event],
 ) -> list[Result]:
     """What became of each event that a user sent.
 
-    refused: key -> why. new: keys of those that were written now; changed here. known: answers that
-    are recorded. kept: the event that has a key.
+    refused: key -> why. full: keys of those whose answer has too many events. new: keys of those
+    that were written now; changed here. known: answers that are recorded. kept: the event that has
+    a key.
     """
     results = []
     for event in events:
         if event.key in refused:
             results.append(Result(event.key, "refused", refused[event.key]))
+        elif event.key in full:
+            why = f"the answer {event.answer!r} has as many events as are kept of one"
+            results.append(Result(event.key, "refused", why))
         elif event.key in new:
             new.remove(event.key)  # the same key again in this list is a repetition
             status = "recorded" if event.answer in known else "waiting"

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select
 
 from rl_code.feedback import database
 from rl_code.feedback.checks import Claims, check_answer, check_event
@@ -56,12 +56,14 @@ class FeedbackStore:
         ids: AnswerIds | None = None,
         claims: Claims | None = None,
         clock: Callable[[], float] | None = None,
+        forget_sessions: Callable[[Connection, Collection[str]], None] = lambda *_: None,
     ):
         """url: of the database (``database.connect``), or an engine that others use too
         (``database.make_engine``). ids: tells at once whether an answer that is not recorded yet
         was given to the user who sends an event. claims: which claims of retention are recorded;
-        None for all. clock: Unix seconds, for tests and simulations;
-        None for the database's own clock.
+        None for all. clock: Unix seconds, for tests and simulations; None for the database's own
+        clock. forget_sessions: removes the names of sessions whose answers go from tables of
+        others, in the transaction that it is given.
         """
         if isinstance(url, Engine):
             self.engine = url
@@ -69,6 +71,7 @@ class FeedbackStore:
         else:
             self.engine = database.connect(url)
         self._clock = clock
+        self._forget_sessions = forget_sessions
         self._is_file = self.engine.dialect.name == "sqlite"
         # SQLite lets one write at a time. Threads of a process wait here in turn instead of asking
         # the file again and again. In PostgreSQL it is for answers and events alone.
@@ -315,7 +318,7 @@ class FeedbackStore:
         whose training set held such answers.
         """
         with self._writing(alone=True) as connection:
-            answers = connection.scalars(select(ANSWERS.c.id).where(ANSWERS.c.user == user)).all()
+            answers = self._ids_of(connection, ANSWERS.c.user == user)
             cycles = remove_answers(connection, answers, "deleted")
             events = connection.execute(delete(EVENTS).where(EVENTS.c.user == user)).rowcount
             for table in (REFUSALS, SUSPECTS):
@@ -323,23 +326,33 @@ class FeedbackStore:
         self._overwrite()
         return Deleted(len(answers), events, cycles)
 
-    def expire(self, now: float, keep_days: float) -> Deleted:
+    def expire(self, now: float, keep_days: float, *, open_cycle: int | None = None) -> Deleted:
         """Removes answers recorded, and events received, more than so many days before a time.
 
-        An event goes with its answer, too. Training sets count answers that went, apart from those
-        that a person had deleted.
+        An event goes with its answer, too, and the suspects of a cycle with its watermark. Training
+        sets count answers that went, apart from those that a person had deleted. open_cycle: one
+        that has not been trained yet; its training set stays whole, with its events.
         """
         before = now - keep_days * _DAY_S
         with self._writing(alone=True) as connection:
-            old = ANSWERS.c.recorded_at < before
+            marked = select(USES.c.answer).where(USES.c.cycle == open_cycle)
+            old = (ANSWERS.c.recorded_at < before) & ANSWERS.c.id.not_in(marked)
+            late = (EVENTS.c.received_at < before) & EVENTS.c.answer.not_in(marked)
             theirs = EVENTS.c.answer.in_(select(ANSWERS.c.id).where(old))
-            gone = delete(EVENTS).where((EVENTS.c.received_at < before) | theirs)
-            events = connection.execute(gone).rowcount
-            answers = connection.scalars(select(ANSWERS.c.id).where(old)).all()
+            events = connection.execute(delete(EVENTS).where(late | theirs)).rowcount
+            answers = self._ids_of(connection, old)
             cycles = remove_answers(connection, answers, "expired")
             connection.execute(delete(REFUSALS).where(REFUSALS.c.last_at < before))
+            past = select(TRAINING_SETS.c.cycle).where(TRAINING_SETS.c.watermark < before)
+            connection.execute(delete(SUSPECTS).where(SUSPECTS.c.cycle.in_(past)))
         self._overwrite()
         return Deleted(len(answers), events, cycles)
+
+    def _ids_of(self, connection: Connection, which: ColumnElement[bool]) -> list[str]:
+        """The answers that are about to go, whose sessions are named nowhere any more then."""
+        rows = connection.execute(select(ANSWERS.c.id, ANSWERS.c.session).where(which)).all()
+        self._forget_sessions(connection, {row.session for row in rows})
+        return [row.id for row in rows]
 
     def _overwrite(self) -> None:
         """SQLite's log still holds the pages from before; it is copied into the file and emptied,

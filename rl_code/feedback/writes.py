@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rl_code.feedback.checks import Claims
@@ -17,6 +17,9 @@ from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.feedback.rows import event_of, known_of, results_of, rows_of
 from rl_code.feedback.tables import ANSWERS, EVENTS, REFUSALS
 
+# Events of one answer, above which further ones are refused. People and editors say ten to thirty;
+# without a limit one answer is enough to fill the disk.
+MOST_OF_ANSWER = 100
 _INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
@@ -70,6 +73,9 @@ class Writes:
             for event in report.events:
                 if event.key not in keys:
                     kept[report.user].setdefault(event.key, event)
+        full = _without_room(connection, kept)
+        for user, keys in full.items():
+            kept[user] = {key: event for key, event in kept[user].items() if key not in keys}
         new = _insert_events(connection, kept, at)
         for user, own in kept.items():
             query = select(EVENTS).where(EVENTS.c.user == user)
@@ -78,7 +84,14 @@ class Writes:
         for user, number in sorted((+counts).items()):
             _count_refusals(connection, user, number, at)
         return [
-            results_of(report.events, keys, new[report.user], known, kept[report.user])
+            results_of(
+                report.events,
+                keys,
+                full.get(report.user, set()),
+                new[report.user],
+                known,
+                kept[report.user],
+            )
             for report, keys in zip(reports, refused, strict=True)
         ]
 
@@ -123,6 +136,36 @@ def _insert_answers(
         found.append(answer.id in new)
         new.discard(answer.id)
     return found
+
+
+def _without_room(
+    connection: Connection, events: Mapping[str, Mapping[str, Event]]
+) -> dict[str, set[str]]:
+    """User -> keys of the events whose answer has ``MOST_OF_ANSWER`` events of the user already.
+
+    events: user -> key -> event. Processes that write at once may let in a few more.
+    """
+    asked = collections.Counter(
+        (user, event.answer) for user, own in events.items() for event in own.values()
+    )
+    columns = EVENTS.c.user, EVENTS.c.answer
+    query = select(*columns, func.count().label("number")).group_by(*columns)
+    rows = rows_of(connection, query, EVENTS.c.answer, {answer for _, answer in asked})
+    there = {(row.user, row.answer): row.number for row in rows}
+    tight = {one for one in asked if there.get(one, 0) + asked[one] > MOST_OF_ANSWER}
+    full: dict[str, set[str]] = {}
+    for user in sorted({user for user, _ in tight}):
+        own = {key: one for key, one in events[user].items() if (user, one.answer) in tight}
+        # what is said again needs no room
+        query = select(EVENTS.c.key).where(EVENTS.c.user == user)
+        known = {row.key for row in rows_of(connection, query, EVENTS.c.key, own)}
+        for key, event in own.items():
+            if key not in known:
+                place = user, event.answer
+                there[place] = there.get(place, 0) + 1
+                if there[place] > MOST_OF_ANSWER:
+                    full.setdefault(user, set()).add(key)
+    return full
 
 
 def _insert_events(

@@ -195,6 +195,7 @@ class Cycle:
     # The states. Each returns whether an edge was taken.
 
     def _collect(self, row: Row) -> bool:
+        self._parts.store.expire(row.number, self._clock())
         selection, due, text = self._collectable(row)
         if not due or selection is None:
             return self._wait(row, text)

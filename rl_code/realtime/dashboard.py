@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from rl_code.feedback.tables import SUSPECTS, TRAINING_SETS
 from rl_code.realtime.cycle import STATES, CycleConfig
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Sessions, Store
@@ -41,7 +42,7 @@ from rl_code.realtime.watching import finite
 
 PAGE = Path(__file__).with_name("dashboard.html")
 # How much of the past the page shows.
-LAST = {"cycles": 12, "edges": 40, "versions": 12, "alarms": 20, "sessions": 12}
+LAST = {"cycles": 12, "edges": 40, "versions": 12, "alarms": 20, "sessions": 12, "suspects": 40}
 # Seconds between two requests of one page, which are those of its script.
 EVERY_S = 5.0
 # To read thousands of sessions takes a processor from those who are being served. So what was read
@@ -129,6 +130,8 @@ class Dashboard:
             "edges": [_plain(one) for one in read(EDGES, LAST["edges"])],
             "versions": [_plain(one) for one in read(VERSIONS, LAST["versions"])],
             "alarms": [_plain(one) for one in read(ALARMS, LAST["alarms"])],
+            "training_sets": [_plain(one) for one in read(TRAINING_SETS, LAST["cycles"])],
+            "suspects": [_plain(one) for one in read(SUSPECTS, LAST["suspects"])],
             "sessions": _samples(sessions, LAST["sessions"]),
         }
         return finite(shown)

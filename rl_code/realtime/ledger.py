@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy
@@ -143,6 +143,17 @@ class Ledger:
 def _begin(connection: Connection, number: int, base: int, at: float) -> None:
     row = {"number": number, "state": "collect", "edges": 0, "base": base, "began_at": at}
     connection.execute(insert(CYCLES).values(row))
+
+
+def forget_sessions(connection: Connection, sessions: Collection[str]) -> None:
+    """Removes the names of sessions from alarms, as ``feedback.store.FeedbackStore`` asks for it
+    when their answers go.
+    """
+    for row in connection.execute(select(ALARMS)).all():
+        left = [name for name in row.sessions if name not in sessions]
+        if len(left) < len(row.sessions):
+            one = (ALARMS.c.cycle == row.cycle) & (ALARMS.c.monitor == row.monitor)
+            connection.execute(update(ALARMS).where(one).values(sessions=left))
 
 
 def distance(parents: Mapping[int, int | None], one: int, other: int) -> int | None:

@@ -119,6 +119,12 @@ class Store(Protocol):
         """
         ...
 
+    def expire(self, cycle: int, now: float) -> None:
+        """Removes what is kept no longer at a time (Unix seconds). Called at each look while a
+        cycle collects. What is marked for this cycle stays.
+        """
+        ...
+
 
 class Trainer(Protocol):
     """Trainer and suites may be at work for long. Once ``Parts.stop`` was called they raise

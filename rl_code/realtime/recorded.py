@@ -63,6 +63,9 @@ class RecordedStore:
             # Somebody took data back since it was selected; the cycle selects again.
             raise Overtaken(str(error)) from error
 
+    def expire(self, cycle: int, now: float) -> None:
+        """Everything is kept."""
+
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
         joined = self._believed(self._record.joined(self._record.routed(versions, since)))
         return sessions_of(joined, self._rewarded, self.metrics)

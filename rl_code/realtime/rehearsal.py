@@ -235,6 +235,9 @@ class RehearsalStore:
             {name: np.array([row.values[name] for row in rows], np.float64) for name in names},
         )
 
+    def expire(self, cycle: int, now: float) -> None:
+        """Nothing here is about anybody."""
+
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         with self.engine.begin() as connection:
             connection.execute(sqlalchemy.insert(SESSIONS), list(rows))

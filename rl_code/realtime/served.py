@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from rl_code.named import Named
 from rl_code.people.crowd import Crowd, CrowdConfig
 from rl_code.read_config import ConfigError
 from rl_code.realtime.held_out import RATES, HeldOut, JudgeConfig
+from rl_code.realtime.ledger import forget_sessions
 from rl_code.realtime.parts import (
     Overtaken,
     Parts,
@@ -57,6 +59,8 @@ from rl_code.serving.probes import probes
 from rl_code.serving.router import AUTO, EVERYBODY, Shares
 from rl_code.stop import Stopped, StopRequest
 
+# Seconds between two removals of what is too old, while a cycle collects.
+_EXPIRE_S = 3_600.0
 # Seconds after which whoever waits asks whether to stop.
 _ASK_S = 1.0
 # What is kept of the updates of a version: means, and those of the first one.
@@ -131,17 +135,23 @@ class Served:
         config: of the cycle.
         """
         secret = load_secret(folder / "secret")
-        record = FeedbackStore(engine, ids=AnswerIds(secret), claims=self.feedback.claims)
+        record = FeedbackStore(
+            engine,
+            ids=AnswerIds(secret),
+            claims=self.feedback.claims,
+            forget_sessions=forget_sessions,
+        )
         reward = make_reward(self.feedback.reward)
         system = System(self, folder, config.anchor, secret, record, reward)
-        store = ServedStore(record, reward, self.feedback.silence_s, self.feedback.poisoning)
+        kept = self.feedback.silence_s, self.feedback.poisoning, self.feedback.keep_days
+        store = ServedStore(record, reward, *kept)
         names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
 
 
 class ServedStore(RecordedStore):
-    """The store of feedback, where young answers wait for their events, and where those who are
-    implausible count neither in the test nor in guardrails and alarms.
+    """The store of feedback, where young answers wait for their events and old ones are removed,
+    and where those who are implausible count neither in the test nor in guardrails and alarms.
     """
 
     def __init__(
@@ -150,16 +160,32 @@ class ServedStore(RecordedStore):
         reward: FeedbackReward,
         silence_s: float,
         poisoning: PoisoningConfig,
+        keep_days: float = math.inf,
     ):
+        """The numbers are as of ``FeedbackConfig``."""
         parts = [f"reward/{config.component}" for config, _ in reward.signals]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
         self._feedback, self._silence_s = record, silence_s
         self._poisoning = poisoning
         # (version, user) of those who were implausible at the last look
         self._left_out: set[tuple[int, str]] = set()
+        self._keep_days = keep_days
+        # The cycle in which old answers were last removed, and when (Unix seconds).
+        self._expired = (0, -math.inf)
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
         return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+
+    def expire(self, cycle: int, now: float) -> None:
+        # Looks follow each other in seconds, and all writers wait meanwhile.
+        last_cycle, last_at = self._expired
+        if math.isinf(self._keep_days) or (cycle == last_cycle and now < last_at + _EXPIRE_S):
+            return
+        gone = self._feedback.expire(now, self._keep_days, open_cycle=cycle)
+        self._expired = cycle, now
+        if gone.answers or gone.events:
+            words = "%d answers and %d events were older than %g days and are removed"
+            logging.info(words, gone.answers, gone.events, self._keep_days)
 
     def _believed(self, joined: Joined) -> Joined:
         # Each version by itself. Beside the deployed one, of which there are more, everybody who
@@ -389,7 +415,13 @@ class System:
         config = self._config
         with self._ends:
             access = Access(self._servers, KeyFile(config.keys) if config.keys else None)
-            feedback = http.routes(self._record, access.user)
+            feedback = http.routes(
+                self._record,
+                access.find_user,
+                take_events=access.take_events,
+                is_admin=access.is_admin,
+                forget=self._servers.forget,
+            )
             all_routes = [*probes(self._servers), *feedback, *routes]
             way = dict(host=config.host, port=port or 0, routes=all_routes)
             try:

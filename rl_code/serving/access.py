@@ -8,8 +8,10 @@ Keys stand in a TOML file as SHA-256 of the key, which cannot be turned back sin
     tokens_per_minute = 100000
     concurrent = 8
     organisation = "acme"     # whom the key was issued to, with others perhaps
+    events_per_minute = 600
 
-A limit that is left out does not apply. The file is read again whenever it changes, so that a key
+A limit that is left out does not apply. With ``admin = true`` a key may delete the data of others
+(``feedback.http``). The file is read again whenever it changes, so that a key
 can be added or withdrawn while the server runs.
 """
 
@@ -52,12 +54,21 @@ class Key:
     # Whom the key was issued to: all keys of one together have a bounded influence on what is
     # learned (``feedback.poisoning``). "" for a key that stands alone.
     organisation: str = ""
+    # Events of feedback.
+    events_per_minute: float | None = None
+    # Whether it may see, and delete, what is not its own.
+    admin: bool = False
 
     def __post_init__(self):
         digits = set(self.sha256) - set("0123456789abcdef")
         if len(self.sha256) != 64 or digits:
             raise ValueError(f"sha256={self.sha256!r} must be 64 hex digits in small letters")
-        for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
+        for name in (
+            "requests_per_minute",
+            "tokens_per_minute",
+            "concurrent",
+            "events_per_minute",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be positive")
@@ -95,6 +106,8 @@ class Limiter:
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
         self._requests = None if requests is None else Budget(requests, clock)
         self._tokens = None if tokens is None else Budget(tokens, clock)
+        events = key.events_per_minute
+        self._events = None if events is None else Budget(events, clock)
 
     def enter(self, choices: int) -> None:
         """A request for so many answers begins. Raises ApiError where a limit does not allow it.
@@ -122,6 +135,18 @@ class Limiter:
             self._running -= 1
             if self._tokens is not None:
                 self._tokens.take(tokens)
+
+    def take_events(self, count: int) -> float:
+        """Takes so many events, and returns 0; or the seconds until there are so many, or all that
+        there ever are, and takes none.
+        """
+        if self._events is None:
+            return 0.0
+        with self._lock:
+            wait_s = self._events.wait_s(count)
+            if not wait_s:
+                self._events.take(count)
+            return wait_s
 
 
 class KeyFile:
@@ -209,10 +234,20 @@ class Access:
                 return None
         return FleetClient(self._fleet, api_key, limiter)
 
-    def user(self, api_key: str) -> str | None:
-        """The user of an API key, as records name them; None for one that is not known."""
+    def find_user(self, api_key: str) -> str | None:
+        """The user of an API key, for ``feedback.http.routes``; None for one that is not known."""
         client = self.find(api_key)
         return None if client is None else client.user
+
+    def is_admin(self, api_key: str) -> bool:
+        """Whether a key may delete what belongs to others; none may without a file of keys."""
+        limiter = None if self._keys is None else self._keys.find(api_key)
+        return limiter is not None and limiter.key.admin
+
+    def take_events(self, api_key: str, count: int) -> float:
+        """As of ``feedback.http.routes``, for a key that is known."""
+        limiter = None if self._keys is None else self._keys.find(api_key)
+        return 0.0 if limiter is None else limiter.take_events(count)
 
 
 class FleetClient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
@@ -13,6 +13,9 @@ from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
 # Seconds that the head and the body of a request may take.
 HEAD_S = 20.0
 BODY_S = 60.0
+# Seconds after which a connection is closed whose request is not whole then, so that the client can
+# be told first why.
+GRACE_S = 2.0
 # The longest head, in bytes.
 _MOST_HEAD = 1 << 16
 # The most bytes of bodies that are read at once.
@@ -21,11 +24,13 @@ _MOST_READ = 8 * MOST_BYTES
 
 class Connection(HttpToolsProtocol):
     """A connection that is closed when the head of a request does not come whole in time, be it the
-    first one or a later one, and refused when it is too long. What is sent within one turn of the
-    event loop goes out as one.
+    first one or a later one, and refused when it is too long. It is closed as well when a body does
+    not come whole in time, also one that no route reads. What is sent within one turn of the event
+    loop goes out as one.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
     # Whether a head has begun and not ended, and how many bytes have come of it.
     _in_head = True
     _head_bytes = 0
@@ -40,7 +45,12 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._wait_for_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_body_timer()
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -56,7 +66,24 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_body_timer()
         super().connection_lost(exc)
+
+    def _wait_for_body(self) -> None:
+        self._stop_body_timer()
+        self._body_timer = self.loop.call_later(BODY_S + GRACE_S, self._close_unless_queued)
+
+    def _close_unless_queued(self) -> None:
+        # Nothing is read of a request that waits for the answer to the one before it.
+        if self.pipeline:
+            self._wait_for_body()
+        else:
+            self.transport.close()
+
+    def _stop_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -93,38 +120,62 @@ class _Joining:
 
 
 class Bodies:
-    """Reads the bodies of requests, so many bytes at once at most. For one event loop."""
+    """An application whose routes get bodies of requests in time, or not at all: an ASGI wrapper
+    that limits the seconds and the bytes of each body, and the bytes of all that are being read.
 
-    def __init__(self):
+    It stands in front of every route, so that none can forget it. For one event loop.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
         self._read = 0
 
-    async def read(self, request: Request) -> bytes:
-        """The body of a request. Raises ApiError for one that is too long, which is not read to its
-        end, that does not come in time, or for which there is no room now.
-        """
-        parts: list[bytes] = []
+    @property
+    def being_read(self) -> int:
+        """Bytes of bodies that have begun and are not whole yet."""
+        return self._read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        deadline = asyncio.get_running_loop().time() + BODY_S
         length = 0
+        whole = False
+
+        async def limited() -> Message:
+            """The next part of the body. Raises ApiError where it has too many bytes or does not
+            come in time, and where there is no room now; nothing more is read then.
+            """
+            nonlocal length, whole
+            if whole:  # what is waited for from now on is that the client leaves
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                why = f"the request did not come whole within {BODY_S:g} s"
+                raise ApiError(why, status=408, code="request_timeout") from None
+            count = len(message.get("body", b""))
+            length += count
+            self._read += count
+            if length > MOST_BYTES:
+                raise too_large()
+            if self._read > _MOST_READ:
+                raise ApiError(
+                    "many long requests come at once; ask again later",
+                    status=429,
+                    kind="rate_limit_error",
+                    code="server_busy",
+                    retry_after_s=1.0,
+                )
+            if not message.get("more_body", False):
+                whole = True
+                self._read -= length
+                length = 0
+            return message
+
         try:
-            async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    length += len(part)
-                    self._read += len(part)
-                    if length > MOST_BYTES:
-                        raise too_large()
-                    if self._read > _MOST_READ:
-                        raise ApiError(
-                            "many long requests come at once; ask again later",
-                            status=429,
-                            kind="rate_limit_error",
-                            code="server_busy",
-                            retry_after_s=1.0,
-                        )
-                    parts.append(part)
-        except TimeoutError:
-            why = f"the request did not come whole within {BODY_S:g} s"
-            raise ApiError(why, status=408, code="request_timeout") from None
-        except ClientDisconnect as error:
-            raise ApiError("the client left") from error
+            await self._app(scope, limited, send)
         finally:
             self._read -= length
-        return b"".join(parts)

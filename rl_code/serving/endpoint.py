@@ -25,7 +25,7 @@ import uvicorn
 from absl import logging
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -95,7 +95,6 @@ class Endpoint:
     ):
         self._find = find
         self._on_error = on_error
-        self._bodies = Bodies()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         try:
             self._socket = socket.create_server((host, port))
@@ -114,13 +113,15 @@ class Endpoint:
             ]
         handlers: dict[Any, Any] = {
             ApiError: self._answer_error,
+            ClientDisconnect: self._answer_left,
             404: self._answer_status,
             405: self._answer_status,
             Exception: self._answer_bug,
         }
         app = Starlette(routes=own, exception_handlers=handlers)
+        self.bodies = Bodies(app)
         config = uvicorn.Config(
-            app,
+            self.bodies,
             http=Connection,
             loop="uvloop",
             ws="none",
@@ -206,7 +207,7 @@ class Endpoint:
         if len(session) > _SESSION_NAME or not session.isprintable():
             why = f"X-Session must be at most {_SESSION_NAME} printable characters"
             raise ApiError(why, code="invalid_value", param="X-Session")
-        body = await self._bodies.read(request)
+        body = await request.body()
         take = functools.partial(_take, client, session, self._mailbox, read, body)
         pending, accepted = take() if len(body) <= _SMALL else await self._in_reader(take)
         del body, take  # which may be long, and the answer may take long
@@ -235,7 +236,7 @@ class Endpoint:
     async def _execute(self, request: Request) -> Response:
         client = self._client(request)
         try:
-            given = json.loads(await self._bodies.read(request))
+            given = json.loads(await request.body())
             command, timeout_s = given["command"], given.get("timeout_s")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ApiError(f'the request must be {{"command": ...}}: {error!r}') from error
@@ -248,6 +249,9 @@ class Endpoint:
         assert isinstance(error, ApiError)
         self._on_error(error.status)
         return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+    async def _answer_left(self, request: Request, error: Exception) -> Response:
+        return await self._answer_error(request, ApiError("the client left"))
 
     async def _answer_status(self, request: Request, error: Any) -> Response:
         self._on_error(error.status_code)

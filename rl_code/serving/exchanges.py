@@ -165,6 +165,12 @@ class Conversations:
                 size -= self._known.popitem(last=False)[1].size
             return found
 
+    def forget(self, user: str) -> None:
+        """Forgets all conversations of a user. One that is being answered goes with its answer."""
+        with self._lock:
+            for name in [name for name in self._known if name[0] == user]:
+                del self._known[name]
+
 
 def _is_unnamed(name: tuple[str, str], user: str) -> bool:
     return name[0] == user and name[1].startswith(_PREFIX)

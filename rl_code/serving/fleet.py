@@ -124,6 +124,10 @@ class Fleet:
         """Takes no more requests from now on. Waits for nothing, so a handler of signals may."""
         self._draining = True
 
+    def forget(self, user: str) -> None:
+        """Forgets the chats of a user that are kept for later requests."""
+        self._conversations.forget(user)
+
     def drain(self) -> bool:
         """Takes no more requests, and waits for the answers that are on their way, for
         ``config.drain_s`` at most; whether all have ended.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import runpy
 import sqlite3
+import time
 import urllib.request
 from types import SimpleNamespace
 
@@ -17,13 +19,16 @@ import sqlalchemy
 from launch import export_sessions, make_case, make_suite, realtime
 from rl_code import read_config
 from rl_code.feedback import database
+from rl_code.feedback.outcomes import Selection
 from rl_code.feedback.records import Event
 from rl_code.feedback.store import FeedbackStore
 from rl_code.read_config import ConfigError
 from rl_code.realtime import tables
-from rl_code.realtime.cycle import Notice
+from rl_code.realtime.cycle import Cycle, Notice
 from rl_code.realtime.dashboard import Dashboard
 from rl_code.realtime.ledger import Ledger
+from rl_code.realtime.rehearsal import FileFleet
+from rl_code.realtime.tables import ALARMS
 from tests.rl_code.realtime.test_cases import ROW, answer, written
 
 
@@ -95,6 +100,38 @@ def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
     again, ledger, _ = realtime.open_cycle(config(), tmp_path)
     again.run(3)
     assert ledger.current().number == 4
+
+
+def test_a_cycle_that_collects_removes_what_is_older_than_keep_days(tmp_path):
+    given = runpy.run_path("configs/realtime.py")["get_config"]("smoke")
+    given.parts.feedback.keep_days = 30.0
+    served = read_config.build(realtime.RealtimeConfig, given)
+    _, ledger, parts = realtime.open_cycle(served, tmp_path)
+    # no weights are loaded: the fleet is that of a rehearsal
+    parts = dataclasses.replace(parts, fleet=FileFleet(tmp_path / "fleet.json"))
+    cycle = Cycle(ledger, parts, served.cycle)
+    now = time.time()
+    with contextlib.ExitStack() as stack:
+
+        def store_at(days: float) -> FeedbackStore:
+            """A store whose clock stood so many days ago."""
+            at = now - days * 86_400.0
+            return stack.enter_context(FeedbackStore(ledger.engine, clock=lambda: at))
+
+        for id, days in (("marked", 60), ("old", 60), ("new", 29)):
+            store_at(days).record_answer(answer(id, session=f"session {id}"))
+            store_at(days).record_events([Event(f"k{id}", id, "accepted", now, 1.0)], "ann")
+        store = store_at(0)
+        # a process was killed when it had marked its answers and not yet taken the edge
+        selection = Selection(("marked",), store.digest(["marked"], now), now, 1)
+        store.mark_used(1, selection)
+        ledger.raise_alarm(1, "latency", now, "", ["session old", "session new"])
+        assert cycle.step() and ledger.current().state == "train"
+        left = store.joined(["marked", "old", "new"])
+        assert [one.id for one, events in left if events] == ["marked", "new"]
+        assert store.used(1).ids == ("marked",)
+        (alarm,) = ledger.rows(ALARMS)
+        assert alarm.sessions == ["session new"]
 
 
 def test_edges_are_printed_and_now_and_then_what_is_waited_for():

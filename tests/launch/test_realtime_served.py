@@ -63,6 +63,16 @@ def stop_in_training(folder: Path) -> None:
     assert "train -> gate" not in printed
 
 
+def refused(url: str, user: str, key: str) -> str:
+    """Why a deletion is refused."""
+    headers = {"Authorization": f"Bearer {key}"}
+    asked = urllib.request.Request(f"{url}/v1/users/{user}", None, headers, method="DELETE")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(asked)
+    assert caught.value.code == 403
+    return json.load(caught.value)["error"]["code"]
+
+
 @pytest.mark.long
 def test_a_cycle_with_everything_real(tmp_path):
     stop_in_training(tmp_path)
@@ -81,6 +91,9 @@ def test_a_cycle_with_everything_real(tmp_path):
             assert json.load(answered)["cycle"]["number"] == 1
         with urllib.request.urlopen(f"{found[1]}/healthz") as answered:
             assert answered.status == 200
+        # all who send no key are one user, so nobody may delete for them; nor for others
+        assert refused(found[1], "me", "") == "no_api_key"
+        assert refused(found[1], "0" * 32, "a key") == "not_an_admin"
         printed = process.stdout.read()
     assert process.returncode == 0, printed
     # the table of cycles at the end

@@ -85,7 +85,7 @@ def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
             talk(served_at, conversation)
         store = FeedbackStore(url, ids=AnswerIds(load_secret(secret)))
         with store:
-            ids = store.answered((0,), since=0.0)
+            ids = store.of_sessions(None, 0.0)
             found = store.joined(ids)
         user = user_key(load_secret(secret), "key-7")
         assert {answer.user for answer, _ in found} == {user}

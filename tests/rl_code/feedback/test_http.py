@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
+from concurrent.futures import Future
 
 import pytest
 import sqlalchemy
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from rl_code.feedback import http
 from rl_code.feedback.http import MOST_BYTES, routes
 from rl_code.feedback.store import FeedbackStore
 from tests.rl_code.feedback.people import answer
@@ -88,6 +92,76 @@ def test_requests_without_a_known_key_or_too_long_are_refused(tmp_path):
         known = {"Authorization": "Bearer key of ann"}
         long = client.post("/v1/feedback", content=b" " * (MOST_BYTES + 1), headers=known)
         assert long.status_code == 413
+
+
+def test_nobody_deletes_what_belongs_to_others_but_an_admin(store):
+    users = {"": "all without a key", "key of ann": "ann", "key of root": "root"}
+    forgotten: list[str] = []
+    ways = dict(is_admin=lambda key: key == "key of root", forget=forgotten.append)
+    client = TestClient(Starlette(routes=routes(store, users.get, **ways)))
+
+    def delete(whom: str, key: str):
+        return client.delete(f"/v1/users/{whom}", headers={"Authorization": f"Bearer {key}"})
+
+    for user in ("ann", "bob", "all without a key"):
+        store.record_answer(answer(user, user))
+    refused = delete("me", "")
+    assert refused.status_code == 403 and refused.json()["error"]["code"] == "no_api_key"
+    assert delete("bob", "key of ann").status_code == 403
+    assert delete("ann", "key of ann").status_code == 403
+    assert delete("bob", "unknown").status_code == 401
+    assert store.counts()["answers"] == 3 and not forgotten
+    # bob's key is withdrawn; the admin may
+    assert delete("bob", "key of root").json()["deleted"]["answers"] == 1
+    assert delete("me", "key of ann").json()["deleted"]["answers"] == 1
+    assert forgotten == ["bob", "ann"] and store.counts()["answers"] == 1
+
+
+def test_a_key_over_its_limit_of_events_is_told_when_to_come_again(store):
+    taken: list[tuple[str, int]] = []
+
+    def take_events(api_key: str, count: int) -> float:
+        taken.append((api_key, count))
+        return 6.5 if len(taken) == 2 else 0.0
+
+    client = TestClient(Starlette(routes=routes(store, USERS.get, take_events=take_events)))
+    known = {"Authorization": "Bearer key of ann"}
+    two = {"events": [SHOWN, {**SHOWN, "key": "2"}]}
+    assert client.post("/v1/feedback", json=two, headers=known).is_success
+    again = {"events": [{**SHOWN, "key": "3"}]}
+    reply = client.post("/v1/feedback", json=again, headers=known)
+    assert (reply.status_code, reply.headers["Retry-After"]) == (429, "7")
+    assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+    assert store.counts()["events"] == 2
+    assert client.post("/v1/feedback", json=again, headers=known).is_success
+    assert taken == [("key of ann", 2), ("key of ann", 1), ("key of ann", 1)]
+
+
+def test_requests_that_wait_for_the_database_have_a_bound(store, monkeypatch):
+    body = json.dumps({"events": [SHOWN]})
+    monkeypatch.setattr(http, "MOST_WAITING", 2 * len(body))
+    waits: Future = Future()
+    monkeypatch.setattr(store, "submit_events", lambda events, user: waits)
+    statuses: queue.Queue[int] = queue.Queue()
+    known = {"Authorization": "Bearer key of ann"}
+    with TestClient(Starlette(routes=routes(store, USERS.get)), headers=known) as client:
+
+        def post() -> None:
+            statuses.put(client.post("/v1/feedback", content=body).status_code)
+
+        threads = [threading.Thread(target=post) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        try:
+            # two wait, and there is no room for a third
+            assert [statuses.get(timeout=60.0) for _ in range(3)] == [503] * 3
+        finally:
+            waits.set_result([])
+            for thread in threads:
+                thread.join()
+        assert [statuses.get() for _ in range(2)] == [200] * 2
+        # those that ended have left their room
+        assert client.post("/v1/feedback", content=body).is_success
 
 
 def test_what_could_not_be_recorded_is_not_acknowledged(tmp_path, monkeypatch):

@@ -14,10 +14,11 @@ import sqlalchemy
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from rl_code.feedback import database
+from rl_code.feedback import database, writes
 from rl_code.feedback.checks import Claims
 from rl_code.feedback.identity import AnswerIds
-from rl_code.feedback.outcomes import SelectionChanged
+from rl_code.feedback.outcomes import Selection, SelectionChanged
+from rl_code.feedback.poisoning import Suspect
 from rl_code.feedback.store import FeedbackStore
 from rl_code.feedback.tables import METADATA
 from rl_code.realtime import tables as realtime_tables
@@ -338,6 +339,30 @@ def test_many_writers_lose_and_double_nothing(url):
         store.close()
 
 
+def test_an_answer_has_so_many_events_and_no_more(store, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_OF_ANSWER", 5)
+    for id in ("a", "b"):
+        store.record_answer(answer(id))
+    store.record_events([event("shown", key=f"k{i}") for i in range(3)], "ann")
+    sent = [event("shown", key=f"k{i}") for i in range(2, 8)] + [event("shown", "b", "kb")]
+    said = store.record_events(sent, "ann")
+    assert [one.status for one in said] == [
+        "repeated",
+        *["recorded"] * 2,
+        *["refused"] * 3,
+        "recorded",
+    ]
+    assert "as many events as are kept" in said[3].why
+    # those who repeat what was recorded are told so, also where there is no room
+    assert [one.status for one in store.record_events(sent[:3], "ann")] == ["repeated"] * 3
+    assert len(store.joined(["a"])[0][1]) == 5
+    # it was their own answer, so this is no sign of an attack on others
+    assert store.refusals() == {}
+    # another user's events for it, which came before it, take none of its room
+    store.record_events([event("shown", "later", f"e{i}") for i in range(5)], "eve")
+    assert store.record_events([event("shown", "later")], "ann")[0].status == "waiting"
+
+
 def test_a_deleted_user_is_gone_and_marks_cycles(store):
     for user, number in itertools.product(("ann", "bob"), range(3)):
         store.record_answer(answer(f"{user}{number}", user))
@@ -387,6 +412,24 @@ def test_what_is_too_old_goes(store, clock):
     assert [one.id for one, _ in store.joined(["old", "new"])] == ["new"]
     assert store.training_sets()[0].expired == 1
     assert store.counts() == {"answers": 1, "aborted": 0, "silent": 0, "events": 1, "waiting": 0}
+
+
+def test_the_training_set_of_the_open_cycle_is_never_too_old(store, clock):
+    clock.now = 10 * DAY
+    for id in ("marked", "free"):
+        store.record_answer(answer(id))
+        store.record_events([event("shown", id)], "ann")
+    selection = store.select(clock.now, [1])
+    store.mark_used(2, Selection(("marked",), "digest", selection.watermark, 1))
+    store.list_suspects(2, [Suspect("ann", "steady", 0.1, "")])
+    gone = store.expire(20 * DAY, keep_days=5, open_cycle=2)
+    assert (gone.answers, gone.events, gone.cycles) == (1, 1, ())
+    ((_, events),) = store.joined(["marked", "free"])
+    assert [one.kind for one in events] == ["shown"] and store.used(2).ids == ("marked",)
+    # the next cycle does not need it any more
+    gone = store.expire(20 * DAY, keep_days=5, open_cycle=3)
+    assert (gone.answers, gone.events, gone.cycles) == (1, 1, (2,))
+    assert store.suspects(2) == []
 
 
 def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):

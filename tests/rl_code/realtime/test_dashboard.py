@@ -20,9 +20,12 @@ import uvicorn
 from matplotlib import image
 from starlette.applications import Starlette
 
+from rl_code.feedback.poisoning import Suspect
+from rl_code.feedback.store import FeedbackStore
 from rl_code.realtime import dashboard
 from rl_code.realtime.dashboard import PAGE, Dashboard
 from rl_code.realtime.tables import ALARMS
+from tests.rl_code.feedback.people import answer
 from tests.rl_code.realtime.rehearsed import Rehearsed
 
 KEY = "a key of sixteen or more"
@@ -110,6 +113,27 @@ def test_many_open_pages_read_the_sessions_once_in_an_interval(rehearsed, monkey
     assert len(reads) == 3 and state["alarms"][0]["acknowledged_at"] is not None
     # the interval is that of the page
     assert f"EVERY_MS = {1000 * dashboard.EVERY_S:.0f}," in PAGE.read_text()
+
+
+def test_marks_of_deletion_and_suspects_are_shown(rehearsed):
+    store = FeedbackStore(rehearsed.engine, clock=rehearsed.clock)
+    for user in ("ann", "bob"):
+        store.record_answer(answer(user, user))
+    store.mark_used(1, store.select(rehearsed.now, [1]))
+    store.list_suspects(1, [Suspect("bob", "steady_times", 0.1, HOSTILE)])
+    store.delete_user("ann")
+    state = json.loads(ask(app(rehearsed), "GET", "/dashboard/state.json")[2])
+    (marked,) = state["training_sets"]
+    assert (marked["cycle"], marked["answers"], marked["deleted"], marked["expired"]) == (
+        1,
+        2,
+        1,
+        0,
+    )
+    (suspect,) = state["suspects"]
+    assert (suspect["cycle"], suspect["user"], suspect["reason"]) == (1, "bob", "steady_times")
+    page = PAGE.read_text()
+    assert "one.deleted" in page and "suspect.text" in page and "drawTraining, " in page
 
 
 def test_a_database_without_a_cycle_is_a_page_too(tmp_path):
@@ -224,11 +248,16 @@ def browser(rehearsed: Rehearsed, folder: Path):
 @pytest.mark.long
 @needs_chromium
 def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path):
+    store = FeedbackStore(rehearsed.engine, clock=rehearsed.clock)
+    store.record_answer(answer("a"))
+    store.mark_used(1, store.select(rehearsed.now, [1]))
+    store.list_suspects(1, [Suspect("bob", "steady_times", 0.1, "all alike" + HOSTILE)])
     with browser(rehearsed, tmp_path) as run:
         done = run("--dump-dom")
     drawn = done.stdout
     assert "cycle 1, watch" in drawn, done.stderr
     assert 'aria-current="step"' in drawn and "Guardrails" in drawn and "<svg" in drawn
+    assert "steady times, counts 0.1: all alike&lt;/script&gt;" in drawn
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in drawn
 
 

@@ -93,7 +93,7 @@ class ScriptedService:
 class Scripted:
     """A fleet with its engines by version, the records of answers, and a server in front of it."""
 
-    def __init__(self, stack, *, keys=None, on_answer=None, **config):
+    def __init__(self, stack, *, keys=None, on_answer=None, routes=(), **config):
         self.services = {}
         self.records = []
 
@@ -111,9 +111,9 @@ class Scripted:
         )
         self.access = Access(self.fleet, keys)
         stack.enter_context(self.fleet)
-        routes = probes(self.fleet)
+        all_routes = [*probes(self.fleet), *routes]
         on_error = self.fleet.metrics.refused
-        self.endpoint = Endpoint(self.access.find, routes=routes, on_error=on_error)
+        self.endpoint = Endpoint(self.access.find, routes=all_routes, on_error=on_error)
         stack.enter_context(self.endpoint)
         self.load = self.fleet.models.load
 

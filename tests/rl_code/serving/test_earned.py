@@ -56,7 +56,7 @@ def serving(folder):
             made.fleet.models.route(AUTO, router)
             store.follow(made.fleet.models, AUTO)
             access = Access(made.fleet)
-            routes = http.routes(store, access.user)
+            routes = http.routes(store, access.find_user)
             endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
             yield router, f"{endpoint.url}/v1"
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 import urllib.request
 
 import pytest
 
+from rl_code.feedback.http import routes
+from rl_code.feedback.store import FeedbackStore
+from rl_code.realtime.dashboard import Dashboard
 from rl_code.serving import connections
+from tests.rl_code.realtime.rehearsed import Rehearsed
 from tests.rl_code.serving.scripted import PATIENCE_S, scripted
 
+ADMIN = "a key of sixteen or more"
 HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n"
 
 
@@ -165,6 +172,71 @@ def test_half_open_connections_are_closed_in_time(made, monkeypatch):
         connection.close()
     # a request in time is not cut by the timer of its head
     assert works(made)
+
+
+ROUTES = (
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/execute"),
+    ("POST", "/v1/feedback"),
+    ("POST", "/dashboard/acknowledge"),
+    ("POST", "/dashboard/roll_back"),
+)
+# These answer without reading the body; the connection must end all the same.
+UNREAD = (
+    ("GET", "/healthz"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/models"),
+    ("GET", "/dashboard"),
+    ("DELETE", "/v1/users/me"),
+    ("POST", "/nowhere"),
+)
+BEGUN = "{} {} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n"
+
+
+@contextlib.contextmanager
+def whole_server(folder):
+    """A server with all routes that there are: the API, probes, feedback and the page."""
+    rehearsed = Rehearsed(folder)
+    board = Dashboard(rehearsed.ledger, rehearsed.parts.store, rehearsed.config, ADMIN)
+    with FeedbackStore(f"sqlite:///{folder}/people.db") as store:
+        feedback = routes(store, lambda key: "ann")
+        with scripted(routes=[*feedback, *board.routes()]) as made:
+            yield made
+
+
+def test_a_body_that_does_not_come_whole_ends_on_every_route(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "BODY_S", 0.3)
+    monkeypatch.setattr(connections, "GRACE_S", 0.3)
+    with whole_server(tmp_path) as made:
+        for method, path in (*ROUTES, *UNREAD):
+            with connect(made) as connection:
+                connection.sendall(BEGUN.format(method, path, ADMIN, 1_000).encode() + b'{"a')
+                answer = received(connection)  # returns when the server has closed it
+            if (method, path) in ROUTES:
+                assert b" 408 " in answer and b"did not come whole" in answer, path
+            else:
+                assert answer.count(b"HTTP/1.1 ") == 1 and b" 408 " not in answer, path
+        assert works(made)
+
+
+def test_bodies_of_all_routes_share_what_may_be_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "_MOST_READ", 200_000)
+    with whole_server(tmp_path) as made:
+        first = connect(made)
+        first.sendall(BEGUN.format("POST", "/v1/completions", "k", 400_000).encode())
+        first.sendall(b" " * 190_000)
+        while made.endpoint.bodies.being_read < 190_000:
+            time.sleep(0.01)
+        with connect(made) as second:
+            second.sendall(BEGUN.format("POST", "/v1/feedback", "k", 100_000).encode())
+            second.sendall(b" " * 90_000)
+            answer = received(second)
+        assert b" 429 " in answer and b"Retry-After" in answer.title()
+        first.close()
+        while made.endpoint.bodies.being_read:
+            time.sleep(0.01)
+        assert works(made)
 
 
 def test_a_hundred_connections_that_say_nothing_stop_nobody(made):

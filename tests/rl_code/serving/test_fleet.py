@@ -414,6 +414,48 @@ def test_keys_and_their_limits(tmp_path):
         assert said(ada) == "one"
 
 
+def test_chats_of_a_user_who_is_forgotten_are_not_in_memory_any_more():
+    with scripted() as made:
+        ada, bob = client_of(made, "ada"), client_of(made, "bob")
+        said(ada)
+        said(bob)
+        known = made.fleet._conversations._known
+        made.fleet.forget(made.fleet.user_of("ada"))
+        assert [user for user, _ in known] == [made.fleet.user_of("bob")]
+        # one that is being answered is forgotten with its answer
+        made.services[1].at_once = False
+        answered = in_thread(lambda: said(bob))
+        job = made.services[1].wait_job()
+        made.fleet.forget(made.fleet.user_of("bob"))
+        made.services[1].answer(job)
+        assert answered() == "one" and not known
+        made.services[1].at_once = True
+        assert said(ada) == "one"
+
+
+def test_a_key_may_send_so_many_events(tmp_path):
+    now = [0.0]
+    path = tmp_path / "keys.toml"
+    hashes = [hashlib.sha256(key).hexdigest() for key in (b"ada", b"bob")]
+    path.write_text(
+        f'[[keys]]\nsha256 = "{hashes[0]}"\nevents_per_minute = 60\n'
+        f'[[keys]]\nsha256 = "{hashes[1]}"\nadmin = true\n'
+    )
+    with scripted(keys=KeyFile(path, lambda: now[0])) as made:
+        access = made.access
+        assert access.find_user("nobody") is None
+        assert access.find_user("ada") == made.fleet.user_of("ada")
+        assert access.take_events("ada", 50) == 0.0
+        assert access.take_events("ada", 20) == 10.0  # and takes none
+        assert access.take_events("ada", 10) == 0.0
+        assert access.take_events("bob", 10_000) == 0.0
+        assert [access.is_admin(key) for key in ("ada", "bob", "nobody")] == [False, True, False]
+        now[0] += 60.0
+        # more than a minute gives are let in when the minute is full, and owed
+        assert access.take_events("ada", 90) == 0.0
+        assert access.take_events("ada", 1) == 31.0
+
+
 def test_counts_are_shown_without_names_of_users():
     with scripted() as made:
         client = client_of(made)

@@ -39,7 +39,7 @@ def test_a_hundred_keys_of_one_organisation_have_the_weight_of_one_origin(tmp_pa
         made = Scripted(stack, on_answer=store.submit_answer)
         made.load("policy", 1, "one")
         access = Access(made.fleet, KeyFile(file))
-        routes = http.routes(store, access.user)
+        routes = http.routes(store, access.find_user)
         endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
         for key, _ in everybody:
             client = Client(f"{endpoint.url}/v1", key, patience_s=PATIENCE_S)
@@ -56,7 +56,7 @@ def test_a_hundred_keys_of_one_organisation_have_the_weight_of_one_origin(tmp_pa
                 for number, one in enumerate(found)
             ])  # fmt: skip
             client.close()
-        given = answered(store.joined(store.answered((1,), since=0.0)))
+        given = answered(store.joined(store.of_sessions(None, 0.0)))
     assert len(given) == 3 * len(everybody)
     # the record names nobody
     origins = {one.answer.user: one.answer.extra["origin"] for one in given}

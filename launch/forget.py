@@ -1,0 +1,109 @@
+"""Removes all that is kept of a person, whose API key may be withdrawn already.
+
+    python -m launch.forget --workdir=runs/realtime --key_file=key.txt
+    python -m launch.forget --database=postgresql+psycopg://... --user=3f0c...
+    python -m launch.forget --record=answers.jsonl --secret=runs/own/secret --key_file=key.txt
+
+--key_file holds the API key, since a command line can be read by others; --user is the person as
+records name them. --workdir is that of launch.realtime, with people.db and the secret; --database
+and --secret name others. --record is the file of launch.serve, which must not be running. It prints
+the cycles that were trained on answers of this person: their versions hold what they learned. A
+running server also keeps chats in its memory, which `DELETE /v1/users/USER` forgets
+(docs/feedback.md).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from pathlib import Path
+
+from absl import flags
+from sqlalchemy.exc import DBAPIError
+
+from launch import command
+from rl_code.feedback import database
+from rl_code.feedback.identity import load_secret, user_key
+from rl_code.feedback.store import FeedbackStore
+from rl_code.files import write_atomically
+from rl_code.realtime.ledger import forget_sessions
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    if not (FLAGS.workdir or FLAGS.database or FLAGS.record):
+        command.refuse("give --workdir, --database or --record: where the person is to be removed")
+    user = user_of(FLAGS.user, FLAGS.key_file, FLAGS.secret, FLAGS.workdir)
+    url = FLAGS.database or (f"sqlite:///{FLAGS.workdir}/people.db" if FLAGS.workdir else "")
+    if url:
+        forget_in_database(url, user)
+    if FLAGS.record:
+        count = forget_in_record(Path(FLAGS.record), user)
+        print(f"user {user}: {count} answers are removed from {FLAGS.record}")
+
+
+def user_of(user: str, key_file: str | None, secret: str | None, workdir: str | None) -> str:
+    """The person as records name them."""
+    if bool(user) == bool(key_file):
+        command.refuse("give either --user or --key_file")
+    if user:
+        if not re.fullmatch("[0-9a-f]{32}", user):
+            command.refuse(f"--user={user}: records name users by 32 hex digits")
+        return user
+    path = Path(secret or f"{workdir}/secret")
+    if not path.is_file():  # load_secret would make one
+        command.refuse(f"{path}: no such file; --secret names what users' keys are made with")
+    try:
+        return user_key(load_secret(path), Path(key_file or "").read_text().strip())
+    except (OSError, ValueError) as error:
+        command.refuse(f"{error}")
+
+
+def forget_in_database(url: str, user: str) -> None:
+    """Removes a user from a database, and prints what that was."""
+    try:
+        engine = database.make_engine(url)
+        file = engine.url.database
+        if engine.dialect.name == "sqlite" and not Path(file or "").is_file():
+            command.refuse(f"{file}: no such database")
+        with FeedbackStore(engine, forget_sessions=forget_sessions) as store:
+            gone = store.delete_user(user)
+    except (ValueError, DBAPIError) as error:
+        command.refuse(f"{url}: {error}")
+    print(f"user {user}: {gone.answers} answers and {gone.events} events are removed")
+    if gone.cycles:
+        numbers = ", ".join(map(str, gone.cycles))
+        print(f"cycles {numbers} trained on them: their versions still hold what they learned")
+
+
+def forget_in_record(path: Path, user: str) -> int:
+    """Removes a user's lines from a file of answers; how many these were."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lines = file.readlines()
+            kept = [line for line in lines if json.loads(line)["user"] != user]
+            if len(kept) < len(lines):
+                write_atomically(path, "".join(kept).encode())
+    except BlockingIOError:
+        command.refuse(f"{path}: a server writes to it; end it first")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        command.refuse(f"{path}: {error!r}")
+    return len(lines) - len(kept)
+
+
+def define_flags() -> None:
+    """Other commands have flags of these names, so they are defined where this one is run."""
+    flags.DEFINE_string("workdir", None, "That of launch.realtime.")
+    flags.DEFINE_string("database", None, "URL of the database; people.db in the workdir.")
+    flags.DEFINE_string("record", None, "File of answers of launch.serve.")
+    flags.DEFINE_string("user", "", "The person as records name them: 32 hex digits.")
+    flags.DEFINE_string("key_file", None, "File with the person's API key.")
+    flags.DEFINE_string("secret", None, "File of what users' keys are made with.")
+
+
+if __name__ == "__main__":
+    define_flags()
+    command.run(main)

@@ -1,0 +1,94 @@
+"""An operator removes a person, whose key may be withdrawn, from all that is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import sqlalchemy
+
+from launch import forget, serve
+from rl_code.feedback.identity import load_secret, user_key
+from rl_code.feedback.store import FeedbackStore
+from rl_code.feedback.tables import METADATA
+from rl_code.realtime import tables
+from rl_code.realtime.ledger import Ledger
+from tests.rl_code.feedback.people import answer, event
+
+KEY = "sk-ann"
+
+
+@pytest.fixture
+def ann(tmp_path):
+    (tmp_path / "key.txt").write_text(f"{KEY}\n")
+    return user_key(load_secret(tmp_path / "secret"), KEY)
+
+
+def run(monkeypatch, **given) -> None:
+    names = "workdir", "database", "record", "user", "key_file", "secret"
+    monkeypatch.setattr(forget, "FLAGS", SimpleNamespace(**dict.fromkeys(names) | given))
+    forget.main(["forget"])
+
+
+def test_a_person_is_removed_from_a_workdir_with_the_names_in_alarms(
+    tmp_path, ann, monkeypatch, capsys
+):
+    engine = tables.connect(f"sqlite:///{tmp_path}/people.db")
+    ledger = Ledger(engine)
+    ledger.start(0, 1.0)
+    with FeedbackStore(engine) as store:
+        for id, user in (("a", ann), ("b", "bob")):
+            store.record_answer(answer(id, user))
+            store.record_events([event("shown", id)], user)
+        store.mark_used(1, store.select(time.time(), [1]))
+        ledger.raise_alarm(1, "latency", 2.0, "", [f"session of {ann}", "session of bob"])
+    run(monkeypatch, workdir=str(tmp_path), key_file=str(tmp_path / "key.txt"))
+    said = capsys.readouterr().out
+    assert "1 answers and 1 events are removed" in said and "cycles 1 trained on them" in said
+    with engine.connect() as connection:
+        for table in (*METADATA.sorted_tables, *tables.METADATA.sorted_tables):
+            for row in connection.execute(sqlalchemy.select(table)):
+                assert ann not in str(row)
+        assert connection.scalar(sqlalchemy.select(tables.ALARMS.c.sessions)) == ["session of bob"]
+    with FeedbackStore(engine) as store:
+        assert store.counts()["answers"] == 1 and store.training_sets()[0].deleted == 1
+
+
+def test_a_person_is_removed_from_the_record_of_a_server_that_has_ended(
+    tmp_path, ann, monkeypatch, capsys
+):
+    record = tmp_path / "answers.jsonl"
+    way = dict(record=str(record), user=ann)
+    with serve.recorder(str(record)) as write:
+        write(answer("a", ann))
+        write(answer("b", "bob"))
+        with pytest.raises(SystemExit):
+            run(monkeypatch, **way)
+        assert "a server writes to it" in capsys.readouterr().err
+        write(answer("c", ann))
+    run(monkeypatch, **way)
+    assert "2 answers are removed" in capsys.readouterr().out
+    (left,) = map(json.loads, record.read_text().splitlines())
+    assert left == json.loads(json.dumps(dataclasses.asdict(answer("b", "bob"))))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (dict(user="0" * 32), "where the person is to be removed"),
+        (dict(workdir="{}"), "either --user or --key_file"),
+        (dict(workdir="{}", user="ann"), "32 hex digits"),
+        (dict(workdir="{}", user="0" * 32), "no such database"),
+        (dict(workdir="{}", key_file="{}/key.txt"), "no such file"),
+        (dict(database="mysql://x", user="0" * 32), "expected sqlite"),
+    ],
+)
+def test_a_wrong_command_is_told_and_makes_no_file(tmp_path, monkeypatch, capsys, given, says):
+    given = {name: value.format(tmp_path) for name, value in given.items()}
+    with pytest.raises(SystemExit):
+        run(monkeypatch, **given)
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
