@@ -54,8 +54,8 @@ def load_also(run: Run, folder: Path, models: Models, texts: Sequence[str]) -> N
     """
     for text in texts:
         source = Source.read(text, "also")
-        _check_tokenizer(f"--also={text}", source.workdir, folder)
         try:
+            _check_tokenizer(source.workdir, folder)
             found = origin.load_checkpoint(source.workdir, run.model_config, run.mesh, source.step)
             weights, step = found
             models.load(source.name, step, weights)
@@ -74,20 +74,20 @@ def load_adapters(
     """
     for text in texts:
         source = Source.read(text, "adapter")
-        _check_tokenizer(f"--adapter={text}", source.workdir, folder)
         try:
+            _check_tokenizer(source.workdir, folder)
             lora = origin.kept_adapters(origin.kept_by(source.workdir))
             if lora is None:
-                raise ConfigError(
-                    f"--adapter={text}: {source.workdir} trained no adapters (config.model.lora); "
-                    "serve its checkpoint by --also"
+                raise ValueError(
+                    f"{source.workdir} trained no adapters (config.model.lora); serve its "
+                    "checkpoint by --also"
                 )
             config = dataclasses.replace(run.model_config, lora=lora)
             model, step = origin.load_checkpoint(source.workdir, config, run.mesh, source.step)
             if not _same(without_adapters(model), weights):
-                raise ConfigError(
-                    f"--adapter={text}: it adapts other weights than those of {base}; serve the "
-                    "checkpoint that config.model.weights of its run names"
+                raise ValueError(
+                    f"it adapts other weights than those of {base}; serve the checkpoint that "
+                    "config.model.weights of its run names"
                 )
             models.load_adapter(source.name, step, trained(model), base)
         except ValueError as error:
@@ -134,11 +134,11 @@ def _served(name: str, models: Models) -> str:
     return found[0]
 
 
-def _check_tokenizer(flag: str, workdir: Path, folder: Path) -> None:
-    """Raises ConfigError where a run has another tokenizer than the one that is served."""
+def _check_tokenizer(workdir: Path, folder: Path) -> None:
+    """Raises ValueError where a run has another tokenizer than the one that is served."""
     files = [origin.kept_by(each) / "tokenizer.json" for each in (workdir, folder)]
     if files[0].read_bytes() != files[1].read_bytes():
-        raise ConfigError(f"{flag}: {files[0]} is another tokenizer than that of the first model")
+        raise ValueError(f"{files[0]} is another tokenizer than that of the first model")
 
 
 def _same(one: Transformer, other: Transformer) -> bool:
