@@ -130,6 +130,7 @@ def test_a_cycle_with_everything_real(tmp_path):
         arms.setdefault(answer.user, set()).add(answer.version)
     assert all(answer.arm.startswith("policy@") for answer, _ in watched)
     assert store.counts()["waiting"] == 0
+    assert store.refusals() == {}  # claims of simulated people are those that its config believes
     record = next((tmp_path / "versions/1/checkpoints").glob("step_*/*.json"))
     assert "made_of" in record.read_text()
 
