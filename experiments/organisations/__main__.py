@@ -21,7 +21,6 @@ from launch import command, flags
 from rl_code.run_config import meshes
 
 _HOLES = absl_flags.DEFINE_integer("holes", 96, "Held-out holes of each organisation.", 2)
-_FIGURE = absl_flags.DEFINE_string("figure", None, "The file of the figure.")
 
 
 def main(argv: list[str]) -> None:
@@ -40,10 +39,16 @@ def main(argv: list[str]) -> None:
         print(f"{seed}: no episode of one organisation in another's training, one base model")
     played = [report.play(runs, ORGANISATIONS, _HOLES.value) for runs in seeds.values()]
     command.console().print(report.table(played, ORGANISATIONS))
-    if _FIGURE.value:
-        report.draw(played, ORGANISATIONS, Path(_FIGURE.value))
-        print(f"Figure: {_FIGURE.value}")
+    if figure := absl_flags.FLAGS.figure:
+        report.draw(played, ORGANISATIONS, Path(figure))
+        print(f"Figure: {figure}")
+
+
+def define_flags() -> None:
+    """Other commands have a flag of this name, so it is defined where this one is run."""
+    absl_flags.DEFINE_string("figure", None, "The file of the figure.")
 
 
 if __name__ == "__main__":
+    define_flags()
     command.run(main, arguments=True)
