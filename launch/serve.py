@@ -34,6 +34,7 @@ import secrets
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -41,6 +42,7 @@ from pathlib import Path
 import jax
 import ml_collections
 from absl import flags as absl_flags
+from absl import logging
 from sqlalchemy.exc import SQLAlchemyError
 
 from launch import flags
@@ -50,6 +52,8 @@ from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.feedback import http
+from rl_code.feedback.checks import Claims
+from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.records import AnswerRecord
 from rl_code.feedback.rewards.combine import (
@@ -90,10 +94,18 @@ DATABASE = absl_flags.DEFINE_string(
     "URL of the database that keeps answers and what became of them, such as "
     "sqlite:///runs/tab/people.db; without one nothing can be reported. Needs --secret.",
 )
+KEEP_DAYS = absl_flags.DEFINE_float(
+    "keep_days",
+    FeedbackConfig.keep_days,
+    "Days after which answers and events are removed from --database.",
+    lower_bound=0.01,
+)
 KEYS = absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may ask without one.")
 SECRET = absl_flags.DEFINE_string(
     "secret", None, "File of what makes ids and users' keys; made anew for this server without one."
 )
+# Seconds between two removals of what is too old.
+_EXPIRE_S = 3_600.0
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
@@ -109,6 +121,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         store: EarningStore | None = None
         if DATABASE.value is not None:
             store = stack.enter_context(open_store(DATABASE.value, SECRET.value, secret))
+            remove_old(store, KEEP_DAYS.value)
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
@@ -147,7 +160,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             raise ConfigError(f"--listen={LISTEN.value} --port={PORT.value}: {error}") from error
         endpoint = stack.enter_context(made)
         flags.console().print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
-        ended.wait()
+        while not ended.wait(_EXPIRE_S):
+            remove_old(store, KEEP_DAYS.value)
         if not fleet.drain():
             flags.console().print("answers are cut off: they took longer than serving.drain_s")
 
@@ -160,9 +174,9 @@ class Ended:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
 
-    def wait(self) -> None:
-        """Waits until then."""
-        self._told.wait()
+    def wait(self, seconds: float) -> bool:
+        """Waits until then, or so long; whether it has."""
+        return self._told.wait(seconds)
 
     def _end(self, number: int, frame: object) -> None:
         if self._told.is_set():
@@ -216,9 +230,18 @@ def open_store(url: str, secret_file: str | None, secret: bytes) -> EarningStore
     signals = {"completion": TAB_SIGNALS, "chat": AGENT_SIGNALS}
     rewards = {kind: make_reward(FeedbackRewardConfig(own)) for kind, own in signals.items()}
     try:
-        return EarningStore(url, ids=AnswerIds(secret), rewards=rewards)
+        return EarningStore(url, ids=AnswerIds(secret), rewards=rewards, claims=Claims())
     except (ValueError, OSError, SQLAlchemyError) as error:
         raise ConfigError(f"--database={url}: {error}") from error
+
+
+def remove_old(store: EarningStore | None, keep_days: float) -> None:
+    """Removes what is older than so many days, where there is a store."""
+    if store is not None:
+        gone = store.expire(time.time(), keep_days)
+        if gone.answers or gone.events:
+            words = "%d answers and %d events were older than %g days and are removed"
+            logging.info(words, gone.answers, gone.events, keep_days)
 
 
 def keeper(

@@ -22,6 +22,7 @@ from absl import logging
 from sqlalchemy import Engine, select
 
 from rl_code.feedback import database
+from rl_code.feedback.checks import Claims
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.outcomes import Result
 from rl_code.feedback.records import AnswerRecord, Event
@@ -44,8 +45,15 @@ class EarningStore(FeedbackStore):
     rewards: by the kind of an answer, "chat" or "completion".
     """
 
-    def __init__(self, url: str | Engine, *, ids: AnswerIds, rewards: Mapping[str, FeedbackReward]):
-        super().__init__(url, ids=ids)
+    def __init__(
+        self,
+        url: str | Engine,
+        *,
+        ids: AnswerIds,
+        rewards: Mapping[str, FeedbackReward],
+        claims: Claims | None = None,
+    ):
+        super().__init__(url, ids=ids, claims=claims)
         self._rewards = rewards
         self._models: Models | None = None
         self._alias = ""

@@ -125,8 +125,11 @@ class Fleet:
         self._draining = True
 
     def forget(self, user: str) -> None:
-        """Forgets the chats of a user that are kept for later requests."""
+        """Forgets the chats of a user that are kept for later requests, and the arms of their
+        sessions.
+        """
         self._conversations.forget(user)
+        self.models.forget(user)
 
     def drain(self) -> bool:
         """Takes no more requests, and waits for the answers that are on their way, for

@@ -169,6 +169,13 @@ class Models:
             raise ValueError(f"{alias!r} has no router")
         router.reward(arm, value, before)
 
+    def forget(self, user: str) -> None:
+        """Has all routers forget what they keep of a user."""
+        with self._changed:
+            routers = list(self._routers.values())
+        for router in routers:
+            router.forget(user)
+
     def versions(self) -> list[str]:
         """All models and adapters, each by name and version, in the order in which they came."""
         with self._changed:

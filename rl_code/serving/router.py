@@ -57,6 +57,10 @@ class Router(Protocol):
         """
         ...
 
+    def forget(self, user: str) -> None:
+        """Forgets what is kept of a user."""
+        ...
+
 
 class Shares:
     """Every user has one arm of an experiment, by ``arm_of``. What is earned changes nothing."""
@@ -74,6 +78,9 @@ class Shares:
 
     def reward(self, arm: str, value: float, before: float | None = None) -> None:
         """Shares are fixed."""
+
+    def forget(self, user: str) -> None:
+        """Nothing is kept."""
 
 
 class Thompson:
@@ -120,6 +127,12 @@ class Thompson:
             if len(self._sessions) > _SESSIONS:
                 self._sessions.popitem(last=False)
         return arm
+
+    def forget(self, user: str) -> None:
+        """Forgets the sessions of a user; what their arms have earned stays in the means."""
+        with self._lock:
+            for key in [key for key in self._sessions if key[0] == user]:
+                del self._sessions[key]
 
     def reward(self, arm: str, value: float, before: float | None = None) -> None:
         if not math.isfinite(value):

@@ -9,15 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from unittest import mock
 
 import openai
 import pytest
 
+from launch import serve
 from rl_code.feedback.identity import AnswerIds, load_secret, user_key
 from rl_code.feedback.store import FeedbackStore
 from tests.rl_code.editor.test_server import ask, change, talk
+from tests.rl_code.feedback.people import answer
 
 PATIENCE_S = 300.0
 
@@ -38,6 +42,18 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
         finally:
             timer.cancel()
             server.kill()
+
+
+def test_what_is_too_old_is_removed(tmp_path):
+    now = time.time()
+    with serve.open_store(f"sqlite:///{tmp_path}/people.db", "secret", bytes(32)) as store:
+        store.record_answer(answer("old", "ann"))
+        serve.remove_old(store, 2.0)
+        assert store.counts()["answers"] == 1
+        with mock.patch.object(serve.time, "time", lambda: now + 3 * 86_400):
+            serve.remove_old(store, 2.0)
+        assert store.counts()["answers"] == 0
+    serve.remove_old(None, 2.0)
 
 
 @pytest.mark.long

@@ -62,6 +62,11 @@ def test_a_session_stays_with_its_arm():
         router.reward("b@2", -1.0)
     assert {session: router.choose("user", session) for session in arms} == arms
     assert router.choose("user", "a new one") == "a@1"
+    # whose sessions were forgotten begins as everybody does
+    router.forget("another user")
+    assert {session: router.choose("user", session) for session in arms} == arms
+    router.forget("user")
+    assert {router.choose("user", session) for session in arms} == {"a@1"}
 
 
 def test_rewards_of_no_arm_and_no_number_are_refused():
