@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags as absl_flags
 from absl import logging
@@ -19,7 +18,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.contamination import overlaps
-from rl_code.evaluation.endpoint import ChatEpisode, PlayedEpisode, Server, play_suite
+from rl_code.evaluation.endpoint import ChatEpisode, PlayedEpisode, Served, Server, play_suite
 from rl_code.evaluation.endpoint_agent import ForwardedEpisode
 from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
@@ -115,7 +114,7 @@ def play(
         tasks = _tasks(suite, pool, folder)
         check(tasks, pool)
         made = Predictions(label, pool.layers)
-        shared: dict[str, Any] = dict(
+        served = Served(
             pool=pool,
             limits=suite.limits or config.limits,
             reward=find_signals(config.reward),
@@ -125,7 +124,7 @@ def play(
         )
 
         def episode(task: Task, index: int) -> PlayedEpisode:
-            return make_episode(task, index=index, seed=config.seed + index, **shared)
+            return make_episode(task, served, index=index, seed=config.seed + index)
 
         with Progress(f"{suite.name} {label}", len(tasks) * suite.samples) as progress:
             solved: list[bool] = []

@@ -181,37 +181,52 @@ class PlayedEpisode(Interface):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What the episodes of a suite share that a served model plays."""
+
+    server: Server
+    sampling: SamplingConfig
+    pool: SandboxPool
+    limits: Limits
+    reward: Sequence[ActiveSignal]
+    # As of ``Episode``.
+    on_work: Callable[[Task, int, Snapshot | None], None] | None = None
+
+    def of_episode(self) -> dict[str, Any]:
+        """Arguments of ``Episode``."""
+        return {
+            "group": 0,
+            "protocol": Messages(),
+            "tokenizer": None,
+            "pool": self.pool,
+            "limits": self.limits,
+            "reward": self.reward,
+            "on_work": self.on_work,
+        }
+
+    def sampled(self, seed: int, most: int, total: int) -> dict[str, Any]:
+        """How the server is asked to sample a message of at most so many tokens, in a conversation
+        that has ``total``.
+        """
+        return {
+            "max_tokens": min(most, max(1, self.limits.tokens - total)),
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "seed": seed,
+        }
+
+
 class ChatEpisode(Episode):
     """An episode whose messages come from a server. ``play`` goes through all of it."""
 
     def __init__(
-        self,
-        task: Task,
-        *,
-        index: int,
-        tools: Mapping[str, Tool],
-        pool: SandboxPool,
-        limits: Limits,
-        reward: Sequence[ActiveSignal],
-        server: Server,
-        sampling: SamplingConfig,
-        seed: int,
-        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        self, task: Task, served: Served, *, index: int, seed: int, tools: Mapping[str, Tool]
     ):
-        super().__init__(
-            task,
-            group=0,
-            index=index,
-            protocol=Messages(),
-            # sub-agents would be contexts of another policy
-            tools={name: tool for name, tool in tools.items() if tool.delegation is None},
-            tokenizer=None,
-            pool=pool,
-            limits=limits,
-            reward=reward,
-            on_work=on_work,
-        )
-        self._server, self._sampling, self._seed = server, sampling, seed
+        # sub-agents would be contexts of another policy
+        own = {name: tool for name, tool in tools.items() if tool.delegation is None}
+        super().__init__(task, index=index, tools=own, **served.of_episode())
+        self._served, self._seed = served, seed
         self.messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
         self._turns = Turns()
         # Tokens of the conversation, as the server counted them last.
@@ -221,7 +236,7 @@ class ChatEpisode(Episode):
         """As ``PlayedEpisode.play``."""
         try:
             while not self.over:
-                answer = self._server.ask(self._request())
+                answer = self._served.server.ask(self._request())
                 if answer is None:
                     self.status = "token_limit"
                 else:
@@ -236,19 +251,12 @@ class ChatEpisode(Episode):
 
     def _request(self) -> dict[str, Any]:
         tools = [{"type": "function", "function": tool.schema} for tool in self.tools.values()]
-        left = max(1, self.limits.tokens - self._total)
-        return {
-            "messages": self.messages,
-            "tools": tools,
-            "max_tokens": min(self.limits.turn_tokens, left),
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "seed": self._seed,
-        }
+        sampled = self._served.sampled(self._seed, self.limits.turn_tokens, self._total)
+        return {"messages": self.messages, "tools": tools, **sampled}
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         """Carries out what a message asks for, and appends what the server gets to see."""
-        said = read_answer(self._server, answer)
+        said = read_answer(self._served.server, answer)
         self._total = said.total
         own: dict[str, Any] = {"role": "assistant", "content": said.content}
         if said.written:

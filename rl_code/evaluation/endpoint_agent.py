@@ -11,53 +11,26 @@ tokens`` bounds each conversation, as the server counts it, and not all of them 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
-from rl_code.evaluation.endpoint import Messages, Server, Turns, read_answer
+from rl_code.evaluation.endpoint import Served, Turns, read_answer
 from rl_code.harness.episode import AgentEpisode, too_long
 from rl_code.harness.harness import Harness
-from rl_code.rewards.combine import ActiveSignal
-from rl_code.rollout.sampling import SamplingConfig
 from rl_code.serving.answers import Answer, Pending
 from rl_code.serving.chat_text import Pieces
 from rl_code.serving.fields import refuse
 from rl_code.serving.requests import Call, ChatRequest, Message
 from rl_code.serving.session import Step
-from rl_code.types import Context, Limits, Task, Trajectory, Turn
+from rl_code.types import Context, Task, Trajectory, Turn
 
 
 class ForwardedEpisode(AgentEpisode):
     """An episode of an agent of others, with a server's model. ``play`` goes through all."""
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        index: int,
-        pool: SandboxPool,
-        limits: Limits,
-        reward: Sequence[ActiveSignal],
-        harness: Harness,
-        server: Server,
-        sampling: SamplingConfig,
-        seed: int,
-        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
-    ):
-        super().__init__(
-            task,
-            group=0,
-            index=index,
-            protocol=Messages(),
-            tokenizer=None,
-            pool=pool,
-            limits=limits,
-            reward=reward,
-            harness=harness,
-            on_work=on_work,
-        )
-        self._server, self._sampling, self._seed = server, sampling, seed
+    def __init__(self, task: Task, served: Served, *, index: int, seed: int, harness: Harness):
+        super().__init__(task, index=index, harness=harness, **served.of_episode())
+        self._served, self._seed = served, seed
         self._turns = Turns()
         # The conversations so far; the agent goes on with the last one, or begins another.
         self._conversations: list[list[Message]] = []
@@ -114,13 +87,13 @@ class ForwardedEpisode(AgentEpisode):
         pending = self._pending
         assert pending is not None and isinstance(pending.request, ChatRequest)
         body = self._body(pending.request)
-        answer = self._server.ask(body)
+        answer = self._served.server.ask(body)
         self._pending = None
         if answer is None:
             self.status = "token_limit"
             pending.fail(too_long("the server has no room for this conversation"))
             return
-        said = read_answer(self._server, answer)
+        said = read_answer(self._served.server, answer)
         self._total = said.total
         self._messages += 1
         self._malformed_calls += sum(call.error != "" for call in said.calls)
@@ -147,10 +120,7 @@ class ForwardedEpisode(AgentEpisode):
         most = min(request.max_tokens or self.limits.turn_tokens, self.limits.turn_tokens)
         body: dict[str, Any] = {
             "messages": [_written(message) for message in request.messages],
-            "max_tokens": min(most, max(1, self.limits.tokens - self._total)),
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "seed": self._seed,
+            **self._served.sampled(self._seed, most, self._total),
         }
         if request.tools:
             body["tools"] = [{"type": "function", "function": dict(one)} for one in request.tools]

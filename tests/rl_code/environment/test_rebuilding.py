@@ -13,7 +13,7 @@ from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.types import Limits
 from tests.rl_code.environment import scripted
-from tests.rl_code.environment.sandbox.losses import kill, losing
+from tests.rl_code.environment.sandbox.losses import kill, lose_runs, losing
 
 CONFIG = SandboxConfig(workers=2, memory_mb=256, processes=16, cpu_s=20)
 LIMITS = Limits(turns=6, tokens=900, turn_tokens=200, test_runs=3, command_s=20.0)
@@ -119,18 +119,7 @@ def test_code_that_kills_its_sandbox_fails_and_is_not_masked(task, sandboxes, to
 def test_a_sandbox_that_is_lost_in_every_try_is_the_candidates_failure(
     task, sandboxes, tokenizer, monkeypatch
 ):
-    send, lost = Connection.send, []
-
-    def lose_commands(connection, request, *args, **options):
-        # as by code that uses up what the session itself needs
-        if request["op"] == "run" and "exit 7" in request["argv"][-1]:
-            lost.append(connection)
-            answer = send(connection, request, *args, **options)
-            kill(connection)
-            return answer
-        return send(connection, request, *args, **options)
-
-    monkeypatch.setattr(Connection, "send", lose_commands)
+    lost = lose_runs(monkeypatch, "exit 7")
     trajectory = play(task, sandboxes, tokenizer, (GOOD, RUN.format("sleep 3; exit 7"), SUBMIT))
     assert len(lost) == TRIES and trajectory.rebuilt == TRIES - 1
     assert trajectory.status == "submitted" and not trajectory.solved

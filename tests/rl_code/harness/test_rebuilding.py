@@ -12,7 +12,7 @@ from rl_code.environment.calls import TRIES
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.harness.harness import Harness
-from tests.rl_code.environment.sandbox.losses import kill, losing
+from tests.rl_code.environment.sandbox.losses import kill, lose_runs, losing
 from tests.rl_code.harness.chats import LIMITS, agent_episode, call, minimal, say
 
 GOOD = "sed -i 's/return x/return [2 * y for y in x]/' lib/a.py"
@@ -103,17 +103,7 @@ def test_a_rebuilt_sandbox_has_what_all_commands_before_have_done(start, monkeyp
 
 
 def test_a_command_that_brings_every_sandbox_down_fails_and_masks_nothing(start, monkeypatch):
-    send, lost = Connection.send, []
-
-    def lose_commands(connection, request, *args, **options):
-        if request["op"] == "run" and "exit 7" in request["argv"][-1]:
-            lost.append(connection)
-            answer = send(connection, request, *args, **options)
-            kill(connection)
-            return answer
-        return send(connection, request, *args, **options)
-
-    monkeypatch.setattr(Connection, "send", lose_commands)
+    lost = lose_runs(monkeypatch, "exit 7")
     trajectory = play(start, (GOOD, "sleep 3; exit 7"))
     assert len(lost) == TRIES and trajectory.rebuilt == TRIES - 1
     assert (trajectory.status, trajectory.solved) == ("submitted", False)

@@ -32,6 +32,23 @@ def losing(monkeypatch, chance: float, seed: int):
         yield killed
 
 
+def lose_runs(monkeypatch, text: str) -> list[Connection]:
+    """Has a sandbox killed during each command with a text, as by code that uses up what the
+    session itself needs; those that were.
+    """
+    send, lost = Connection.send, []
+
+    def lose(connection, request, *args, **options):
+        answer = send(connection, request, *args, **options)
+        if request["op"] == "run" and text in request["argv"][-1]:
+            lost.append(connection)
+            kill(connection)
+        return answer
+
+    monkeypatch.setattr(Connection, "send", lose)
+    return lost
+
+
 def kill(connection: Connection) -> None:
     """Kills a session, as soon as it has been forked."""
     sandbox = types.SimpleNamespace(_connection=connection)
