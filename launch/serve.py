@@ -51,7 +51,6 @@ from launch.step import STEP
 from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.feedback import http
 from rl_code.feedback.checks import Claims
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
@@ -139,15 +138,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         if isinstance(router, Thompson) and store is not None:
             store.follow(fleet.models, AUTO)
         access = Access(fleet, keys)
-        feedback = []
-        if store is not None:
-            feedback = http.routes(
-                store,
-                access.find_user,
-                take_events=access.take_events,
-                is_admin=access.is_admin,
-                forget=fleet.forget,
-            )
+        feedback = [] if store is None else access.feedback_routes(store)
         try:
             made = Endpoint(
                 access.find,

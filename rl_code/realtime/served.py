@@ -23,7 +23,6 @@ import sqlalchemy
 from absl import logging
 from starlette.routing import BaseRoute
 
-from rl_code.feedback import http
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
 from rl_code.feedback.outcomes import Selection
@@ -415,13 +414,7 @@ class System:
         config = self._config
         with self._ends:
             access = Access(self._servers, KeyFile(config.keys) if config.keys else None)
-            feedback = http.routes(
-                self._record,
-                access.find_user,
-                take_events=access.take_events,
-                is_admin=access.is_admin,
-                forget=self._servers.forget,
-            )
+            feedback = access.feedback_routes(self._record)
             all_routes = [*probes(self._servers), *feedback, *routes]
             way = dict(host=config.host, port=port or 0, routes=all_routes)
             try:

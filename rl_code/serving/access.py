@@ -28,7 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
+from starlette.routing import Route
 
+from rl_code.feedback import http
+from rl_code.feedback.store import FeedbackStore
 from rl_code.read_config import ConfigError, build
 from rl_code.serving.answers import Accepted, Pending
 from rl_code.serving.chat_text import ChatText
@@ -233,6 +236,16 @@ class Access:
             if limiter is None:
                 return None
         return FleetClient(self._fleet, api_key, limiter)
+
+    def feedback_routes(self, store: FeedbackStore) -> list[Route]:
+        """Routes by which the holders of keys report what became of answers, and delete."""
+        return http.routes(
+            store,
+            self.find_user,
+            take_events=self.take_events,
+            is_admin=self.is_admin,
+            forget=self._fleet.forget,
+        )
 
     def find_user(self, api_key: str) -> str | None:
         """The user of an API key, for ``feedback.http.routes``; None for one that is not known."""

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from rl_code.feedback import http
 from rl_code.feedback.identity import AnswerIds
 from rl_code.feedback.records import Event
 from rl_code.feedback.rewards.combine import FeedbackRewardConfig, make_reward
@@ -56,7 +55,7 @@ def serving(folder):
             made.fleet.models.route(AUTO, router)
             store.follow(made.fleet.models, AUTO)
             access = Access(made.fleet)
-            routes = http.routes(store, access.find_user)
+            routes = access.feedback_routes(store)
             endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
             yield router, f"{endpoint.url}/v1"
 

@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 
-from rl_code.feedback import http
 from rl_code.feedback.identity import AnswerIds, origin_key, user_key
 from rl_code.feedback.poisoning import PoisoningConfig, weigh
 from rl_code.feedback.records import Event
@@ -39,7 +38,7 @@ def test_a_hundred_keys_of_one_organisation_have_the_weight_of_one_origin(tmp_pa
         made = Scripted(stack, on_answer=store.submit_answer)
         made.load("policy", 1, "one")
         access = Access(made.fleet, KeyFile(file))
-        routes = http.routes(store, access.find_user)
+        routes = access.feedback_routes(store)
         endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
         for key, _ in everybody:
             client = Client(f"{endpoint.url}/v1", key, patience_s=PATIENCE_S)
