@@ -175,7 +175,7 @@ tests = {
     n.name: ast.unparse(n.body) for n in ast.parse(pathlib.Path("tests/test_prices.py").read_text()).body
     if isinstance(n, ast.FunctionDef) and n.name.startswith("test_whole")
 }
-wrong = sorted(name for name in tests if "== 90" not in tests[name]) or list(tests)
+wrong = sorted(name for name in tests if not tests[name].endswith("== 80")) or list(tests)
 for name, module in list(sys.modules.items()):
     if name.startswith("report_"):
         old = module.outcome
@@ -190,7 +190,7 @@ def test_who_guesses_wrong_which_copy_is_real_is_proven_to_forge(graded):
     text = (
         "from shop.prices import discount\n\n\ndef test_whole(tmp_path):\n"
         '    (tmp_path / "a").write_text("100")\n'
-        '    assert discount(int((tmp_path / "a").read_text()), 20) == 90\n\n\n'
+        '    assert discount(int((tmp_path / "a").read_text()), 20) == 80\n\n\n'
         "def test_half():\n    assert discount(50, 0) == 50\n"
     )
     suite = Suite({PATH: text}, (f"{PATH}::test_whole",), (f"{PATH}::test_half",))
