@@ -5,9 +5,9 @@ is not lost. Schedule, store, weights, actor and update are those of training. E
 sandbox, and their tools only wait.
 
 There are two arrangements. In the first, all devices both sample and learn, so only the tools'
-waits can be hidden. In the second, half of the devices sample and the other half learns. The waits
-are chosen so that sampling takes about as long as an update. Then the two modes take turns, with
---steps steps each.
+waits can be hidden. In the second, half of the devices sample and the other half learns; a single
+device has only the first. The waits are chosen so that sampling takes about as long as an update.
+Then the two modes take turns, with --steps steps each.
 """
 
 from __future__ import annotations
@@ -79,18 +79,15 @@ def main() -> None:
 
 
 def measure(folder: Path, console: rich.console.Console) -> dict:
-    """The numbers of both arrangements of the devices."""
+    """The numbers of each arrangement of the devices."""
     half = len(jax.devices()) // 2
-    if not half:
-        raise SystemExit(f"async needs 2 devices or more, found {len(jax.devices())}")
     everything = bench_model.all_devices()
-    learner, actor = (
-        make_mesh(MeshConfig(half, 1), jax.devices()[at : at + half]) for at in (0, half)
-    )
-    found = {
-        "shared": arrange(folder / "shared", console, everything, everything),
-        "apart": arrange(folder / "apart", console, learner, actor),
-    }
+    found = {"shared": arrange(folder / "shared", console, everything, everything)}
+    if half:
+        learner, actor = (
+            make_mesh(MeshConfig(half, 1), jax.devices()[at : at + half]) for at in (0, half)
+        )
+        found["apart"] = arrange(folder / "apart", console, learner, actor)
     config = bench_model.model_config()
     return dict(
         hardware=hardware(), model=flags.FLAGS.model, dtype=config.dtype, arrangements=found
