@@ -16,7 +16,7 @@ import rich.markup
 import rich.table
 from absl import flags
 
-from rl_code import derive, read_config
+from rl_code import read_config
 from rl_code.named import Named
 
 _FIELD = re.compile(r"    (\w+): ")
@@ -64,6 +64,8 @@ def _section(hint: Any) -> type | None:
 
 def standard(field: dataclasses.Field, name: str) -> str:
     """What a key is where a config does not set it, in words."""
+    from rl_code import derive  # and with it jax, which most commands never need for their help
+
     why = derive.WHY.get(re.sub(r"\[\d+\]", "", name))
     if why:
         return f"from {why}"

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.costs import Costs
 from tests.programs import CACHE, QUICKLY
 
 SLOW = os.environ.get("RUN_SLOW") == "1"
@@ -122,20 +123,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With --durations, the files that take longest: what one worker runs in one go."""
-    most = terminalreporter.config.option.durations
-    if not most:
-        return
-    seconds: collections.Counter[str] = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section("slowest files")
-    total = sum(seconds.values())
-    for path, time in seconds.most_common(most):
-        terminalreporter.write_line(f"{time:5.0f} s {100 * time / total:4.1f} % {path}")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--costs", type=int, default=0, help="Show so many tests and files by CPU time."
+    )
+    parser.addoption("--costs-file", help="A JSON file for what all tests took.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(config.option.costs, config.option.costs_file))
 
 
 @pytest.fixture

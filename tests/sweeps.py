@@ -4,11 +4,11 @@ train and fork.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 # Stands in for the trainer. It writes its arguments into calls.txt of the workdir and obeys SIGTERM
@@ -35,6 +35,7 @@ flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,), lasting=(swe
 """
 _SWEPT = """
 from configs import quickstart
+from tests import programs
 def get_config(arg=""):
     return quickstart.get_config("smoke")
 def get_sweep(arg=""):
@@ -52,14 +53,7 @@ def start(
     """
     (folder / "swept.py").write_text(_SWEPT.replace("VARIANTS", repr(tuple(variants))))
     line = [f"--config={folder / 'swept.py'}", f"--workdir={folder}", *arguments]
-    return subprocess.Popen(
-        [sys.executable, "-c", _COMMAND, forker, TRAINER, *line],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return programs.start("-c", _COMMAND, forker, TRAINER, *line, stderr=subprocess.PIPE)
 
 
 def run(

@@ -29,6 +29,7 @@ from launch.cluster_render import ROLES, Job, networks, render
 from rl_code import read_config
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = (
@@ -537,13 +538,7 @@ def test_a_template_that_lacks_a_value_is_named():
 def cluster(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command, with a workdir of its own."""
     line = ["--config=configs/faults.py:smoke", f"--workdir={folder / 'run'}", *arguments]
-    return subprocess.run(
-        [sys.executable, "-m", "launch.cluster", *line],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+    return programs.run("launch.cluster", *line, env=os.environ | environment)
 
 
 def test_the_command_renders_from_the_config_and_submits(tmp_path):

@@ -8,8 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -50,14 +48,8 @@ def slurm():
 
 def submit(slurm: Slurm, workdir: Path, *flags: str) -> list[str]:
     """The numbers of the jobs that launch.cluster submits."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.cluster", "--engine=slurm", f"--workdir={workdir}", *flags],
-        cwd=programs.ROOT,
-        env=slurm.environment
-        | {"PYTHONPATH": str(programs.ROOT), "XLA_FLAGS": programs.xla_flags(devices=1)},
-        capture_output=True,
-        text=True,
-    )
+    line = ["--engine=slurm", f"--workdir={workdir}", *flags]
+    done = programs.run("launch.cluster", *line, env=slurm.environment, devices=1)
     assert done.returncode == 0, done.stderr
     return re.findall(r"^\d+$", done.stdout, re.MULTILINE)
 

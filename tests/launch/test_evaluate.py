@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launch import evaluate
 from rl_code.read_config import ConfigError
+from tests import programs
 from tests.rl_code.tasks import projects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +37,7 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
     packages = projects.install_pytest(tmp_path / "packages")
     places = {"repositories": str(tmp_path / "repositories"), "packages": str(packages)}
     predictions = tmp_path / "predictions.jsonl"
-    command = [
-        sys.executable,
-        "-m",
-        "launch.evaluate",
+    line = [
         f"--config={ROOT / 'configs' / 'repositories.py'}:smoke",
         "--suite=swe",
         f"--path={rows}",
@@ -53,8 +48,7 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
         "--config.rollout.engine.prompt_length=384",
         f"--predictions={predictions}",
     ]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = programs.run("launch.evaluate", *line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "pass@1" in done.stdout and "cheats" in done.stdout
     (row,) = map(json.loads, predictions.read_text().splitlines())
@@ -62,7 +56,6 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
     (result,) = (tmp_path / "runs" / "untrained_repositories" / "evaluations").glob("swe.*.json")
     assert json.loads(result.read_text())["tasks"][0]["id"] == "lab__shop-1"
     # a saved result is compared with, and not played again
-    command.append(f"--against={result}")
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = programs.run("launch.evaluate", *line, f"--against={result}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"before: {result}, start; after: start, start" in done.stdout

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests import sweeps
+from tests import programs, sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
@@ -28,10 +25,7 @@ def compiled(tmp_path_factory):
 def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
     """Plays a run to its end with faults and checks it; what faults.json says of it."""
     (folder / "compiled").symlink_to(compiled)
-    command = [
-        sys.executable,
-        "-m",
-        "launch.faults",
+    line = [
         "--config=configs/faults.py:smoke",
         f"--workdir={folder}",
         "--config.sft=None",
@@ -41,8 +35,7 @@ def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
         *faults,
     ]
     # compiled as users do: what is killed is to get somewhere
-    environment = os.environ | {"XLA_FLAGS": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = programs.run("launch.faults", *line, devices=None, quickly=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"

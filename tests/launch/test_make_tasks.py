@@ -16,13 +16,11 @@ REFUSED = [
 
 
 def test_bad_input_is_refused(tmp_path):
-    lines = []
-    for number, (text, flag, _) in enumerate(REFUSED):
+    for number, (text, flag, words) in enumerate(REFUSED):
         listed = tmp_path / f"packages{number}.txt"
         if text is not None:
             listed.write_text(text)
-        lines.append((f"--packages={listed}", f"--out={tmp_path / 'out'}", flag))
-    found = programs.run_each("launch.make_tasks", lines)
-    for done, (_, _, words) in zip(found, REFUSED, strict=True):
+        line = f"--packages={listed}", f"--out={tmp_path / 'out'}", flag
+        done = programs.run("launch.make_tasks", *line)
         assert done.returncode == 2 and words in done.stderr, done
     assert not (tmp_path / "out").exists()

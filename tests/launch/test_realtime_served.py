@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,18 +16,14 @@ import pytest
 from rl_code.feedback.store import FeedbackStore
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.tables import CYCLES, EDGES, VERSIONS
-
-ROOT = Path(__file__).parents[2]
+from tests import programs
 
 
 def command(folder: Path) -> list[str]:
     config = "--config=configs/realtime.py:smoke"
     # short, since this watches what happens and not how good a model becomes
     watch = "--config.cycle.watch.most_s=5.0"
-    return [
-        *(sys.executable, "-m", "launch.realtime", config, f"--workdir={folder}", "--cycles=1"),
-        watch,
-    ]
+    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", watch]
 
 
 def refuses(url: str) -> bool:
@@ -45,7 +39,7 @@ def refuses(url: str) -> bool:
 
 def stop_in_training(folder: Path) -> None:
     """Starts the cycle and asks it to end as soon as it trains."""
-    with subprocess.Popen(command(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with programs.start(*command(folder), devices=None, stderr=None) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -76,9 +70,7 @@ def refused(url: str, user: str, key: str) -> str:
 @pytest.mark.long
 def test_a_cycle_with_everything_real(tmp_path):
     stop_in_training(tmp_path)
-    with subprocess.Popen(
-        command(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with programs.start(*command(tmp_path), devices=None, stderr=None) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -135,7 +127,7 @@ def test_a_cycle_with_everything_real(tmp_path):
     assert "made_of" in record.read_text()
 
     # the same command again has nothing to do, and says so
-    again = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True)
+    again = programs.run(*command(tmp_path), devices=None)
     assert again.returncode == 0, again.stderr
     assert len(ledger.rows(CYCLES)) == 2
     store.close()

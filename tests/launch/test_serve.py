@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -20,6 +19,7 @@ import pytest
 from launch import serve
 from rl_code.feedback.identity import AnswerIds, load_secret, user_key
 from rl_code.feedback.store import FeedbackStore
+from tests import programs
 from tests.rl_code.editor.test_server import ask, change, talk
 from tests.rl_code.feedback.people import answer
 
@@ -29,8 +29,8 @@ PATIENCE_S = 300.0
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with these arguments, and its URL."""
-    command = [sys.executable, "-m", "launch.serve", "--port=0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    settings = dict(stderr=None, devices=1)
+    with programs.start("launch.serve", "--port=0", *arguments, **settings) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()
         try:
@@ -116,8 +116,7 @@ def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
 
 
 def test_a_database_needs_a_secret_that_stays(tmp_path):
-    command = [sys.executable, "-m", "launch.serve", "--config=configs/tab.py:smoke"]
-    command += [f"--database=sqlite:///{tmp_path / 'people.db'}"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    line = ["--config=configs/tab.py:smoke", f"--database=sqlite:///{tmp_path / 'people.db'}"]
+    found = programs.run("launch.serve", *line, timeout=PATIENCE_S)
     assert found.returncode == 2
     assert "needs --secret=<file>" in found.stderr.replace("\n", " ")

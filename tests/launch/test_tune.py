@@ -102,5 +102,6 @@ REFUSED = {
 
 
 def test_a_wrong_command_line_is_refused():
-    for done in programs.run_each("launch.tune", list(REFUSED)):
-        assert done.returncode == 2 and REFUSED[done.args] in done.stderr, done
+    for line, words in REFUSED.items():
+        done = programs.run("launch.tune", *line)
+        assert done.returncode == 2 and words in done.stderr, done

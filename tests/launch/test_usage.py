@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from launch import __main__ as launch_main
 from launch import usage
 from rl_code import derive, read_config
 from rl_code.run_config import RunConfig
+from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +28,8 @@ def test_every_command_is_listed_with_one_sentence():
 @pytest.fixture(scope="module")
 def helped() -> str:
     """What launch.train --help prints, without its line breaks."""
-    command = [sys.executable, "-m", "launch.train", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = programs.run("launch.train", "--help")
+    assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split())
 
 

@@ -14,6 +14,7 @@ import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
+from tests import programs
 from tests.rl_code.people.fake_server import FakeServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,10 +164,8 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
 
 
 def test_a_wrong_endpoint_is_said(server):
-    found = subprocess.run(
-        [sys.executable, "-m", "launch.lsp", "--served_at=localhost:8000"],
-        cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S,
-    )  # fmt: skip
+    settings = dict(stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
+    found = programs.run("launch.lsp", "--served_at=localhost:8000", **settings)
     assert found.returncode == 2
     assert "must be like http://127.0.0.1:8000/v1" in found.stderr
 

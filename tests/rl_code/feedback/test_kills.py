@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from rl_code.feedback.store import FeedbackStore
 from rl_code.feedback.tables import ANSWERS, EVENTS, USES
+from tests import programs
 from tests.rl_code.feedback.people import answer, event
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,9 +21,7 @@ KILLS = 8
 
 def run_and_kill(url: str, prefix: str, lines: int) -> list[str]:
     """What a writer acknowledged until it was killed, which is after so many lines at the least."""
-    command = [sys.executable, "-m", "tests.rl_code.feedback.writer", url, prefix]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+    with programs.start("tests.rl_code.feedback.writer", url, prefix, stderr=None) as writer:
         said = [writer.stdout.readline() for _ in range(lines)]
         writer.kill()
         said += writer.stdout.readlines()

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from rl_code.realtime.cycle import desired
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.rehearsal import SESSIONS, Weights
 from rl_code.realtime.tables import CYCLES, EDGES, VERSIONS
+from tests import programs
 from tests.rl_code.realtime.killed import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,10 +27,7 @@ CYCLES_RUN = 6
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-m", "tests.rl_code.realtime.killed", str(folder)]
-    done = subprocess.run(
-        [*command, str(KILLS), str(CYCLES_RUN)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = programs.run("tests.rl_code.realtime.killed", folder, KILLS, CYCLES_RUN)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["killed"], found["whole"]) == (KILLS, 1)

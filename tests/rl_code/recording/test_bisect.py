@@ -22,6 +22,7 @@ from rl_code.recording.bisect import compare
 from rl_code.store.steps import group_path, step_folder
 from rl_code.train import train
 from rl_code.workdir import STORE
+from tests import programs
 from tests.rl_code.recorded_runs import STEPS, change_token, make_config
 from tests.rl_code.recording.test_fork import changed, make_fork
 from tests.rl_code.store.groups import out_of_shards
@@ -193,12 +194,6 @@ def test_the_commands_fork_replay_and_compare_a_run(original, tmp_path):
 
 def _complaint(run: str, fork: str) -> str:
     """What the fork of a fork into the folder of a run is answered."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.fork", fork, "--step=1", f"--workdir={run}"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = programs.run("launch.fork", fork, "--step=1", f"--workdir={run}")
     assert done.returncode == 2
     return " ".join(done.stderr.split())

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from rl_code.tasks.api import Source, find_source
 from rl_code.tasks.source import Refusal
 from rl_code.tasks.validate import Verdict, judge, judge_all
 from rl_code.types import Case, Layer, Limits, Task, Tests, World
+from tests import programs
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import FAILING, PASSING
 
@@ -209,17 +207,9 @@ def test_the_command_validates_a_file(tmp_path):
         id="id", messages="text", entry_point="name", tests="tests", reference="solution"
     )
     kept = tmp_path / "verdicts.json"
-    command = [
-        sys.executable,
-        "-m",
-        "launch.validate",
-        "records",
-        "--judgings=1",
-        f"--verdicts={kept}",
-    ]
-    command.append(f"--settings={json.dumps({'path': str(path), 'columns': columns})}")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    settings = f"--settings={json.dumps({'path': str(path), 'columns': columns})}"
+    line = ["records", "--judgings=1", f"--verdicts={kept}", settings]
+    done = programs.run("launch.validate", *line)
     assert done.returncode == 0, done.stderr
     assert "50.0 %" in done.stdout and validate.REFERENCE_FAILS in done.stdout
     written = json.loads(kept.read_text())
