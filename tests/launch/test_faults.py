@@ -34,8 +34,7 @@ def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
         "--minutes=14",
         *faults,
     ]
-    # compiled as users do: what is killed is to get somewhere
-    done = programs.run("launch.faults", *line, devices=None, quickly=False)
+    done = programs.run("launch.faults", *line, devices=None)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"
