@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests in two processes.
+# Runs the tests, in a process more than there are cores.
 #
 #   bash launch/test.sh [--all] [arguments of pytest, as in -k config]
 #
@@ -23,6 +23,6 @@ if [ "${1-}" = --all ]; then
     shift
 fi
 # A process that dies ends the run, with its test among the failures: pytest-xdist 3.8.0 may wait
-# forever behind one that it starts again.
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+# forever behind one that it starts again. How tests are shared among workers: tests/conftest.py.
+exec python -m pytest -n auto --dist loadscope --no-loadscope-reorder --max-worker-restart=0 \
     "${which[@]}" "$@"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.costs import Costs
 from tests.programs import CACHE, QUICKLY
@@ -38,19 +39,48 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that run for a minute or more: first, so that no worker is left alone with one. A file's tests
-# all run in one worker, and test_configs.py would be the last file.
-LONG = (
-    "test_kill.py",
+# The order of a run: what fails fastest, then quick tests, then long ones. Within the long ones those
+# files first that take longest, so that no worker is left alone with one.
+FIRST = ("test_imports.py", "test_docs.py", "test_tiers.py", "test_packaging.py")
+LONGEST = (
     "test_faults.py",
+    "test_realtime_served.py",
+    "test_bisect.py",
     "test_roles.py",
-    "test_cluster_run.py",
     "test_configs.py",
-    "test_run_with_documents.py",
-    "test_shared_prompt.py",
-    "test_scheduler.py",
-    "test_nsa.py",
+    "test_elastic.py",
+    "test_kill.py",
 )
+
+
+class Blocks(LoadScopeScheduling):
+    """A worker gets tests of a file that follow each other: its quick ones or its long ones.
+
+    Tests of a file share fixtures and compiled programs.
+    """
+
+    def schedule(self) -> None:
+        self._blocks: dict[str, str] = {}
+        block, file = 0, None
+        for test in next(iter(self.registered_collections.values()), ()):
+            block += test.partition("::")[0] != file
+            file = test.partition("::")[0]
+            self._blocks[test] = f"{file} {block}"
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._blocks[nodeid]
+
+
+class Workers:
+    """How xdist shares the tests among its workers."""
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log) -> Blocks:
+        return Blocks(config, log)
+
+    def pytest_xdist_auto_num_workers(self) -> int:
+        """One more than cores, since some tests wait. Not more than memory lets run at a time."""
+        return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
 def pytest_collection_finish() -> None:
@@ -98,12 +128,19 @@ def every_pair(items: list[pytest.Item]) -> list[pytest.Item]:
     return chosen
 
 
+def rank(item: pytest.Item) -> tuple[int, int]:
+    """Orders the tests of a run."""
+    name = item.path.name
+    if not item.get_closest_marker("long"):
+        return (name not in FIRST, 0)
+    return 2, LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first, marks cases beyond the quick ones as long, and skips what is marked
+    """Marks cases beyond the quick ones as long, puts the tests in order, and skips what is marked
     slow unless RUN_SLOW=1.
     """
-    items.sort(key=lambda item: item.path.name not in LONG)
     cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("quick"):
@@ -114,6 +151,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in same:
             if item not in quick:
                 item.add_marker(pytest.mark.long)
+    items.sort(key=rank)
     if SLOW:
         return
     for item in items:
@@ -132,6 +170,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config.option.costs, config.option.costs_file))
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.register(Workers())
 
 
 @pytest.fixture

@@ -18,13 +18,15 @@ TINY = PRESETS["tiny"]
 
 
 @pytest.mark.long
-def test_a_short_run(tmp_path):
+def test_a_short_run_beside_steps_written_by_hand(tmp_path):
     flags = [
         "--model=tiny",
         "--workload=smoke",
         "--steps=1",
         "--warmup=1",
         "--tag=short",
+        "--rival=hand",
+        "--rival=hand_repeated",
         f"--json={tmp_path / 'a.json'}",
     ]
     done = programs.run("launch.bench", "rl_step", *flags)
@@ -47,6 +49,17 @@ def test_a_short_run(tmp_path):
         + table * sampled
     )
     assert 1.0 < 1e9 * report["gflop"] / least < 1.5
+
+    assert set(report["beside"]) == {"hand", "hand_repeated"}
+    for row in report["beside"].values():
+        for part in ("step", "generation", "update"):
+            for clock in ("", "_cpu"):
+                median, least, most = row[f"ratio_{part}{clock}"]
+                assert 0 < least <= median <= most and row[f"{part}{clock}_s"] > 0
+    shared, repeated = (report["beside"][name] for name in ("hand", "hand_repeated"))
+    # as many tokens as ours, up to empty slots; with prompts repeated 128 for every 72
+    assert 0.8 < shared["gflop_update"] / report["gflop_update"] < 1.2
+    assert 1.4 < repeated["gflop_update"] / shared["gflop_update"] < 1.9
 
 
 def test_ratios_are_of_the_same_turn():
@@ -93,23 +106,3 @@ def test_steps_take_turns(monkeypatch):
     assert Noted.turns[:2] == ["ours 0", "ours learns 0"]
     assert report["gflop"] == 3.0 and report["beside"]["hand"]["gflop_update"] == 2.0
     assert "beside" not in rl_step.measure("smoke", 1, 1, 0, "")
-
-
-@pytest.mark.long
-def test_beside_steps_written_by_hand():
-    beside = ["--rival=hand", "--rival=hand_repeated"]
-    small = ["--model=tiny", "--workload=smoke", "--steps=2", "--warmup=1"]
-    done = programs.run("launch.bench", "rl_step", *small, *beside)
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"peer": "ours"')]
-    report = json.loads(line)
-    assert set(report["beside"]) == {"hand", "hand_repeated"}
-    for row in report["beside"].values():
-        for part in ("step", "generation", "update"):
-            for clock in ("", "_cpu"):
-                median, least, most = row[f"ratio_{part}{clock}"]
-                assert 0 < least <= median <= most and row[f"{part}{clock}_s"] > 0
-    shared, repeated = (report["beside"][name] for name in ("hand", "hand_repeated"))
-    # as many tokens as ours, up to empty slots; with prompts repeated 128 for every 72
-    assert 0.8 < shared["gflop_update"] / report["gflop_update"] < 1.2
-    assert 1.4 < repeated["gflop_update"] / shared["gflop_update"] < 1.9
