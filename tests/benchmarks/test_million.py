@@ -68,7 +68,7 @@ def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
             and process.poll() is None
         )
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=400) == 130
     finally:
         process.kill()
     assert list((tmp_path / "blocks").iterdir()) == []

@@ -127,7 +127,7 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
         programs.start("launch.export", *arguments, f"--process={number}", devices=1)
         for number in range(2)
     ]
-    output = [process.communicate(timeout=120)[0] for process in running]
+    output = [process.communicate(timeout=400)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0], output
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "two").iterdir())

@@ -18,7 +18,7 @@ from rl_code.read_config import ConfigError
 from rl_code.store.heartbeat import Observer
 from rl_code.store.processes import StoreProcess
 
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 @pytest.mark.parametrize(

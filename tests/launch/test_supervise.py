@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "supervise.sh"
-LONG_S = 30.0
+LONG_S = 300.0
 
 
 @pytest.fixture

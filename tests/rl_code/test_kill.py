@@ -59,7 +59,7 @@ def _kill(workdir: Path, moment: float) -> None:
     """
     process = _start(workdir)
     progress = moment * (4 + STEPS)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while process.poll() is None and time.monotonic() < deadline:
         if _rows(workdir / "sft") + _rows(workdir) >= int(progress):
             time.sleep(0.4 * (progress % 1.0))

@@ -154,7 +154,7 @@ def test_requests_that_wait_for_the_database_have_a_bound(store, monkeypatch):
             thread.start()
         try:
             # two wait, and there is no room for a third
-            assert [statuses.get(timeout=60.0) for _ in range(3)] == [503] * 3
+            assert [statuses.get(timeout=400) for _ in range(3)] == [503] * 3
         finally:
             waits.set_result([])
             for thread in threads:

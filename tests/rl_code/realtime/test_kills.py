@@ -41,6 +41,7 @@ def ledger(folder):
     return Ledger(tables.connect(f"sqlite:///{folder}/people.db"))
 
 
+@pytest.mark.long
 def test_every_edge_is_taken_once_and_in_order(ledger):
     taken: dict[int, list] = {}
     for edge in ledger.rows(EDGES):
@@ -57,6 +58,7 @@ def test_every_edge_is_taken_once_and_in_order(ledger):
     assert {"promoted"} == {ends[cycle] for cycle in (1, 4, 6)}
 
 
+@pytest.mark.long
 def test_no_answer_is_trained_on_twice(ledger, folder):
     weights = Weights(folder / "versions")
     with ledger.engine.connect() as connection:
@@ -71,6 +73,7 @@ def test_no_answer_is_trained_on_twice(ledger, folder):
         assert len(new) == cycle.answers >= 100
 
 
+@pytest.mark.long
 def test_no_answer_is_lost(ledger):
     with ledger.engine.connect() as connection:
         sessions = connection.execute(select(SESSIONS)).all()
@@ -83,6 +86,7 @@ def test_no_answer_is_lost(ledger):
         assert cycle.outside == len(left)
 
 
+@pytest.mark.long
 def test_one_version_is_deployed_at_any_time(ledger, folder):
     assert [row.state for row in ledger.rows(VERSIONS)].count("deployed") == 1
     served = [json.loads(line) for line in (folder / "served.log").read_text().splitlines()]
@@ -100,6 +104,7 @@ def test_one_version_is_deployed_at_any_time(ledger, folder):
             assert cycle.state in ("promoted", "promote")
 
 
+@pytest.mark.long
 def test_the_fleet_serves_what_the_last_state_says(ledger, folder):
     last = json.loads((folder / "served.log").read_text().splitlines()[-1])
     now = desired(ledger.current(), CONFIG.watch.share)

@@ -49,7 +49,7 @@ def test_a_worker_that_dies_under_a_command_is_the_candidates_failure_at_once():
         killer.start()
         assert sandbox.run(["sleep", "60"], timeout_s=60).exit_code == 137
         killer.join()
-        assert sandbox.call("solution.py", "add", [(1, 2)], timeout_s=30)[0].cause == "killed"
+        assert sandbox.call("solution.py", "add", [(1, 2)], timeout_s=120)[0].cause == "killed"
         assert (sandbox.list_files(), sandbox.snapshot()) == ([], {})
         with pytest.raises(FileNotFoundError):
             sandbox.write_file("solution.py", "")
@@ -58,25 +58,25 @@ def test_a_worker_that_dies_under_a_command_is_the_candidates_failure_at_once():
 def test_a_session_that_cannot_start_a_command_is_lost_not_an_error(sandboxes, monkeypatch):
     """As when a command has used up what the next one needs: it raised out of the episode."""
     with sandboxes.open(ADD) as sandbox:
-        assert sandbox.run(["true"], timeout_s=30).exit_code == 0
+        assert sandbox.run(["true"], timeout_s=120).exit_code == 0
         monkeypatch.setattr(
             sandbox._connection.slot, "channel", Answers(b'{"error":["OSError","no"]}')
         )
-        assert sandbox.run(["true"], timeout_s=30).exit_code == 137
+        assert sandbox.run(["true"], timeout_s=120).exit_code == 137
     with sandboxes.open(ADD) as sandbox:  # nothing has run yet: the machine is short of something
         monkeypatch.setattr(
             sandbox._connection.slot, "channel", Answers(b'{"error":["OSError","no"]}')
         )
         with pytest.raises(SandboxFault, match="no"):
-            sandbox.run(["true"], timeout_s=30)
+            sandbox.run(["true"], timeout_s=120)
 
 
 @pytest.mark.parametrize("frame", [b"", b"[", b"[]", b"[" * 100_000, b'{"ok"', b"\xff", b"3"])
 def test_a_broken_answer_is_an_outcome(sandboxes, monkeypatch, frame):
     with sandboxes.open(ADD) as sandbox:
-        sandbox.run(["true"], timeout_s=30)
+        sandbox.run(["true"], timeout_s=120)
         monkeypatch.setattr(sandbox._connection.slot, "channel", Answers(frame))
-        assert sandbox.run(["true"], timeout_s=30).exit_code == 137
+        assert sandbox.run(["true"], timeout_s=120).exit_code == 137
         assert sandbox.snapshot() == {}
 
 

@@ -72,7 +72,7 @@ def wait_until(condition, seconds=20.0) -> bool:
 def test_calls_return_values_and_errors_in_order(either):
     with either.open(ADD) as sandbox:
         one, two, three = sandbox.call(
-            "solution.py", "add", [(1, 2), ("a", 1), ([1], [2])], timeout_s=20
+            "solution.py", "add", [(1, 2), ("a", 1), ([1], [2])], timeout_s=120
         )
         assert (one.ok, one.value) == (True, 3)
         assert not two.ok and two.error == 'TypeError: can only concatenate str (not "int") to str'
@@ -82,20 +82,20 @@ def test_calls_return_values_and_errors_in_order(either):
 def test_a_command_has_its_output_code_and_input(either):
     with either.open(ADD) as sandbox:
         done = sandbox.run(
-            ["bash", "-c", "cat; echo err >&2; pwd; exit 3"], stdin="in\n" * 50_000, timeout_s=20
+            ["bash", "-c", "cat; echo err >&2; pwd; exit 3"], stdin="in\n" * 50_000, timeout_s=120
         )
         assert done.exit_code == 3 and not done.timed_out
         assert done.stdout.endswith("err\n/workspace\n") and done.stdout.startswith("in\n")
         assert done.cut_bytes == 150_000 + 15 - CONFIG.output_bytes
         assert f"[{done.cut_bytes} bytes cut]" in done.stdout
-        assert sandbox.run(["no-such-program"], timeout_s=20).exit_code == 127
+        assert sandbox.run(["no-such-program"], timeout_s=120).exit_code == 127
 
 
 def test_files_live_as_long_as_the_sandbox(either):
     with either.open({"a/b.txt": "text é\n", "c.py": "x = 1\n"}) as sandbox:
         sandbox.write_file("d/e.py", "import c\nprint(c.x)\n")
-        assert sandbox.run(["python3", "-m", "d.e"], timeout_s=20).stdout == "1\n"
-        sandbox.run(["bash", "-c", "rm c.py; echo new > f"], timeout_s=20)
+        assert sandbox.run(["python3", "-m", "d.e"], timeout_s=120).stdout == "1\n"
+        sandbox.run(["bash", "-c", "rm c.py; echo new > f"], timeout_s=120)
         assert sandbox.list_files() == ["a/b.txt", "d/e.py", "f"]
         assert sandbox.snapshot() == {
             "a/b.txt": "text é\n",
@@ -110,7 +110,7 @@ def test_files_live_as_long_as_the_sandbox(either):
 def test_files_are_listed_of_a_folder_and_of_many(sandboxes):
     with sandboxes.open({"f": "x", "d/g": "y", "d/e/h": "z", "dd/i": ""}) as sandbox:
         make = "mkdir n; cd n; seq -f %05g 2500 | xargs touch; ln -s .. up; ln -s 00001 one"
-        sandbox.run(["bash", "-c", make], timeout_s=20)
+        sandbox.run(["bash", "-c", make], timeout_s=120)
         assert sandbox.list_files("d") == ["d/e/h", "d/g"]
         assert sandbox.list_files("d/e/h") == ["d/e/h"]
         # no link is followed, and what is not there holds nothing
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_or_written_is_an_error_with_its_kind(sandboxes):
     with sandboxes.open({"f": "x", "d/g": "y"}) as sandbox:
         sandbox.run(
             ["bash", "-c", "mkfifo pipe; head -c 100 /dev/urandom > noise; ln -s /etc out"],
-            timeout_s=20,
+            timeout_s=120,
         )
         for path, kind in (("nothing", FileNotFoundError), ("d", IsADirectoryError), ("pipe", PermissionError),
                            ("noise", ValueError), ("out/ld.so.cache", PermissionError), ("../x", PermissionError),
@@ -151,13 +151,13 @@ def test_the_environment_is_the_same_every_time(sandboxes, monkeypatch):
     for secret in ("one", "two"):
         monkeypatch.setenv("SECRET", secret)
         with sandboxes.open({}) as sandbox:
-            seen.add(sandbox.run(["python3", "-c", script], timeout_s=20).stdout)
+            seen.add(sandbox.run(["python3", "-c", script], timeout_s=120).stdout)
     assert len(seen) == 1 and "SECRET" not in seen.pop()
     shuffle = {"s.py": "import random\ndef f():\n    return random.random(), hash('a')\n"}
     values = []
     for _ in range(2):
         with sandboxes.open(shuffle) as sandbox:
-            values.append(sandbox.call("s.py", "f", [()], timeout_s=20)[0].value)
+            values.append(sandbox.call("s.py", "f", [()], timeout_s=120)[0].value)
     assert values[0] == values[1]
 
 
@@ -170,7 +170,7 @@ def test_the_file_of_a_call_imports_its_neighbours(sandboxes):
         "top.py": "X = 2\n",
     }
     with sandboxes.open(files) as sandbox:
-        assert sandbox.call("pkg/main.py", "f", [()], timeout_s=20)[0].value == (
+        assert sandbox.call("pkg/main.py", "f", [()], timeout_s=120)[0].value == (
             "pkg",
             1,
             2,
@@ -209,16 +209,16 @@ def test_the_file_of_a_call_imports_its_neighbours(sandboxes):
 )
 def test_every_way_to_fail_is_an_error_in_words(sandboxes, text, error):
     with sandboxes.open({"solution.py": text}) as sandbox:
-        (result,) = sandbox.call("solution.py", "f", [(1,)], timeout_s=20)
+        (result,) = sandbox.call("solution.py", "f", [(1,)], timeout_s=120)
         assert not result.ok and result.value is None
         assert error in result.error and "\n" not in result.error
-        assert not sandbox.run(["true"], timeout_s=20).exit_code
+        assert not sandbox.run(["true"], timeout_s=120).exit_code
 
 
 def test_a_call_that_ends_its_process_costs_no_other_call(sandboxes):
     text = "import os\ndef f(x):\n    if x == 1: os._exit(7)\n    return x\n"
     with sandboxes.open({"s.py": text}) as sandbox:
-        results = sandbox.call("s.py", "f", [(0,), (1,), (2,), (1,), (3,)], timeout_s=20)
+        results = sandbox.call("s.py", "f", [(0,), (1,), (2,), (1,), (3,)], timeout_s=120)
         assert [result.value for result in results] == [0, None, 2, None, 3]
         assert [result.cause for result in results] == ["", "exited", "", "exited", ""]
 
@@ -230,7 +230,7 @@ def test_calls_that_hang_end_in_time(either):
         assert results[1].error == "timed out after 1.0 s"
         done = sandbox.run(["sleep", "100"], timeout_s=0.2)
         assert done.timed_out and done.exit_code == 124
-        assert sandbox.run(["echo", "alive"], timeout_s=20).stdout == "alive\n"
+        assert sandbox.run(["echo", "alive"], timeout_s=120).stdout == "alive\n"
 
 
 def test_a_caller_keeps_the_state_of_its_process(sandboxes):
@@ -248,7 +248,7 @@ def test_arguments_that_cannot_travel_are_named(sandboxes):
         sandboxes.open(ADD) as sandbox,
         pytest.raises(ValueError, match=r"add cannot be called.*function"),
     ):
-        sandbox.call("solution.py", "add", [(len, 1), (lambda: 1, 2)], timeout_s=20)
+        sandbox.call("solution.py", "add", [(len, 1), (lambda: 1, 2)], timeout_s=120)
 
 
 def test_many_threads_open_and_run_at_once(sandboxes):
@@ -273,7 +273,7 @@ def test_a_dead_worker_is_replaced():
             sandbox.run(["sleep", "60"], timeout_s=60)
         sandbox.close()
         with pool.open(ADD) as sandbox:
-            assert sandbox.call("solution.py", "add", [(1, 2)], timeout_s=20)[0].value == 3
+            assert sandbox.call("solution.py", "add", [(1, 2)], timeout_s=120)[0].value == 3
 
 
 def test_closing_the_pool_ends_everything(either):
@@ -342,7 +342,7 @@ def test_impossible_limits_are_named(change):
 def test_one_thing_at_a_time(sandboxes):
     with sandboxes.open(ADD) as sandbox:
         with sandbox.caller("solution.py", "add", 20) as caller:
-            for request in (sandbox.list_files, lambda: sandbox.run(["true"], timeout_s=20)):
+            for request in (sandbox.list_files, lambda: sandbox.run(["true"], timeout_s=120)):
                 with pytest.raises(ValueError, match="while a caller"):
                     request()
             assert caller.call((1, 2), {}).value == 3
