@@ -72,15 +72,16 @@ class Blocks(LoadScopeScheduling):
         return self._blocks[nodeid]
 
 
-class Workers:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> Blocks:
     """How xdist shares the tests among its workers."""
+    return Blocks(config, log)
 
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log) -> Blocks:
-        return Blocks(config, log)
 
-    def pytest_xdist_auto_num_workers(self) -> int:
-        """One more than cores, since some tests wait. Not more than memory lets run at a time."""
-        return min(len(os.sched_getaffinity(0)) + 1, 8)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores, since some tests wait. Not more than memory lets run at a time."""
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
 def pytest_collection_finish() -> None:
@@ -170,8 +171,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config.option.costs, config.option.costs_file))
-    if config.pluginmanager.has_plugin("xdist"):
-        config.pluginmanager.register(Workers())
 
 
 @pytest.fixture
