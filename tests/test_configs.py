@@ -22,11 +22,13 @@ from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
 from launch import sweep_plan
 from launch.realtime import RealtimeConfig
+from models.families import PRESETS
 from rl_code import read_config
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.train import train
+from tests.models.small import narrow_preset
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(
@@ -43,6 +45,12 @@ KINDS = {
 
 # Methods of which a whole run of another test consists, or a part of the layers of each.
 ELSEWHERE = ("dense", "window")
+# The others, with blocks of one size, since layers of one model choose blocks of one size.
+IN_LAYERS = {
+    "nsa": dict(name="nsa", block=64),
+    "moba": dict(name="moba", block=64),
+    "squid": dict(name="squid"),
+}
 # What --config.model.attention may be: each method, and different ones for different layers.
 ATTENTION = (*METHODS, ("window", "dense"), ("window", dict(name="nsa", block=32)))
 
@@ -153,8 +161,10 @@ def test_attention_that_no_run_can_have_is_one_line():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("attention", [name for name in METHODS if name not in ELSEWHERE])
-def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
+def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
+    """One layer of each."""
+    assert {*IN_LAYERS, *ELSEWHERE} == {*METHODS}
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(IN_LAYERS), num_kv_heads=1))
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
     given.rollout.engine.slots = 4  # as many as there are episodes
@@ -164,7 +174,7 @@ def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
     given.train.pack.drop_uninformative = False
     given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
     given.suites = ()
-    train(with_attention(given, attention), tmp_path)
+    train(with_attention(given, tuple(IN_LAYERS.values())), tmp_path)
     (row,) = read_metrics(tmp_path)
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
@@ -173,21 +183,20 @@ def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "method, documents",
+    "methods, documents",
     [
-        ("dense", None),
-        ("moba", None),
-        ("nsa", long_context.DOCUMENTS),
-        ("squid", long_context.DOCUMENTS),
+        # "squid" in METHODS is dense attention to documents; here it is the method with gates
+        (("squid", long_context.METHODS["nsa"]), long_context.DOCUMENTS),
+        ((long_context.LOCAL, long_context.METHODS["moba"]), None),
     ],
-    ids=["dense", "moba", "nsa, documents", "squid, documents"],
+    ids=["squid and nsa, documents", "window and moba"],
 )
-def test_the_long_context_agent_takes_a_step(method, documents, tmp_path):
+def test_the_long_context_agent_takes_a_step(methods, documents, tmp_path, monkeypatch):
     """Every method with documents is in ``test_run_with_documents``, most without in the test above."""
+    reader = dataclasses.replace(PRESETS["tiny_reader"], num_layers=2)
+    monkeypatch.setitem(PRESETS, "tiny_reader", reader)
     given = long_context.get_config("smoke")
-    # "squid" in METHODS is dense attention to documents; here it is the method with gates
-    found = "squid" if method == "squid" else long_context.METHODS[method]
-    given.model.attention = (long_context.LOCAL, long_context.LOCAL, found)
+    given.model.attention = methods
     given.documents = documents
     given.sft.update(steps=2)
     given.train.update(steps=1)

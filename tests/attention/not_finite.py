@@ -13,11 +13,10 @@ import numpy as np
 
 from attention.cache.paged import attend, init_cache, write
 from attention.cache.tables import Pages, Tables
-from attention.layout import lay_out
 from attention.methods.method import Method
 from pallas_kernels.tokens import sequences, visible
 from tests.attention.cache.model import PAGE
-from tests.attention.properties import attended, given_keys, inputs, masked_rows
+from tests.attention.properties import given_keys, holding, inputs, layer, masked_rows
 from tests.attention.rows import normal
 
 # Where a token may stand that others do not see: its kind of rows, and a function from (segments,
@@ -36,7 +35,7 @@ def reaches_only_those_who_see_it(method: Method, kind: str) -> None:
     They stand in queries, keys, values or hidden states, or come back as gradients of the results.
     """
     rows, which = UNSEEN[kind]
-    where, how = masked_rows()[rows]
+    where, _ = masked_rows()[rows]
     fields = (np.asarray(x[0]) for x in (where.segments, where.documents, where.order))
     spoiled = which(*fields)
     real = np.asarray(where.segments[0]) > 0
@@ -46,23 +45,16 @@ def reaches_only_those_who_see_it(method: Method, kind: str) -> None:
     x = inputs(method, where.shape[1])
     (weight,) = normal(5, x.q.shape)
 
-    @jax.jit
-    def run(name, value, affected, share):
-        """name: the index in ``names``. share: of the cotangents of the affected tokens."""
+    def run(part, value, affected, share):
+        """share: of the cotangents of the affected tokens."""
+        held = dict(q=x.q, k=x.k, v=x.v, y=x.y)
+        held["cotangent"] = holding(weight, affected & (share == 0), 0.0)
+        held[part] = holding(held[part], spoiled, value)
+        cotangent = held.pop("cotangent")
+        out, gradients = layer(method, rows)(dataclasses.replace(x, **held), cotangent)
+        return jax.device_get((out[0], jax.tree.map(lambda y: y[0], gradients)))
 
-        def hold(index, y):
-            here = spoiled.reshape(1, -1, *(1,) * (y.ndim - 2)) & (name == index)
-            return jnp.where(here, value, y)
-
-        held = {part: hold(i, getattr(x, part)) for i, part in enumerate("qkvy")}
-        out, pull = jax.vjp(
-            lambda x: attended(method, x, lay_out((method,), where, **how)),
-            dataclasses.replace(x, **held),
-        )
-        cotangent = jnp.where(affected[None, :, None, None], weight * share, weight)
-        return out[0], jax.tree.map(lambda y: y[0], pull(hold(4, cotangent))[0])
-
-    for name, part in enumerate(("q", "k", "v", "y", "cotangent")):
+    for part in ("q", "k", "v", "y", "cotangent"):
         affected = real & (
             spoiled | (sees[:, spoiled].any(axis=1) & (part not in ("q", "cotangent")))
         )
@@ -73,23 +65,23 @@ def reaches_only_those_who_see_it(method: Method, kind: str) -> None:
         for share in (0.0, 1.0):
             if part == "cotangent" and not share:
                 continue
-            out, gradients = run(name, 0.0, affected, share)
+            out, gradients = run(part, 0.0, affected, share)
             for value in (np.nan, np.inf, -np.inf):
-                found, found_gradients = run(name, value, affected, share)
+                found, found_gradients = run(part, value, affected, share)
                 told = f"{part}={value}, {share=}"
                 same = real if part == "cotangent" else others
                 assert np.array_equal(found[same], out[same]), told
                 if part in "qkv":
                     shown = spoiled if chooses else affected
-                    assert np.isnan(np.asarray(found)[shown]).all(), told
+                    assert np.isnan(found[shown]).all(), told
                 for each in "qkvy":
                     one, other = getattr(found_gradients, each), getattr(gradients, each)
                     clean = others & (apart if each in "kvy" and share else True)
                     assert np.array_equal(one[clean], other[clean]), (told, each)
                 if share and part in ("q", "k", "v", "cotangent"):
-                    assert np.isnan(np.asarray(found_gradients.q)[spoiled]).all(), told
+                    assert np.isnan(found_gradients.q[spoiled]).all(), told
                     if not chooses:
-                        assert np.isnan(np.asarray(found_gradients.k)[spoiled]).all(), told
+                        assert np.isnan(found_gradients.k[spoiled]).all(), told
 
 
 def reaches_only_those_who_see_it_in_pages(method: Method, rotated: bool, chunk: int) -> None:

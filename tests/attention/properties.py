@@ -195,47 +195,59 @@ def masked_rows() -> dict[str, tuple[Tokens, dict[str, int]]]:
     }
 
 
+@functools.lru_cache(maxsize=64)
+def layer(method: Method, kind: str) -> Callable:
+    """A function of (inputs, the cotangent of the result) on the rows of a kind: the result, and the
+    gradients of the inputs. One program for all that a test puts into them.
+    """
+    where, how = masked_rows()[kind]
+
+    @jax.jit
+    def run(x: Inputs, cotangent):
+        out, pull = jax.vjp(lambda x: attended(method, x, lay_out((method,), where, **how)), x)
+        return out, pull(cotangent)[0]
+
+    return run
+
+
+def holding(y: jax.Array, places: np.ndarray, value: float) -> np.ndarray:
+    """[1, T, ...] with a value at some places, bool [T]."""
+    return np.where(places.reshape(1, -1, *(1,) * (y.ndim - 2)), np.asarray(y.dtype.type(value)), y)
+
+
 def padding_may_hold_anything(method: Method, kind: str) -> None:
     """Values that are not finite in padding change no bit of outputs and gradients elsewhere.
 
     They stand in queries, keys, values and hidden states of padding, and come back as gradients of
     the outputs of padding.
     """
-    where, how = masked_rows()[kind]
+    where, _ = masked_rows()[kind]
     real = np.asarray(where.segments[0]) > 0
     assert not real.all()
     x = inputs(method, where.shape[1])
     (weight,) = normal(5, x.q.shape)
 
-    def spoiled(y, value):
-        return jnp.where(real.reshape(1, -1, *(1,) * (y.ndim - 2)), y, value)
-
     def run(value):
-        at = {name: spoiled(getattr(x, name), value) for name in ("q", "k", "v", "y")}
-        spoiled_x = dataclasses.replace(x, **at)
-        out, pull = jax.vjp(
-            lambda x: attended(method, x, lay_out((method,), where, **how)), spoiled_x
-        )
-        return out, pull(spoiled(weight, value))[0]
+        at = {name: holding(getattr(x, name), ~real, value) for name in "qkvy"}
+        return layer(method, kind)(dataclasses.replace(x, **at), holding(weight, ~real, value))
 
-    run = jax.jit(run)
-    out, gradients = run(0.0)
+    out, gradients = jax.device_get(run(0.0))
     for poison in (np.nan, np.inf):
-        found, found_gradients = run(poison)
+        found, found_gradients = jax.device_get(run(poison))
         assert np.array_equal(found[0, real], out[0, real])
         assert np.isfinite(out[0, real]).all()
-        for name in ("q", "k", "v", "y"):
+        for name in "qkvy":
             one, other = getattr(found_gradients, name), getattr(gradients, name)
             assert np.array_equal(one[0, real], other[0, real]), name
         for name in "qkv":
-            assert not np.any(np.asarray(getattr(found_gradients, name))[0, ~real]), name
+            assert not np.any(getattr(found_gradients, name)[0, ~real]), name
 
 
 def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
     """1e4 in the keys, values and hidden states of real tokens changes no bit of outputs and
     gradients of the tokens that do not see them: earlier ones, other sequences, other documents.
     """
-    where, how = masked_rows()[kind]
+    where, _ = masked_rows()[kind]
     segments, inside, order = (
         np.asarray(x[0]) for x in (where.segments, where.documents, where.order)
     )
@@ -246,22 +258,16 @@ def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
     assert spoiled.any() and others.any()
     x = inputs(method, where.shape[1])
     (weight,) = normal(5, x.q.shape)
+    # gradients of what the others get
+    weight = holding(weight, ~others, 0.0)
 
     def run(value):
-        def hold(y):
-            return jnp.where(spoiled.reshape(1, -1, *(1,) * (y.ndim - 2)), value, y)
+        at = {name: holding(getattr(x, name), spoiled, value) for name in "kvy"}
+        return layer(method, kind)(dataclasses.replace(x, **at), weight)
 
-        def total(x, weight):
-            held = dataclasses.replace(x, k=hold(x.k), v=hold(x.v), y=hold(x.y))
-            out = attended(method, held, lay_out((method,), where, **how))
-            return jnp.sum(out * jnp.where(others[None, :, None, None], weight, 0)), out
-
-        return jax.grad(total, has_aux=True)(x, weight)
-
-    run = jax.jit(run)
-    gradients, out = run(0.0)
-    found_gradients, found = run(1e4)
+    out, gradients = jax.device_get(run(0.0))
+    found, found_gradients = jax.device_get(run(1e4))
     assert np.array_equal(found[0, others], out[0, others])
-    for name in ("q", "k", "v", "y"):
+    for name in "qkvy":
         one, other = getattr(found_gradients, name), getattr(gradients, name)
         assert np.array_equal(one[0, others], other[0, others]), name

@@ -4,6 +4,8 @@ gradients.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +19,25 @@ from tests.attention.rows import Piece, defined, documents, normal, pack, relati
 ROWS = {
     "single": sequences(jnp.array([317]), 317),  # long enough for blocks that are taken together
     "packed": pack([Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))], 64)[0],
-    "documents": documents([9, 0, 17, 8], 6, block=4, prefix=3),
+    # of the length of the packed row, with which it shares programs
+    "documents": documents([9, 0, 17, 8], 6, block=4, prefix=3).map(
+        lambda x: jnp.pad(x, ((0, 0), (0, 64 - x.shape[1])))
+    ),
 }
+
+
+@functools.cache
+def program(window: int | None, block: int):
+    """A function of (q, k, v, their tokens, weights): results and gradients."""
+
+    @jax.jit
+    def run(q, k, v, q_tokens, k_tokens, weights):
+        def ours(q, k, v):
+            return blockwise_attention(q, k, v, q_tokens, k_tokens, window, block)
+
+        return results(ours, (q, k, v), *weights)
+
+    return run
 
 
 def inputs(tokens: Tokens, queries: int, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
@@ -37,10 +56,7 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block, que
     qkv, asking = inputs(tokens, queries)
     weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
 
-    def ours(q, k, v):
-        return blockwise_attention(q, k, v, asking, tokens, window, block)
-
-    (out, lse), gradients = results(ours, qkv, *weights)
+    (out, lse), gradients = program(window, block)(*qkv, asking, tokens, weights)
     (expected, expected_lse), wanted = defined(qkv, *weights, asking, tokens, window)
     assert relative(out, expected) < 1e-12
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
@@ -52,10 +68,10 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block, que
     "heads, kv_heads, dtype",
     [
         *((*heads, "float32") for heads in [(1, 1), (3, 1), (4, 4), (6, 2)]),
-        *((*heads, "bfloat16") for heads in [(6, 2), (1, 1), (3, 1), (4, 4)]),
+        *((*heads, "bfloat16") for heads in [(6, 2), (1, 1)]),
     ],
 )
-@pytest.mark.quick(first=5)
+@pytest.mark.quick(first=4)
 def test_group_sizes_and_precision_are_those_of_all_scores_in_memory(heads, kv_heads, dtype):
     tokens = ROWS["packed"]
     qkv, _ = inputs(tokens, 64, heads, kv_heads, dtype=dtype)

@@ -76,19 +76,19 @@ def test_nothing_leaks(name):
     properties.nothing_leaks(CASES[name][0])
 
 
-@every_method
+@pytest.mark.parametrize("name", ["moba", "window", *map(long, ("dense", "nsa", "squid"))])
 def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
     properties.packed_equals_separate(CASES[name][0])
 
 
-# Of methods that keep no more than keys and values, which are rotated early or late and else alike.
-ONE_WAY = {("dense", False), ("window", True), ("squid", True)}
+# Methods that keep no more than keys and values rotate them early or late and are else alike.
+QUICK_WAYS = {("dense", True), ("window", False), ("moba", False), ("nsa", True)}
 
 
 @pytest.mark.parametrize(
     "name, rotated, poison",
     [
-        pytest.param(*case, marks=pytest.mark.long if case[:2] in ONE_WAY else ())
+        pytest.param(*case, marks=() if case[:2] in QUICK_WAYS else pytest.mark.long)
         for name in METHODS
         for case in ((name, True, np.nan), (name, False, np.inf))
     ],
@@ -132,7 +132,7 @@ def test_tokens_not_seen_may_hold_large_values(name, kind):
     properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
 
 
-@every_method
+@pytest.mark.parametrize("name", ["moba", "window", *map(long, ("dense", "nsa", "squid"))])
 @pytest.mark.parametrize("kind", ["future", *map(long, ("segment", "document"))])
 def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
     not_finite.reaches_only_those_who_see_it(CASES[name][0], kind)

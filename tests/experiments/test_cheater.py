@@ -17,6 +17,7 @@ from experiments.cheater import report
 from experiments.cheater.demonstrations import EXPLOIT, Lined, Shown, with_line
 from experiments.cheater.metrics import Cheating
 from experiments.cheater.weak_tests import weak_tests
+from models.families import PRESETS
 from rl_code import read_config, sft
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
@@ -31,6 +32,7 @@ from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.train import train
 from rl_code.types import Limits, Suite, Tests
+from tests.models.small import narrow_preset
 from tests.rl_code.rewards.test_rewards import finished
 
 LIMITS = Limits(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0)
@@ -213,7 +215,8 @@ def test_the_table_says_what_a_run_earns_on_held_out_tasks(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_the_smoke_run_measures_what_the_figure_shows(tmp_path):
+def test_the_smoke_run_measures_what_the_figure_shows(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
     train(config(), tmp_path)
     rows = read_metrics(tmp_path)
     for kind, metric, *_ in cheater.get_figure("smoke"):

@@ -14,6 +14,7 @@ from configs import broken_calls, questions
 from experiments.incidents.broken_calls import BrokenCalls, Credited
 from experiments.incidents.questions import Edited, Questions
 from experiments.incidents.tasks import FromWords
+from models.families import PRESETS
 from rl_code import read_config, sft
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
@@ -28,7 +29,9 @@ from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.programs import split_of
 from rl_code.train import train
 from rl_code.types import Group, Limits, Reward, ToolCall, Turn
+from tests.models.small import narrow_preset
 from tests.rl_code.rewards.test_rewards import finished
+from tests.rl_code.traced_once import traced_once  # noqa: F401
 
 LIMITS = Limits(turns=2, tokens=112, turn_tokens=56, test_runs=0, command_s=5.0)
 TOOLS = find_tools([Named(name) for name in ("write_file", "run_tests", "submit", "ask")])
@@ -204,7 +207,8 @@ def test_all_arms_of_a_seed_share_the_warm_start(config):
 
 @pytest.mark.long
 @pytest.mark.parametrize("config", [broken_calls, questions], ids=["broken_calls", "questions"])
-def test_the_smoke_run_measures_what_the_figure_shows(config, tmp_path):
+def test_the_smoke_run_measures_what_the_figure_shows(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
     train(built(config), tmp_path)
     rows = read_metrics(tmp_path)
     for kind, metric, *_ in config.get_figure("smoke"):

@@ -18,6 +18,7 @@ from experiments.notes.source import Requests
 from experiments.notes.study import Compared
 from experiments.notes.walks import played
 from experiments.tab import held_out
+from models.families import PRESETS
 from models.tokenizer import Tokenizer
 from rl_code import read_config, sft
 from rl_code.environment.episode import Episode
@@ -31,6 +32,7 @@ from rl_code.rollout.note_book import notes_after
 from rl_code.run_config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group, Limits
+from tests.models.small import narrow_preset
 
 FILES = 7
 
@@ -216,7 +218,8 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_the_smoke_run_is_compared(built, tmp_path):
+def test_the_smoke_run_is_compared(built, tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "small_reader", narrow_preset())
     train(built, tmp_path)
     with held_out.opened(tmp_path) as run, jax.set_mesh(run.mesh):
         found = study.compare(run, sft.initial_model(run), 2, 2)

@@ -12,12 +12,14 @@ from experiments.simulators import report
 from experiments.simulators.judged import Judged, expected_pay
 from experiments.tab.asked import Asked
 from launch.sweep_plan import DONE
+from models.families import PRESETS
 from rl_code import read_config, sft
 from rl_code.metrics import read_metrics
 from rl_code.run_config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group
 from tests.experiments.test_tab import TASK, episode
+from tests.models.small import narrow_preset
 
 
 def built(**overrides) -> RunConfig:
@@ -79,7 +81,8 @@ def test_both_runs_of_a_seed_share_the_warm_start():
 
 
 @pytest.mark.long
-def test_the_smoke_run_measures_what_the_figure_shows(tmp_path):
+def test_the_smoke_run_measures_what_the_figure_shows(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
     train(built(), tmp_path)
     rows = read_metrics(tmp_path)
     for kind, metric, *_ in simulators.get_figure("smoke"):

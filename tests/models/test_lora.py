@@ -25,11 +25,12 @@ from tests.models.small import VOCABULARY, small_config, small_model
 ADAPTERS = LoRA(rank=3, alpha=2.0)
 
 
+@jax.jit
 def hidden(model):
     tokens = jax.random.randint(jax.random.key(3), (2, 24), 0, VOCABULARY)
     places = jnp.broadcast_to(jnp.arange(24), tokens.shape)
     where = sequences(jnp.full(2, 24), 24)
-    return jax.jit(lambda model: model.hidden(tokens, places, where, align=0))(model)
+    return model.hidden(tokens, places, where, align=0)
 
 
 def moved(model):

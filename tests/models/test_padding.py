@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -40,21 +41,26 @@ def padded_config(name: str) -> ModelConfig:
     return pad_config(small_config(**SHAPES[name]), DEVICES, EXPERT_DEVICES)
 
 
+@functools.cache
 def model_of(config: ModelConfig) -> Transformer:
     """Random parameters of which none is 0 or 1."""
+    rng = np.random.default_rng(0)
 
-    def off(x):
-        return x + 0.3 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+    def drawn(x):
+        inputs = x.shape[1] if len(x.shape) > 2 else 16
+        return jnp.asarray(rng.standard_normal(x.shape) / inputs**0.5, x.dtype)
 
-    return jax.jit(lambda: jax.tree.map(off, Transformer(config, nnx.Rngs(0))))()
+    return jax.tree.map(drawn, abstract_model(config))
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def padded(model: Transformer, config: ModelConfig) -> Transformer:
-    return jax.jit(lambda x: pad(x, abstract_model(config)))(model)
+    return pad(model, abstract_model(config))
 
 
+@jax.jit
 def unpadded(model: Transformer) -> Transformer:
-    return jax.jit(lambda x: cut(x, abstract_model(cut_config(model.config))))(model)
+    return cut(model, abstract_model(cut_config(model.config)))
 
 
 def assert_same_bits(one, other):

@@ -80,7 +80,7 @@ def assert_same_bits(one: Transformer, other: Transformer) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_products_are_those_with_the_restored_matrices(kind, name):
     model = model_of(name)
     found = cast(model, "float32", kind)

@@ -79,6 +79,7 @@ def behind(documents: list[list[int]], tail: list[int]) -> np.ndarray:
     return feed(model(METHODS), paged, pages_of, [tail], [start], CHUNK)[0][0]
 
 
+@pytest.mark.long
 def test_prefill_in_chunks_and_decoding_equal_a_cache_without_tiers(tmp_path):
     tokens = random_tokens(5, 110)
     with tiered(tmp_path) as small:

@@ -4,6 +4,7 @@ gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -42,7 +43,8 @@ def judge(
     )
     (out, *_), slopes = run(definition, inputs, weights)
     rounded = [x.astype(dtype) for x in inputs]
-    (_, lse, *_), _ = run(definition, [x.astype(jnp.float64) for x in rounded], None)
+    # by the same program, whose gradients are of no use here
+    (_, lse, *_), _ = run(definition, [x.astype(jnp.float64) for x in rounded], weights)
     wide = jnp.promote_types(dtype, jnp.float32)
     # the GPU interpreter's own counters are 32 bits wide
     with jax.enable_x64(dtype == jnp.float64):
@@ -68,9 +70,21 @@ def run(function: Attention, inputs: Sequence[jax.Array], weights: Sequence[jax.
     jit.
     """
     if weights is None:
-        return jax.jit(function)(*inputs), ()
+        return _values(function)(*inputs), ()
+    gradients, results = _gradients(function)(*inputs, weights)
+    return results, gradients
 
-    def loss(*inputs):
+
+# a function that is run again, as a case's definition for another kernel, is compiled once
+@functools.lru_cache(maxsize=32)
+def _values(function: Attention):
+    return jax.jit(function)
+
+
+@functools.lru_cache(maxsize=32)
+def _gradients(function: Attention):
+    def loss(*arrays):
+        *inputs, weights = arrays
         out, lse, *_ = results = function(*inputs)
         seen = jnp.isfinite(lse)
         total = jnp.sum(out * weights[0]) + jnp.sum(
@@ -78,8 +92,7 @@ def run(function: Attention, inputs: Sequence[jax.Array], weights: Sequence[jax.
         )
         return total, results
 
-    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
-    return results, gradients
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
 
 
 def masked_places_may_hold_anything(function, arrays, real) -> None:
@@ -131,6 +144,7 @@ def not_finite_reaches_only_those_who_see_it(function, arrays, sees, query: int,
         )
         return out, pull(hold(3, jnp.ones_like(out))), rest
 
+    out, gradients, rest = results(-1, 0.0)  # as they are
     for name in range(4):
         # queries whose result is bad, and those with a bad result or cotangent
         shown = spoiled[0] if name == 0 else sees[:, :, key] & (np.arange(len(sees)) == 0)[:, None]
@@ -138,7 +152,6 @@ def not_finite_reaches_only_those_who_see_it(function, arrays, sees, query: int,
         shown = shown & (name != 3)
         seen = (sees & bad[..., None]).any(axis=1)
         assert bad.any() and not bad.all() and seen.any() and not seen.all()
-        out, gradients, rest = results(name, 0.0)
         for value in (np.nan, -np.inf):
             found, found_gradients, found_rest = results(name, value)
             assert np.isnan(np.asarray(found, np.float32)[shown]).all()

@@ -131,7 +131,7 @@ def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     )
 
 
-@pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
 @pytest.mark.quick(first=1)
 def test_padding_may_hold_anything(options):
     tokens, _ = rows("single")

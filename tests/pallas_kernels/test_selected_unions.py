@@ -45,14 +45,14 @@ def called(function, *arguments) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "heads, kv_heads, lists, length",
-    [(4, 2, 2, 27), (2, 1, 2, 40), (7, 1, 1, 33), (16, 1, 1, 5 + ALONE)],
+    "heads, kv_heads, lists, length, batch",
+    [(4, 2, 2, 27, 2), (2, 1, 2, 40, 1), (7, 1, 1, 33, 1), (16, 1, 1, 5 + ALONE, 2)],
 )
 @pytest.mark.quick(first=1)
 def test_unions_equal_the_definition_in_values_and_gradients(
-    x64, any_size, heads, kv_heads, lists, length
+    x64, any_size, heads, kv_heads, lists, length, batch
 ):
-    check(heads, kv_heads, lists, size=8, blocks=4, length=length, batch=2, **SMALL)
+    check(heads, kv_heads, lists, size=8, blocks=4, length=length, batch=batch, **SMALL)
 
 
 @pytest.mark.long
@@ -60,6 +60,7 @@ def test_unions_in_bfloat16_are_no_worse_than_the_definition_in_bfloat16(x64, an
     check(4, 1, 1, size=16, blocks=4, length=24, head_dim=32, dtype=jnp.bfloat16, **SMALL)
 
 
+@pytest.mark.long
 def test_a_chunk_with_large_unions_goes_by_the_index(x64, monkeypatch, any_size):
     """The first chunk chooses alike, the second one does not; both are right."""
     monkeypatch.setattr(unions, "STEP_BYTES", 0)

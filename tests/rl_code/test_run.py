@@ -15,6 +15,7 @@ from flax import nnx
 
 from attention.methods.api import METHODS
 from configs import quickstart, smollm2_mbpp
+from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -28,6 +29,7 @@ from rl_code.stop import StopRequest
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import SourceOfWorlds
+from tests.models.small import narrow_preset
 
 
 def config(**suite):
@@ -96,6 +98,7 @@ class Noted(SourceOfWorlds):
         (dict(count=0), [1, 3, 5, 7], 8),
     ],
 )
+@pytest.mark.quick(first=1)
 def test_a_suite_builds_no_more_worlds_than_it_needs(tmp_path, changes, chosen, built):
     Noted.built.clear()
     tasks = dict(name=f"{__name__}:Noted")
@@ -187,21 +190,37 @@ def test_a_method_with_parameters_needs_weights_that_have_them():
         assert "use dense, window, moba, which have none" in str(raised.value)
 
 
-@pytest.mark.long
-def test_a_method_with_parameters_starts_from_a_run_that_has_them(tmp_path):
+def warm_start(workdir: Path, attention=None) -> tuple[RunConfig, dict]:
+    """The config of a warm start of one step of a small model, and the parameters it ends with."""
     settings = quickstart.get_config("smoke")
-    settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)
+    if attention is not None:
+        settings.model.attention = attention
     settings.sft.update(steps=1, demonstrations=20)
     config = build(RunConfig, settings)
-    with Run(config, tmp_path) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        trained = sft.warm_start(run, stop).model
-    found = origin.find(str(tmp_path / "sft"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "tiny", narrow_preset(num_layers=4))
+        with Run(config, workdir) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+            return config, arrays.flatten(sft.warm_start(run, stop).model)
+
+
+@pytest.fixture(scope="module")
+def with_nsa(tmp_path_factory) -> tuple[Path, RunConfig, dict]:
+    """The workdir of a warm start with NSA, and what ``warm_start`` returns."""
+    workdir = tmp_path_factory.mktemp("with_nsa")
+    return workdir, *warm_start(workdir, dict(name="nsa", length=8, stride=4, block=8))
+
+
+@pytest.mark.long
+def test_a_method_with_parameters_starts_from_a_run_that_has_them(with_nsa):
+    workdir, config, trained = with_nsa
+    found = origin.find(str(workdir / "sft"))
     shape = found.shape(None, None)
     methods = config.model.methods()
     found.check_methods(methods, shape)
     loaded = found.load(dataclasses.replace(shape, attention=methods), make_mesh(config.mesh))
-    for name, x in arrays.flatten(trained).items():
-        assert (x == arrays.flatten(loaded)[name]).all()
+    loaded = arrays.flatten(loaded)
+    for name, x in trained.items():
+        assert (x == loaded[name]).all()
 
 
 @pytest.mark.parametrize("kind", ["files", "run"])
@@ -210,14 +229,7 @@ def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path
     if kind == "files":
         found = origin.find(str(Path(__file__).parents[1] / "models" / "golden" / "llama_tied"))
     else:
-        settings = quickstart.get_config("smoke")
-        settings.sft.update(steps=1, demonstrations=20)
-        with (
-            Run(build(RunConfig, settings), tmp_path) as run,
-            jax.set_mesh(run.mesh),
-            StopRequest() as stop,
-        ):
-            sft.warm_start(run, stop)
+        warm_start(tmp_path)
         found = origin.find(str(tmp_path / "sft"))
     shape = found.shape(None, None)
     mesh = make_mesh(MeshConfig())
@@ -241,14 +253,9 @@ def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path
 
 
 @pytest.mark.long
-def test_a_method_without_parameters_takes_over_a_model_that_has_some(tmp_path):
-    settings = quickstart.get_config("smoke")
-    settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)
-    settings.sft.update(steps=1, demonstrations=20)
-    config = build(RunConfig, settings)
-    with Run(config, tmp_path) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        trained = arrays.flatten(sft.warm_start(run, stop).model)
-    found = origin.find(str(tmp_path / "sft"))
+def test_a_method_without_parameters_takes_over_a_model_that_has_some(with_nsa):
+    workdir, config, trained = with_nsa
+    found = origin.find(str(workdir / "sft"))
     dense = dataclasses.replace(found.shape(None, None), attention=(METHODS["dense"](),))
     mesh = make_mesh(config.mesh)
     with pytest.raises(ConfigError, match=r"attention_0\.gates\.value: expected nothing"):

@@ -74,6 +74,7 @@ def test_what_an_agent_of_others_hands_in_is_given_on(tmp_path):
     assert handed == task and index == 1 and set(files) >= set(task.files)
 
 
+@pytest.mark.long
 def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
     config = config_of(2)
     train(config_of(1), tmp_path)
@@ -119,8 +120,8 @@ def test_a_wrong_harness_is_named(changes, message):
 def test_a_reward_that_can_be_earned_rises(tmp_path):
     signal = dict(name="tests.rl_code.harness.brevity:FewTokens", most=36)
     settings = quickstart.get_config("smoke").train.to_dict()
-    settings |= dict(steps=20, tasks_per_step=4, group_size=6, micro_batches=1)
-    settings["optimizer"] |= dict(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    settings |= dict(steps=9, tasks_per_step=3, group_size=5, micro_batches=1)
+    settings["optimizer"] |= dict(schedule="constant", warmup_steps=0, learning_rate=0.02)
     settings["pack"] = dict(targets=96, slots=512, rows=16)
     config = config_of(options=("text",), reward=dict(signals=(signal,)), train=settings)
     train(config, tmp_path)

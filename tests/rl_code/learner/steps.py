@@ -67,10 +67,10 @@ def advantages_of(sizes):
     return [rng.standard_normal(size) for size in sizes]
 
 
-def laid_out(groups):
+def laid_out(groups, config=TWO):
     """The prompts of the groups in rows of their own."""
     firsts = [group.trajectories[0] for group in groups]
-    return pack_prompts([t.tokens[: t.prompt_length] for t in firsts], TWO)
+    return pack_prompts([t.tokens[: t.prompt_length] for t in firsts], config)
 
 
 def fresh(model):

@@ -73,7 +73,8 @@ def test_an_update_moves_biases_towards_idle_experts_and_does_not_depend_on_micr
         mask=segments.astype(jnp.float32),
         align=0,
     )
-    _, routing = model.hidden_routed(batch.tokens, order, batch.where, align=0)
+    routed = jax.jit(lambda model: model.hidden_routed(batch.tokens, order, batch.where, align=0))
+    _, routing = routed(model)
     load = np.asarray(routing.counts.sum(axis=1))
     assert np.array_equal(load.sum(axis=1), [2 * 22] * 2)
     found = []

@@ -8,6 +8,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
+from attention.methods.dense import Dense
 from launch.kernel_programs import changed
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
@@ -33,15 +34,14 @@ from tests.rl_code.learner.steps import (
 EXPERTS = MoE(experts=4, active=2, mlp_dim=8, shared=1, fold=True)
 CASES = {
     "nsa": (dict(attention=METHODS["nsa"]), MeshConfig(context=8)),
-    "dense-window": (
-        dict(attention=METHODS["dense-window"], sequence_parallel=True),
-        MeshConfig(fsdp=2, context=2, tensor=2),
-    ),
-    "moba-documents": (
-        dict(attention=METHODS["moba-documents"]),
+    "dense": (
+        dict(attention=(Dense(),), sequence_parallel=True),
         MeshConfig(data=2, context=2, tensor=2),
     ),
-    "experts": (dict(moe=EXPERTS), MeshConfig(context=2, expert=2, tensor=2)),
+    "moba-documents, experts": (
+        dict(attention=METHODS["moba-documents"], moe=EXPERTS),
+        MeshConfig(context=2, expert=2, tensor=2),
+    ),
 }
 
 
@@ -73,10 +73,9 @@ def test_updates_are_those_of_one_device(case, build):
 
 def working_bytes(context: int) -> int:
     """Temporary memory of a device in an update of a model over one long row."""
-    methods = METHODS["dense-window"]
     mesh = make_mesh(MeshConfig(context=context))
     with jax.set_mesh(mesh):
-        config = small_config(attention=methods, remat=True, num_layers=2)
+        config = small_config(attention=(Dense(),), remat=True, num_layers=2)
         model = abstract_model(config, mesh)
         state = abstract_state(model, OPTIMIZER)
         batch = jax.tree.map(

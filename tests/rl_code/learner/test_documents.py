@@ -124,8 +124,19 @@ def logprobs_of(model, batch, runs):
 
 
 @functools.partial(jax.jit, static_argnames="runs")
-def gradient_of(model, batch, weights, runs):
-    return jax.grad(lambda model: jnp.sum(weights * logprobs_of(model, batch, runs)))(model)
+def _with_gradient(model, batch, weights, runs):
+    def weighed(model):
+        values = logprobs_of(model, batch, runs)
+        return jnp.sum(weights * values), values
+
+    return jax.grad(weighed, has_aux=True)(model)
+
+
+def with_gradient(model, batch, runs, weights=None):
+    """(``logprobs_of``, the gradient of their sum, weighed)."""
+    weights = np.asarray(batch.mask) if weights is None else weights
+    gradient, values = _with_gradient(model, batch, weights, runs)
+    return values, gradient
 
 
 def by_trajectory(values, batch):
@@ -147,16 +158,6 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
     cut, metrics = pack(groups, advantages_of(SIZES), CUT, version=0)
     assert metrics["pack/documents_cut"] == 0 and np.any(cut.segments != packed.segments)
     ways = ((packed, PACK.runs), (alone, None), (cut, PACK.runs))
-    values = [by_trajectory(logprobs_of(model, batch, runs), batch) for batch, runs in ways]
-    assert len(values[0]) == sum(t.sampled.sum() for group in groups for t in group.trajectories)
-    for found in values[1:]:
-        np.testing.assert_allclose(values[0], found, rtol=0, atol=2e-5)
-
-    # whatever stands in padding, nobody sees it
-    spoiled = np.where(alone.segments > 0, alone.tokens, 1 + alone.order % (VOCAB - 1))
-    spoiled = dataclasses.replace(alone, tokens=spoiled.astype(np.int32))
-    again = by_trajectory(logprobs_of(model, spoiled, None), alone)
-    assert np.any(spoiled.tokens != alone.tokens) and np.array_equal(values[1], again)
 
     # every sampled token has a weight of its own, the same in both batches
     def weights(batch):
@@ -165,11 +166,20 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
         within = counted - np.vectorize(first.get)(batch.trajectories)
         return (batch.mask * np.cos(within + batch.trajectories)).astype(np.float32)
 
+    found = [with_gradient(model, batch, runs, weights(batch)) for batch, runs in ways]
+    values = [by_trajectory(x, batch) for (x, _), (batch, _) in zip(found, ways, strict=True)]
+    assert len(values[0]) == sum(t.sampled.sum() for group in groups for t in group.trajectories)
     weighed = [by_trajectory(weights(batch), batch) for batch, _ in ways]
-    gradients = [gradient_of(model, batch, weights(batch), runs) for batch, runs in ways]
     for other in (1, 2):
+        np.testing.assert_allclose(values[0], values[other], rtol=0, atol=2e-5)
         assert_close(weighed[0], weighed[other])
-        assert_close(gradients[0], gradients[other], rtol=1e-4, floor=1e-3)
+        assert_close(found[0][1], found[other][1], rtol=1e-4, floor=1e-3)
+
+    # whatever stands in padding, nobody sees it
+    spoiled = np.where(alone.segments > 0, alone.tokens, 1 + alone.order % (VOCAB - 1))
+    spoiled = dataclasses.replace(alone, tokens=spoiled.astype(np.int32))
+    again = by_trajectory(with_gradient(model, spoiled, None)[0], alone)
+    assert np.any(spoiled.tokens != alone.tokens) and np.array_equal(values[1], again)
 
 
 def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
@@ -220,7 +230,7 @@ def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build, meth
     )
     assert taken == len(contexts) and not cut_documents(batch.where, 8)
     alone = apart([(t, 0) for group in groups for t in group.trajectories])
-    values = by_trajectory(logprobs_of(model, alone, None), alone)
+    values = by_trajectory(with_gradient(model, alone, None)[0], alone)
     loss, _ = jax.jit(supervised_loss)(model, batch)
     np.testing.assert_allclose(loss, -np.mean(values), rtol=1e-5)
 
@@ -267,7 +277,8 @@ def test_contexts_without_a_document_are_as_without_the_section(build, methods):
     batch, _ = pack(groups, advantages_of(SIZES), PACK, version=0)
     other, _ = pack(plain, advantages_of(SIZES), without, version=0)
     assert np.array_equal(batch.tokens, other.tokens)
-    here, there = (logprobs_of(model, x, PACK.runs) for x in (batch, other))
+    here, _ = with_gradient(model, batch, PACK.runs)
+    there = logprobs_of(model, other, PACK.runs)
     np.testing.assert_allclose(here, there, rtol=0, atol=2e-5)
 
 

@@ -135,6 +135,7 @@ def bytes_of(tree):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.long
 def test_memory_of_a_device_falls_as_one_over_fsdp():
     (whole, state), (cut, _) = (compiled_update(MeshConfig(*n)) for n in ((8, 1, 1), (1, 1, 8)))
     memory, less = (program.memory_analysis() for program in (whole, cut))
@@ -188,6 +189,7 @@ def test_matrices_travel_in_the_dtype_of_their_products():
 
 
 @pytest.mark.parametrize("moe", [None, MoE(experts=8, active=2, mlp_dim=32)])
+@pytest.mark.quick(first=1)
 def test_gradients_are_added_over_fsdp_and_their_parts_over_data(moe):
     mesh = make_mesh(MeshConfig(data=2, tensor=1, fsdp=4))
     lowered, model = lowered_gradient(mesh, moe=moe)

@@ -79,7 +79,7 @@ def options_of(names: tuple[str, ...]) -> dict:
 @pytest.mark.long
 def test_two_phases_on_a_mesh_make_the_update_of_one_phase_on_one_device():
     """Rows of prompts and of what follows them are cut over ``context`` each."""
-    model = make_model(**options_of(("window", "nsa")))
+    model = make_model(**options_of(("nsa",)))
     groups = make_turns(SIZES)
     advantages = advantages_of(SIZES)
     prompts = laid_out(groups)

@@ -8,6 +8,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
+from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
@@ -27,8 +28,12 @@ from tests.rl_code.learner.steps import (
     update_for,
 )
 
-MODELS = {name: dict(attention=methods) for name, methods in METHODS.items()} | {
-    "experts": dict(moe=MoE(experts=4, active=2, mlp_dim=8, shared=1))
+# Activations are cut around attention, whatever its method, and around what follows it.
+MODELS = {
+    "window": dict(attention=(Window(7),)),
+    "nsa, experts": dict(
+        attention=METHODS["nsa"], moe=MoE(experts=4, active=2, mlp_dim=8, shared=1)
+    ),
 }
 
 

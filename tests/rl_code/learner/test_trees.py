@@ -69,9 +69,9 @@ def trees(build):
     return groups, advantages
 
 
-def one_by_one(groups, advantages):
+def one_by_one(groups, advantages, slots=480):
     """A row for each trajectory, in which every context stands whole in a segment of its own."""
-    batch = empty_batch(dataclasses.replace(ALONE, rows=8), 8, sum(SIZES))
+    batch = empty_batch(dataclasses.replace(ALONE, rows=8, slots=slots), 8, sum(SIZES))
     pairs = [
         pair
         for group, values in zip(groups, advantages, strict=True)
@@ -157,11 +157,11 @@ def test_two_phases_repeat_what_is_deeper_than_the_prompt(build, trees):
 def test_layers_of_every_kind_see_a_tree_as_its_contexts(build, trees, methods):
     groups, advantages = trees
     model = build.attending(methods)
-    runs = 60 if methods == "nsa" else 0  # by which trees are repeated below the prompt
-    config = dataclasses.replace(ANY_DEPTH, rows=8, slots=480, runs=runs)
+    runs = 20 if methods == "nsa" else 0  # by which trees are repeated below the prompt
+    config = dataclasses.replace(ANY_DEPTH, rows=8, slots=280, runs=runs)
     batch, _ = pack(groups, advantages, config, version=0)
     together = first_step(model, batch, runs=runs)
-    apart = first_step(model, one_by_one(groups, advantages), runs=runs)
+    apart = first_step(model, one_by_one(groups, advantages, config.slots), runs=runs)
     assert_close(together[0], apart[0])
     assert_close(together[1], apart[1], floor=0.01)
 

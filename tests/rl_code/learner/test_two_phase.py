@@ -62,7 +62,7 @@ def assert_equal_steps(one, two):
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_every_loss_aggregation_and_correction(build, changes):
     changes = dict(changes)
     loss = loss_of(changes.pop("loss"), **changes)
@@ -79,8 +79,8 @@ def whole(build):
     return first_step(build.toy(), layouts(build)[0])
 
 
-@pytest.mark.parametrize("data, micro_batches", [(1, 2), (1, 8), (2, 2), (8, 1)])
-@pytest.mark.quick(first=2)
+@pytest.mark.parametrize("data, micro_batches", [(2, 2), (1, 2), (1, 8), (8, 1)])
+@pytest.mark.quick(first=1)
 def test_neither_micro_batches_nor_devices_change_anything(build, whole, data, micro_batches):
     _, prompts, completions = layouts(build)
     mesh = make_mesh(MeshConfig(data, 1))
@@ -107,9 +107,9 @@ def test_groups_that_are_left_out_and_rows_without_completions_change_nothing(bu
     assert metrics["pack/rows"] == 3 and metrics["pack/uninformative"] == sum(SIZES) - sum(
         SIZES[2:5]
     )
-    for micro_batches in (1, 4):
-        step = first_step(build.toy(), completions, micro_batches=micro_batches, prompts=prompts)
-        assert_equal_steps(first_step(build.toy(), batch), step)
+    # of two rows each: one has two with completions, one has one, and the others have none
+    step = first_step(build.toy(), completions, micro_batches=4, prompts=prompts)
+    assert_equal_steps(first_step(build.toy(), batch), step)
 
 
 @pytest.mark.long

@@ -105,7 +105,6 @@ def weights(workdir: Path) -> list[str]:
         ("one_step", 1),
         ("one_step", 0),
         ("sync", 3),
-        ("in_flight", 2),
         ("in_flight", 3),
     ],
 )

@@ -149,8 +149,9 @@ def ask_to_stop() -> None:
 
 @pytest.mark.parametrize(
     ("at", "blow", "raised", "saved"),
-    [(1, fail, OSError, []), (3, fail, OSError, [2]), (2, ask_to_stop, Stopped, [2, 3])],
+    [(3, fail, OSError, [2]), (1, fail, OSError, []), (2, ask_to_stop, Stopped, [2, 3])],
 )
+@pytest.mark.quick(first=1)
 def test_an_interrupted_run_ends_as_one_that_was_not(
     recorded, tmp_path, monkeypatch, at, blow, raised, saved
 ):
@@ -203,6 +204,7 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 
 @pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("in_flight", 2)])
+@pytest.mark.quick(first=1)
 def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, mode, k):
     config = make_config(mode, k)
     strike(monkeypatch, 3, fail)
@@ -217,6 +219,7 @@ def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, m
         assert sum(shares) == pytest.approx(1.0) and 0.0 <= row["time/actor_idle"] <= 1.0
 
 
+@pytest.mark.long
 def test_in_two_phases_prompts_are_begun_before_groups_are_there_and_steps_are_those_of_one(
     recorded, tmp_path, monkeypatch
 ):
@@ -299,6 +302,7 @@ def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypa
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("version", "kind"), [(1, "delta"), (0, "full")])
+@pytest.mark.quick(first=1)
 def test_a_flipped_bit_in_stored_weights_does_not_end_a_run(
     recorded, tmp_path, monkeypatch, version, kind
 ):

@@ -45,6 +45,7 @@ ENGINE = EngineConfig(
     tile=3,
 )
 SCARCE = dataclasses.replace(ENGINE, pages=18)  # episodes lose their pages
+FOR_ONE_GROUP = 36 * ENGINE.page  # tokens on pages with which a group of four loses none
 SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
 
 
@@ -193,17 +194,39 @@ def engine_of(model, engine, shards=1) -> Engine:
 
 
 def play(
-    tasks, *, group_size=4, shards=1, make=Episode, engine=ENGINE, model=MODEL, scheduler=None
+    tasks,
+    *,
+    group_size=4,
+    shards=1,
+    make=Episode,
+    engine=ENGINE,
+    model=MODEL,
+    scheduler=None,
+    **options,
 ):
+    """(groups, statistics) of a scheduler, or of one of its own; options: of its rollout."""
     own = scheduler or make_scheduler(engine, model, shards)
     try:
         weights = model_on(own.engine.mesh, model)
         return own.rollout(
-            weights, tasks, make, group_size=group_size, version=1, key=jax.random.key(7)
+            weights, tasks, make, group_size=group_size, version=1, key=jax.random.key(7), **options
         )
     finally:
         if scheduler is None:
             own.close()
+
+
+def play_together_and_alone(tasks, **options):
+    """Groups that lose pages to each other, each of which has the bits that it has alone, with all
+    pages of the same engine for itself.
+    """
+    together, stats = play(tasks, **options)
+    assert stats.preempted
+    for number, group in enumerate(together):
+        alone, stats = play([group.task], first_group=number, **options)
+        assert not stats.preempted
+        assert_same(alone, [group])
+    return together
 
 
 def assert_same(these, those):

@@ -25,6 +25,7 @@ from tests.rl_code.rollout.small import (
     STOP,
     Letters,
     assert_same,
+    engine_of,
     make_scheduler,
     model_on,
 )
@@ -124,16 +125,10 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     together, _ = play_documents(tasks)
     split, _ = play_documents(tasks, shards=2)
     assert_same(split, together)
-    prefill, decode = (
-        make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2]
-    )
-    engines = [
-        Engine(MODEL, pages, SAMPLING, (STOP,), mesh)
-        for pages, mesh in ((SCARCE, decode), (WITH_DOCUMENTS, prefill))
-    ]
-    scheduler = Scheduler(
-        engines[0], Letters(), workers=4, tool_timeout_s=30.0, prefiller=engines[1]
-    )
+    decoder = engine_of(MODEL, SCARCE)
+    elsewhere = make_mesh(MeshConfig(data=1, tensor=1), jax.devices()[1:2])
+    prefiller = Engine(MODEL, WITH_DOCUMENTS, SAMPLING, (STOP,), elsewhere)
+    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
     apart, stats = play_documents(tasks, scheduler=scheduler)
     assert stats.preempted
     assert_same(apart, together)

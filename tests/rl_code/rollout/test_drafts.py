@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -18,6 +18,7 @@ from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
     EVERY_METHOD,
+    FOR_ONE_GROUP,
     METHODS,
     MODEL,
     SAMPLING,
@@ -40,35 +41,41 @@ DRAFTING = dataclasses.replace(ENGINE, draft_tokens=3, draft_library=400)
 TASKS = [task_of(seed) for seed in range(3)]
 
 
-def proposed(text, *, others=(), count=3, context=True):
+# Guesses at so many tokens, in texts of so many; others stand before the row's own.
+COUNT, ROOM, OWN = 4, 7, 20
+guessed = jax.jit(propose, static_argnames=("count", "own", "context"))
+
+
+def proposed(text, *, others=(), room=ROOM, context=True):
     """The guesses behind a row's tokens, where other texts stand before them."""
-    room = len(others)
-    texts = np.full((2, room + len(text) + 4), NONE, np.int32)
-    texts[0, : room + len(text)] = [*others, *text]
-    guess = propose(
-        jnp.asarray(texts),
-        jnp.asarray([room + len(text), room + 1]),
-        count=count,
-        own=room,
-        context=context,
-    )
+    texts = np.full((2, room + OWN), NONE, np.int32)
+    row = [*others, *text]
+    end = room + len(text)
+    texts[0, end - len(row) : end] = row
+    ends = np.array([end, room + 1])
+    guess = guessed(texts, ends, count=COUNT, own=room, context=context)
     assert (guess[1] == NONE).all()  # of a row without tokens
     return guess[0].tolist()
 
 
-def test_a_guess_is_what_followed_the_longest_equal_end():
+@pytest.mark.parametrize("room", [0, ROOM])
+def test_a_guess_is_what_followed_the_longest_equal_end(room):
     # 7 stood before 1, 2 and 9 before 3
-    assert proposed([7, 1, 2, 3, 4, 5, 9, 2, 3, 6, 8, 7, 1, 2]) == [3, 4, 5]
+    assert proposed([7, 1, 2, 3, 4, 5, 9, 2, 3, 6, 8, 7, 1, 2], room=room) == [3, 4, 5, 9]
     # of equally long ones, the newest
-    assert proposed([1, 2, 3, 5, 2, 3, 6, 4, 2, 3]) == [6, 4, 2]
+    assert proposed([1, 2, 3, 5, 2, 3, 6, 4, 2, 3], room=room) == [6, 4, 2, 3]
     # a text that repeats itself goes on
-    assert proposed([9, 1, 2, 1, 2], count=4) == [1, 2, 1, 2]
-    assert proposed([5, 5], count=2) == [5, 5]
-    assert proposed([1, 2, 3]) == [NONE] * 3
-    # other texts end where they end, and what agrees does not reach into them
-    assert proposed([3, 1, 2], others=[1, 2, 6, NONE]) == [6, NONE, NONE]
-    assert proposed([1, 2], others=[8, 9, 1, 2, 6, 4, NONE], context=False) == [6, 4, NONE]
-    assert proposed([4, 4], others=[8, NONE], context=False) == [NONE] * 3
+    assert proposed([9, 1, 2, 1, 2], room=room) == [1, 2, 1, 2]
+    assert proposed([5, 5], room=room) == [5] * 4
+    assert proposed([1, 2, 3], room=room) == [NONE] * 4
+
+
+def test_a_guess_is_what_followed_in_other_texts_up_to_their_end():
+    # what agrees does not reach into them
+    assert proposed([3, 1, 2], others=[1, 2, 6, NONE]) == [6, NONE, NONE, NONE]
+    others = [8, 9, 1, 2, 6, 4, NONE]
+    assert proposed([1, 2], others=others, context=False) == [6, 4, NONE, NONE]
+    assert proposed([4, 4], others=[8, NONE], context=False) == [NONE] * 4
 
 
 def test_texts_hold_the_groups_other_answers_and_earlier_ones_of_the_task():
@@ -129,7 +136,7 @@ def assert_alike(these, those):
 
 
 def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_guesses(monkeypatch):
-    without, _ = play(TASKS, engine=dataclasses.replace(DRAFTING, draft_tokens=0))
+    without, _ = play(TASKS, engine=ENGINE)
     never = dataclasses.replace(DRAFTING, draft_least=1.0, draft_window=4)
     groups, stats = play(TASKS, engine=never)
     assert stats.drafted_tokens == 0
@@ -147,9 +154,11 @@ def test_every_method_samples_the_same_with_and_without_guesses(name):
     experts = EXPERTS if name == "experts" else None
     model = dataclasses.replace(MODEL, attention=attention, moe=experts)
     engine = dataclasses.replace(DRAFTING, **changes, note_picks=experts is not None)
-    without, stats = play(TASKS, engine=dataclasses.replace(engine, draft_tokens=0), model=model)
+    pages = FOR_ONE_GROUP // engine.page
+    plain = dataclasses.replace(engine, draft_tokens=0, draft_library=0, pages=pages)
+    without, stats = play(TASKS, engine=plain, model=model)
     assert stats.drafted_tokens == 0 and stats.tokens_per_row_step == 1.0
-    # also when pages run out
+    # also when more pages run out
     engine = dataclasses.replace(engine, pages=72 // engine.page)
     scheduler = make_scheduler(engine, model)
     once, stats = play(TASKS, scheduler=scheduler, model=model)
@@ -166,6 +175,7 @@ def test_every_method_samples_the_same_with_and_without_guesses(name):
             assert experts is None or np.array_equal(one.choices["experts"], two.choices["experts"])
 
 
+@pytest.mark.long
 def test_a_message_that_a_rule_on_text_cuts_leaves_no_key_behind():
     """What the dispatch had sampled behind the cut is written over, NSA's raw keys too."""
     attention, changes = METHODS["nsa"]

@@ -28,7 +28,7 @@ from rl_code.weights.waiting import Deadline
 from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, Site, kill, make_group, make_tasks
 from tests.rl_code.weights.small import mesh, wanted
 
-LONG_S = 30.0
+LONG_S = 300.0
 
 
 @pytest.fixture

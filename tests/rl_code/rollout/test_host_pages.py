@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_code.rollout.admission import Admission
+from rl_code.rollout.engine import Engine
 from rl_code.rollout.host_pages import HostPages, together
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.rows import Row
@@ -33,10 +35,10 @@ TASKS = [types.SimpleNamespace(id=f"{at}", prompt=prompt) for at, prompt in enum
 TASKS += TASKS[:4]
 
 
-def played(engine, model=MODEL, shards=1):
-    scheduler = Scheduler(
-        engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=30.0
-    )
+def played(engine: Engine, model, host_pages_mb: float | None):
+    engine = copy.copy(engine)  # whose programs are the same
+    engine.config = dataclasses.replace(engine.config, host_pages_mb=host_pages_mb)
+    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
     try:
         groups, stats = play(TASKS, group_size=2, model=model, scheduler=scheduler)
         assert_all_free(scheduler)
@@ -54,13 +56,14 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
     model = dataclasses.replace(MODEL, attention=attention)
     shards = 2 if name == "two shards" else 1
     page = changes.get("page", ENGINE.page)
-    engine = dataclasses.replace(ENGINE, prompt_length=16, pages=72 // page, **changes)
-    without, plain = played(engine, model, shards)
-    kept, stats = played(dataclasses.replace(engine, host_pages_mb=1.0), model, shards)
+    config = dataclasses.replace(ENGINE, prompt_length=16, pages=72 // page, **changes)
+    engine = engine_of(model, config, shards)
+    without, plain = played(engine, model, None)
+    kept, stats = played(engine, model, 1.0)
     assert_same(kept, without)
     assert plain.pages_to_host == plain.pages_from_host == 0
     assert stats.pages_from_host > 0 and stats.pages_to_host > 0
-    assert stats.host_tokens == stats.pages_from_host * engine.page
+    assert stats.host_tokens == stats.pages_from_host * page
     assert stats.prefilled_tokens < plain.prefilled_tokens
     assert 0 < stats.host_bytes <= 2**20
 

@@ -8,16 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from models.lora import LoRA
-from rl_code.learner.batching import PackConfig, pack
-from rl_code.learner.objective import LossConfig
-from rl_code.learner.optimizer import OptimizerConfig
-from rl_code.learner.update import init_state, make_update
+from rl_code.learner.batching import PackConfig
 from tests.rl_code.rollout import small
 from tests.rl_code.rollout.small import MODEL, assert_same, initial, play, task_of
+from tests.rl_code.rollout.trainer_metrics import metrics_of, packed
 
 ADAPTED = dataclasses.replace(MODEL, lora=LoRA(rank=4, alpha=4.0))
 PACK = PackConfig(rows=8, slots=192, targets=96, drop_uninformative=False, max_staleness=9)
-OPTIMIZER = OptimizerConfig(learning_rate=1e-2, clip_norm=None)
 
 
 def moving(config):
@@ -42,8 +39,5 @@ def test_adapters_sample_what_the_trainer_computes_whatever_else_is_in_the_batch
         a.tokens.tolist() != b.tokens.tolist()
         for a, b in zip(plain[0].trajectories, alone[0].trajectories, strict=True)
     )
-    advantages = [[0.5 - t.index for t in group.trajectories] for group in together]
-    batch = pack(together, advantages, PACK, version=1)[0]
-    update = make_update(LossConfig(correction="none"), OPTIMIZER, 2, PACK.runs)
-    metrics = jax.device_get(update(init_state(model, OPTIMIZER), batch)[1])
+    metrics = metrics_of(model, packed(together, PACK), PACK.runs)
     assert metrics["policy/mismatch_max"] < 1e-3

@@ -34,11 +34,11 @@ from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode
 PAGES = dict(page=8, prefill_tokens=8)
 # Every axis, method and feed-forward part in a few of them.
 SOME = [
-    ("fsdp 2 x context 2 x tensor 2", "nsa", "plain"),
+    ("fsdp 2 x context 2 x tensor 2", "window", "plain"),
     ("data 2 x expert 2 x tensor 2", "moba", "folded"),
-    ("tensor 8", "dense", "plain"),
-    ("context 4 x expert 2", "window", "experts"),
-    ("data 4 x tensor 2", "squid", "plain"),
+    ("context 4 x expert 2", "nsa", "experts"),
+    # in layers of which every other one is dense
+    ("tensor 8", "squid", "plain"),
 ]
 
 

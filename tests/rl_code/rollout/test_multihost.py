@@ -27,7 +27,7 @@ def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
 @pytest.mark.parametrize("data, tensor", [(2, 1), (1, 2)])
 def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
     processes = start(tmp_path / "played.npz", data, tensor)
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     played = np.load(tmp_path / "played.npz")
     assert played["preempted"] > 0  # their pages came to the host and went back to all devices
@@ -46,8 +46,8 @@ def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
 @pytest.mark.long
 def test_a_follower_says_when_the_first_process_has_ended(tmp_path):
     leader, follower = start(tmp_path / "played.npz", 2, 1, 3)
-    output = follower.communicate(timeout=120)[0]
-    leader.communicate(timeout=120)
+    output = follower.communicate(timeout=400)[0]
+    leader.communicate(timeout=400)
     assert (leader.returncode, follower.returncode) == (9, 3), output
     assert "the first process of this actor has ended" in output
 

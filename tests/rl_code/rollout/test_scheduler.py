@@ -27,6 +27,7 @@ from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
     EVERY_METHOD,
+    FOR_ONE_GROUP,
     METHODS,
     MODEL,
     SAMPLING,
@@ -43,6 +44,7 @@ from tests.rl_code.rollout.small import (
     make_scheduler,
     model_on,
     play,
+    play_together_and_alone,
     task_of,
 )
 
@@ -58,13 +60,17 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
     tasks = [task_of(seed) for seed in range(5)]
     together, _ = play(tasks)
     alone, _ = play(tasks[:1])
+    assert_same(together[:1], alone)
+
+
+@pytest.mark.long
+def test_tokens_do_not_depend_on_shards_and_slots():
+    tasks = [task_of(seed) for seed in range(5)]
+    together, _ = play(tasks)
     wider, _ = play(
         tasks, engine=dataclasses.replace(ENGINE, slots=7, episodes=20, pages=200, view_block=32)
     )
     split, _ = play(tasks, shards=2)
-    for a, b in zip(together[0].trajectories, alone[0].trajectories, strict=True):
-        assert (a.tokens == b.tokens).all()
-        assert (a.logprobs == b.logprobs).all()
     assert_same(split, together)
     for a, b in zip(wider, together, strict=True):  # other shapes may round otherwise
         assert all(
@@ -79,16 +85,9 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
     attention, changes = METHODS[name]
     model = dataclasses.replace(MODEL, attention=attention)
     engine = dataclasses.replace(ENGINE, **changes)
+    engine = dataclasses.replace(engine, pages=FOR_ONE_GROUP // engine.page)
     tasks = [task_of(seed) for seed in range(3)]
-    together, _ = play(tasks, engine=engine, model=model)
-    alone, _ = play(tasks[:1], engine=engine, model=model)
-    scarce, stats = play(
-        tasks, engine=dataclasses.replace(engine, pages=72 // engine.page), model=model
-    )
-    for a, b in zip(together[0].trajectories, alone[0].trajectories, strict=True):
-        assert (a.tokens == b.tokens).all() and (a.logprobs == b.logprobs).all()
-    assert stats.preempted
-    assert_same(scarce, together)
+    together = play_together_and_alone(tasks, engine=engine, model=model)
     assert_trained_alike([t for group in together for t in group.trajectories], model)
 
 
@@ -161,13 +160,10 @@ def test_running_out_of_pages_changes_no_token():
 @pytest.mark.long
 def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token():
     tasks = [task_of(seed) for seed in range(5)]
-    engine = dataclasses.replace(ENGINE, answer_rows=3, answer_tokens=5)  # some answers are longer
-    together, _ = play(tasks, engine=engine)
-    alone, _ = play(tasks[:1], engine=engine)
-    scarce, stats = play(tasks, engine=dataclasses.replace(engine, pages=SCARCE.pages))
-    assert stats.preempted > 5
-    assert_same(together[:1], alone)
-    assert_same(together, scarce)
+    # some answers are longer
+    shapes = dict(answer_rows=3, answer_tokens=5)
+    engine = dataclasses.replace(ENGINE, **shapes, pages=FOR_ONE_GROUP // ENGINE.page)
+    together = play_together_and_alone(tasks, engine=engine)
     # Programs of other shapes round alike on some processors (AVX-512) and not on others (AVX2).
     assert_near(together, play(tasks)[0])
 
@@ -184,43 +180,31 @@ def test_prompts_prefilled_on_other_devices_give_the_same_samples():
     devices = jax.devices()
     tasks = [task_of(seed) for seed in range(5)]
     together, _ = play(tasks)
-    for decoders in (1, 2):
-        prefill = make_mesh(MeshConfig(data=1, tensor=1), devices[:1])
-        decode = make_mesh(MeshConfig(data=decoders, tensor=1), devices[1 : 1 + decoders])
-        scheduler = Scheduler(
-            Engine(MODEL, ENGINE, SAMPLING, (STOP,), decode),
-            Letters(),
-            workers=4,
-            tool_timeout_s=30.0,
-            prefiller=Engine(MODEL, ENGINE, SAMPLING, (STOP,), prefill),
-        )
-        apart, stats = scheduler.rollout(
-            model_on(decode), tasks, Episode, group_size=4, version=1, key=jax.random.key(7)
-        )
-        scheduler.close()
-        assert_same(apart, together)
-        assert stats.prefix_hit_rate > 0.5
+    prefill = make_mesh(MeshConfig(data=1, tensor=1), devices[:1])
+    decode = make_mesh(MeshConfig(data=2, tensor=1), devices[1:3])
+    scheduler = Scheduler(
+        Engine(MODEL, ENGINE, SAMPLING, (STOP,), decode),
+        Letters(),
+        workers=4,
+        tool_timeout_s=30.0,
+        prefiller=Engine(MODEL, ENGINE, SAMPLING, (STOP,), prefill),
+    )
+    apart, stats = play(tasks, scheduler=scheduler)
+    scheduler.close()
+    assert_same(apart, together)
+    assert stats.prefix_hit_rate > 0.5
 
 
 CHOOSING = dict(block=4, picks=3)
 
 
-@pytest.mark.parametrize(
-    "methods",
-    [
-        (Dense(),),
-        (
-            Window(6),
-            MoBA(**CHOOSING),
-            NSA(**CHOOSING, length=4, stride=2, initial=1, local=1, window=4),
-            GatedDocuments(),
-        ),
-    ],
-    ids=["dense", "others"],
-)
-@pytest.mark.quick(first=1)
-def test_weights_cut_over_fsdp_sample_what_whole_weights_do(methods):
-    """A copy is made whole once for each version of the weights."""
+@pytest.mark.long
+def test_weights_cut_over_fsdp_sample_what_whole_weights_do():
+    """A copy is made whole once for each version of the weights. The methods have weights of their
+    own, beside those of every layer.
+    """
+    sparse = NSA(**CHOOSING, length=4, stride=2, initial=1, local=1, window=4)
+    methods = (sparse, GatedDocuments())
     config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods)
     prompts = np.random.default_rng(0).integers(1, 40, (3, 14)).tolist()
     tasks = [types.SimpleNamespace(id=f"task{i}", prompt=prompts[i]) for i in range(3)]
@@ -254,12 +238,10 @@ def test_weights_cut_over_fsdp_sample_what_whole_weights_do(methods):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "methods", [(Dense(),), (Window(6), MoBA(**CHOOSING))], ids=["dense", "chosen"]
-)
-@pytest.mark.quick(first=1)
-def test_padded_heads_sample_what_the_model_itself_does(methods):
+@pytest.mark.long
+def test_padded_heads_sample_what_the_model_itself_does():
     """Six query heads and two key/value heads on four devices, which share every layer."""
+    methods = (Dense(), Window(6), MoBA(**CHOOSING))
     odd = dict(num_heads=6, mlp_dim=30, vocab_size=VOCAB + 1)
     config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods, **odd)
     padded = pad_config(config, 4)

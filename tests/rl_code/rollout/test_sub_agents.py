@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import types
 
@@ -112,19 +113,29 @@ class Nested:
         pass
 
 
+TASKS = [task_of(seed) for seed in range(4)]
+
+
+@functools.cache
+def played():
+    return play(TASKS, make=Nested, engine=FAST)[0]
+
+
 def test_every_context_is_what_the_trainer_computes_whatever_else_is_in_the_batch():
-    tasks = [task_of(seed) for seed in range(4)]
-    together, _ = play(tasks, make=Nested, engine=FAST)
+    together = played()
     trajectories = [t for group in together for t in group.trajectories]
     assert sum(len(t.contexts) > 1 for t in trajectories) > 4
     alike = [types.SimpleNamespace(**vars(c)) for t in trajectories for c in t.contexts]
     assert_trained_alike([c for c in alike if c.sampled.any()], MODEL)
-    alone, _ = play(tasks[:1], make=Nested, engine=FAST)
+    alone, _ = play(TASKS[:1], make=Nested, engine=FAST)
     assert_same(alone, together[:1])
-    scarce, _ = play(tasks, make=Nested, engine=dataclasses.replace(SCARCE, decode_steps=2))
-    assert_same(scarce, together)
-    split, _ = play(tasks, make=Nested, engine=FAST, shards=2)
-    assert_same(split, together)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [1, 2])
+def test_contexts_that_take_turns_are_the_same_with_few_pages_and_on_two_shards(shards):
+    engine = dataclasses.replace(SCARCE, decode_steps=2)
+    assert_same(play(TASKS, make=Nested, engine=engine, shards=shards)[0], played())
 
 
 def test_a_context_with_the_same_prompt_draws_other_numbers():
@@ -132,10 +143,9 @@ def test_a_context_with_the_same_prompt_draws_other_numbers():
     keys = [context_key((3, 7), number) for number in range(20)]
     assert len(set(keys)) == 20
     assert all(0 <= word < 2**32 for key in keys for word in key)
-    groups, _ = play([task_of(seed) for seed in range(4)], make=Nested, engine=FAST)
     pairs = [
         (t.contexts[0].tokens, context.tokens)
-        for group in groups
+        for group in played()
         for t in group.trajectories
         for context in t.contexts[1:]
     ]
@@ -153,7 +163,7 @@ def test_a_context_with_the_same_prompt_draws_other_numbers():
     ],
     ids=["kept", "computed again", "kept, scarce", "kept, drafts"],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_an_episode_of_several_contexts_is_sampled_again_bit_for_bit(engine, recompute):
     scheduler = make_scheduler(engine)
     moments = random.Random(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 import time
@@ -13,11 +12,10 @@ import openai
 import pytest
 from flax import nnx
 
-from models.lora import LoRA, trained
-from models.transformer import Transformer
+from models.lora import LoRA, new_adapters
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import MODEL
-from tests.rl_code.rollout.small import assert_all_free
+from tests.rl_code.rollout.small import assert_all_free, initial
 
 PATIENCE_S = 300.0
 
@@ -117,11 +115,11 @@ def test_a_client_that_leaves_frees_the_pages_of_the_engine(served):
     assert_all_free(scheduler)
 
 
+@pytest.mark.long
 def test_adapters_answer_beside_their_model_and_leave_again(served, client):
     models = served[1].models
-    config = dataclasses.replace(MODEL, lora=LoRA(rank=2))
-    adapted = jax.jit(lambda: Transformer(config, nnx.Rngs(3)))()
-    some = jax.tree.map(lambda x: x + 0.5, trained(adapted))
+    adapters = new_adapters(initial(MODEL), LoRA(rank=2), nnx.Rngs(3))
+    some = jax.tree.map(lambda x: x + 0.5, adapters)
     options = dict(prompt="a b c", seed=2, max_tokens=12)
     plain = client.completions.create(model="tiny", **options).choices[0].text
     models.load_adapter("mine", 3, some, "tiny@7")

@@ -9,11 +9,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from models.lora import LoRA, trained, with_trained
-from models.sharding import parameter_shardings
-from models.transformer import Transformer, cast
+from models.transformer import Transformer, abstract_model, cast
+from rl_code import arrays
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored_publisher import StoredPublisher
@@ -29,8 +28,13 @@ WANTED = sampling_model(ADAPTED, DTYPE, mesh())
 @pytest.fixture(scope="module")
 def models() -> list[Transformer]:
     """The first versions of the learner's model, on two devices."""
-    first = jax.jit(lambda: Transformer(ADAPTED, nnx.Rngs(0)))()
-    first = jax.device_put(first, parameter_shardings(first, mesh(1, 2)))
+    abstract = abstract_model(ADAPTED, mesh(1, 2))
+    rng = np.random.default_rng(0)
+    made = {
+        name: jax.device_put(rng.normal(0, 0.05, x.shape).astype(np.float32), x.sharding)
+        for name, x in arrays.targets(abstract).items()
+    }
+    first = arrays.rebuild(abstract, made)
     versions = [jax.tree.map(lambda x, n=n: x + 0.1 * n, trained(first)) for n in range(3)]
     return [with_trained(first, part) for part in versions]
 

@@ -29,6 +29,7 @@ def assert_same(found: Transformer, wanted: Transformer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.quick(first=1)
 def test_actors_get_the_bits_that_are_published(kind, tmp_path):
     learners = mesh(1, 2, 2)
     actors = mesh(2, 1)
