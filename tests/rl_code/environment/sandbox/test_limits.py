@@ -167,7 +167,9 @@ def test_system_calls_that_open_the_kernel_are_denied(sandbox):
     assert python(sandbox, f"{CALLS}\n{ioctl}").split() == ["EPERM", "EPERM"]
     # The numbers of another architecture are not a way round: the process dies.
     assert (
-        sandbox.run(["python3", "-c", f"{CALLS}\nattempt(0x40000000 + 39)"], timeout_s=120).exit_code
+        sandbox.run(
+            ["python3", "-c", f"{CALLS}\nattempt(0x40000000 + 39)"], timeout_s=120
+        ).exit_code
         == 128 + 31
     )
 
