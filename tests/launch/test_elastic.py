@@ -44,7 +44,7 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
 
     def start(name: str):
         role = ["--role=actor", f"--name={name}"] if name != "learner" else ["--role=learner"]
-        return programs.start("launch.train", *settings, *role, devices=None)
+        return programs.start("launch.train", *settings, *role, devices=None, quickly=False)
 
     processes = {name: start(name) for name in ("learner", "leaves")}
     try:
@@ -76,6 +76,6 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
             # Claimed again is what the one that left had not delivered, and nothing else.
             assert turns[record.number] == 0 or record.actor.name != "leaves"
     assert by["leaves"] and by["joins-0"] + by["joins-1"] and 1 <= report.takeovers <= 8
-    replay = programs.run("launch.replay", *settings, devices=None)
+    replay = programs.run("launch.replay", *settings, devices=None, quickly=False)
     assert replay.returncode == 0, replay.stdout + replay.stderr
     assert "replayed: equal, bit for bit" in replay.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -16,15 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Compiled programs, which the runs of this file share."""
-    return tmp_path_factory.mktemp("compiled")
-
-
-def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
+def strike(folder: Path, steps: int, *faults: str) -> dict:
     """Plays a run to its end with faults and checks it; what faults.json says of it."""
-    (folder / "compiled").symlink_to(compiled)
+    # compiled programs, which the runs of this machine share
+    (folder / "compiled").symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"])
     line = [
         "--config=configs/faults.py:smoke",
         f"--workdir={folder}",
@@ -34,7 +30,7 @@ def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
         "--minutes=14",
         *faults,
     ]
-    done = programs.run("launch.faults", *line, devices=None)
+    done = programs.run("launch.faults", *line, devices=None, quickly=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"
@@ -44,8 +40,8 @@ def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_killed_roles_lose_repeat_and_change_nothing(tmp_path, compiled):
-    report = strike(tmp_path, compiled, STEPS, "--kills=2", "--hangs=1")
+def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
+    report = strike(tmp_path, STEPS, "--kills=2", "--hangs=1")
     killed, hung = (
         [f for f in report["faults"] if f["what"] == what] for what in ("killed", "hung")
     )
@@ -87,9 +83,9 @@ def test_a_sweep_on_a_ray_cluster_tries_again_what_failed(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: .[ray]")
-def test_a_lost_node_of_a_ray_cluster_loses_repeats_and_changes_nothing(tmp_path, compiled):
+def test_a_lost_node_of_a_ray_cluster_loses_repeats_and_changes_nothing(tmp_path):
     faults = ("--ray_nodes=3", "--kills=2", "--hangs=0", "--node_losses=1")
-    report = strike(tmp_path, compiled, STEPS, *faults)
+    report = strike(tmp_path, STEPS, *faults)
     assert sorted(fault["what"] for fault in report["faults"]) == ["killed", "killed", "node lost"]
     # each role that was struck has run again, unless it was done by then
     assert any(fault.get("back_s") for fault in report["faults"])

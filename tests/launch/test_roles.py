@@ -35,7 +35,7 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
         hosts = [*role, f"--coordinator=127.0.0.1:{programs.free_port()}", "--processes=2"]
         for process in range(2):
             command = ["launch.train", *flags(tmp_path), *hosts, f"--process={process}"]
-            processes.append(programs.start(*command, devices=1))
+            processes.append(programs.start(*command, devices=1, quickly=False))
     outputs = [process.communicate(timeout=400)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     rows = [
@@ -54,7 +54,7 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
         and did[1]["weights/fetch_live_bytes"] > 0
     )
 
-    replay = programs.run("launch.replay", *flags(tmp_path), devices=2)
+    replay = programs.run("launch.replay", *flags(tmp_path), devices=2, quickly=False)
     assert replay.returncode == 0, replay.stdout + replay.stderr
     assert (
         f"{STEPS} of {STEPS} steps consumed" in replay.stdout
@@ -77,7 +77,7 @@ def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path
         "--config.mesh.data=2",
     ]
     processes = [
-        programs.start("launch.train", *settings, *role, devices=None)
+        programs.start("launch.train", *settings, *role, devices=None, quickly=False)
         for role in (["--role=learner"], ["--role=actor", "--name=actor-0"])
     ]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
@@ -86,7 +86,9 @@ def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path
     shutil.rmtree(run / "weights")
     versions = set()
     for step in (3, 1):
-        told = programs.run("launch.replay", str(run), f"--step={step}", "--task=1", devices=None)
+        told = programs.run(
+            "launch.replay", str(run), f"--step={step}", "--task=1", devices=None, quickly=False
+        )
         assert told.returncode == 0, told.stdout + told.stderr
         assert "replayed: equal, token for token" in told.stdout
         assert "sampled by actor-0" in told.stdout

@@ -29,7 +29,7 @@ PATIENCE_S = 300.0
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with these arguments, and its URL."""
-    settings = dict(stderr=None, devices=1)
+    settings = dict(stderr=None, devices=None)
     with programs.start("launch.serve", "--port=0", *arguments, **settings) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()

@@ -589,7 +589,7 @@ UNITS = ("tcgen05", "wgmma", "wgmma", "tcgen05", "wgmma", "wgmma", "tcgen05")
 
 @pytest.mark.parametrize(
     "case, unit",
-    zip(PLACED, UNITS, strict=True),
+    list(zip(PLACED, UNITS, strict=True)),
     ids=str,
 )
 @pytest.mark.quick(first=1)

@@ -38,8 +38,8 @@ FLAGS = (
 
 def _start(workdir: Path) -> subprocess.Popen:
     with open(workdir.with_suffix(".log"), "ab") as log:
-        # with an order of hashes of its own, on which nothing may depend
-        settings = dict(fresh=True, stdout=log, stderr=log, start_new_session=True)
+        # compiled as users do, and with an order of hashes of its own, on which nothing may depend
+        settings = dict(fresh=True, quickly=False, stdout=log, stderr=log, start_new_session=True)
         return programs.start("launch.train", *FLAGS, f"--workdir={workdir}", **settings)
 
 
