@@ -35,7 +35,7 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
         hosts = [*role, f"--coordinator=127.0.0.1:{programs.free_port()}", "--processes=2"]
         for process in range(2):
             command = ["launch.train", *flags(tmp_path), *hosts, f"--process={process}"]
-            processes.append(programs.start(*command, devices=1, quickly=False))
+            processes.append(programs.start(*command, devices=1))
     outputs = [process.communicate(timeout=400)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     rows = [
@@ -54,7 +54,7 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
         and did[1]["weights/fetch_live_bytes"] > 0
     )
 
-    replay = programs.run("launch.replay", *flags(tmp_path), devices=2, quickly=False)
+    replay = programs.run("launch.replay", *flags(tmp_path), devices=2)
     assert replay.returncode == 0, replay.stdout + replay.stderr
     assert (
         f"{STEPS} of {STEPS} steps consumed" in replay.stdout
