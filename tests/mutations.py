@@ -111,10 +111,17 @@ FAULTS = [
     ),
     Fault(
         "gradients are added twice over fsdp",
-        "models/sharding.py",
-        '        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=at, tiled=True)\n    return (gradient,)',
-        '        gradient = 2 * jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=at, tiled=True)\n    return (gradient,)',
+        "models/cut_products.py",
+        '        part = jax.lax.psum_scatter(whole, "fsdp"',
+        '        part = 2 * jax.lax.psum_scatter(whole, "fsdp"',
         "tests/rl_code/learner/test_fsdp.py",
+    ),
+    Fault(
+        "gradients of experts are added twice over fsdp",
+        "models/sharding.py",
+        '        gradient = jax.lax.psum_scatter(gradient, "fsdp"',
+        '        gradient = 2 * jax.lax.psum_scatter(gradient, "fsdp"',
+        "tests/rl_code/learner/test_expert_parallel.py",
     ),
     Fault(
         "products over tensor miss what other devices hold",
