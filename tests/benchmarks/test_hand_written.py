@@ -77,7 +77,7 @@ def test_it_samples_the_tokens_of_the_engine(model, groups, samples):
     np.testing.assert_allclose(found.logprobs, samples.logprobs, atol=1e-5)
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 @pytest.mark.parametrize("share", [True, False])
 def test_its_gradients_are_those_of_the_update(model, groups, samples, share):
     credit = group_advantages(groups, GRPO())

@@ -72,6 +72,7 @@ def config(attention, **changes) -> RunConfig:
     return build(RunConfig, settings | changes)
 
 
+@pytest.mark.long
 def test_a_config_trains_with_it(method, tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2))
     settings = quickstart.get_config("smoke").to_dict()

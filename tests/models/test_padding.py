@@ -77,8 +77,8 @@ def assert_near(one, other):
         np.testing.assert_allclose(a / scale, b / scale, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.quick(first=1)
 def test_a_padded_model_has_the_same_logits_and_gradients(name):
     config = padded_config(name)
     model = model_of(cut_config(config))

@@ -174,6 +174,7 @@ def test_the_best_is_kept_beside_the_newest_and_found_by_its_score(tmp_path):
         checkpoint.load_parameters(tmp_path / "unscored", "best")
 
 
+@pytest.mark.long
 def test_large_files_are_not_read_again_and_damage_in_them_is_found_in_the_arrays(
     tmp_path, monkeypatch, caplog
 ):

@@ -147,8 +147,8 @@ def by_trajectory(values, batch):
     return np.concatenate([values[mask & (numbers == one)] for one in np.unique(numbers[mask])])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
-@pytest.mark.quick(first=1)
 def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
     model = make_attending(methods)
     groups = make_groups(build, SIZES)

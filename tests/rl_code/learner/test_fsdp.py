@@ -69,6 +69,7 @@ def assert_same_bits(one, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.long
 def test_updates_are_those_of_one_device_and_go_on_bit_for_bit_from_a_checkpoint(build, tmp_path):
     alone, metrics_alone, _ = first_step(build.model(), packed(build))
     mesh = make_mesh(MESH)

@@ -169,8 +169,8 @@ PLAYED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLAYED)
-@pytest.mark.quick(first=1)
 def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, adapters, several):
     """All have the same prompt, and share no page of it with another adapter's."""
     config, make, task = PLAYED[name]

@@ -173,8 +173,8 @@ def test_experts_without_a_kernel_on_an_accelerator_are_a_warning(caplog):
     assert "the dtypes ['float32'] must be one of ('bfloat16', 'float16')" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("top", [{}, {"top_k": 5, "top_p": 0.9}])
-@pytest.mark.quick(first=1)
 def test_no_exchange_in_the_decode_loop_waits_for_another_shard_of_the_rows(top):
     """A collective-permute is joined by the whole mesh, and shards leave the loop one by one."""
     mesh = make_mesh(MeshConfig(data=2, tensor=2))

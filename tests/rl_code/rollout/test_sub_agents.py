@@ -121,6 +121,7 @@ def played():
     return play(TASKS, make=Nested, engine=FAST)[0]
 
 
+@pytest.mark.long
 def test_every_context_is_what_the_trainer_computes_whatever_else_is_in_the_batch():
     together = played()
     trajectories = [t for group in together for t in group.trajectories]

@@ -492,6 +492,7 @@ def test_nothing_of_a_request_stays_when_it_is_over():
         assert made.fleet._pages == {} and made.services[1].jobs == []
 
 
+@pytest.mark.long
 def test_what_a_request_held_is_freed_without_a_collection_of_garbage():
     """In a process with as many objects as this one that comes seldom, and much is kept till then."""
     with scripted(pages_ahead=0.5) as made:
