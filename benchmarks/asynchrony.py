@@ -58,7 +58,7 @@ _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, dea
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What both modes use. ``mesh`` has the devices that learn, ``sampling_mesh`` those that
+    """Parts that both modes use. ``mesh`` has the devices that learn, ``sampling_mesh`` those that
     sample.
     """
 

@@ -1,4 +1,4 @@
-"""What ``--help`` prints: what the command does, its flags, and the keys of its config."""
+"""The text of ``--help``: the purpose of a command, its flags, and the keys of its config."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _section(hint: Any) -> type | None:
 
 
 def standard(field: dataclasses.Field, name: str) -> str:
-    """What a key is where a config does not set it, in words."""
+    """The value of a key that a config does not set, in words."""
     from rl_code import derive  # and with it jax, which most commands never need for their help
 
     why = derive.WHY.get(re.sub(r"\[\d+\]", "", name))

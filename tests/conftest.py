@@ -74,13 +74,13 @@ class Blocks(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> Blocks:
-    """How xdist shares the tests among its workers."""
+    """The scheduler that shares the tests among xdist's workers."""
     return Blocks(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, since some tests wait. Not more than memory lets run at a time."""
+    """Workers of -n auto: one more than cores, since some tests wait, up to what memory allows."""
     return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
@@ -171,6 +171,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config.option.costs, config.option.costs_file))
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Programs of equal configs are traced once in this process, however many runs there are."""
+    from tests.rl_code.traced_once import MAKERS  # and with it all that a run imports
+
+    for (module, name), make in MAKERS.items():
+        monkeypatch.setattr(module, name, make)
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Starts ``python -m`` programs as forks of a process that has imported what all of them import.
 
-Importing the tree takes more CPU time than most of the programs that tests start. A template process
-imports it once. For each program it forks a child that gets its own arguments, environment, folder
-and streams, and runs the module as ``python -m`` does. The child belongs to the process that asked, so that it
-is waited for, signalled and killed as any other.
+Importing the tree takes more CPU time than most of the programs that tests start. A template
+process imports it once. For each program it forks a child that gets its own arguments, environment,
+folder and streams, and runs the module as ``python -m`` does. The child belongs to the process that
+asked, so that it is waited for, signalled and killed as any other. Children of multiprocessing's
+forkserver are no children of who asked, run no atexit functions and have no standard input.
 
 The template holds one thread of Python and no device of jax. It imports nothing that defines a flag.
 """
@@ -14,6 +15,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import pkgutil
@@ -33,6 +35,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_REQUEST = 1 << 20
 _LOCK = threading.Lock()
 
+# Of what Popen can be given.
+UNUSUAL = ("executable", "preexec_fn", "pass_fds", "startupinfo", "shell")
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
 
 class Forked(subprocess.Popen):
     """A program that is a fork of the template; otherwise what Popen is.
@@ -41,41 +47,34 @@ class Forked(subprocess.Popen):
     """
 
     # Called by Popen.__init__, which has made the pipes.
-    def _execute_child(
-        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
-        creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite,
-        restore_signals, gid, gids, uid, umask, start_new_session, process_group,
-    ):  # fmt: skip
-        if unusual := [x for x in (executable, preexec_fn, pass_fds, startupinfo, shell) if x]:
+    def _execute_child(self, *values):
+        given = inspect.signature(super()._execute_child).bind(*values).arguments
+        if unusual := {name: given[name] for name in UNUSUAL if given[name]}:
             raise ValueError(f"a forked program takes none of these: {unusual}")
-        given = enumerate((p2cread, c2pwrite, errwrite))
         request = dict(
-            args=args,
-            cwd=str(cwd or os.getcwd()),
-            env=dict(os.environ if env is None else env),
-            new_session=start_new_session,
+            args=given["args"],
+            cwd=str(given["cwd"] or os.getcwd()),
+            env=dict(os.environ if given["env"] is None else given["env"]),
+            new_session=given["start_new_session"],
         )
-        self.pid = _fork(request, [standard if end == -1 else end for standard, end in given])
+        ends = enumerate(given[name] for name in ("p2cread", "c2pwrite", "errwrite"))
+        self.pid = _fork(request, [standard if end == -1 else end for standard, end in ends])
         self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+        self._close_pipe_fds(*(given[name] for name in PIPES))
 
 
 def _fork(request: dict, streams: list[int]) -> int:
-    """The process id of a new child of this process."""
+    """The process id of a new child of this process, one at a time."""
     with _LOCK:
-        return _fork_alone(request, streams)
-
-
-def _fork_alone(request: dict, streams: list[int]) -> int:
-    control = _template()
-    # The template's child is orphaned at once and comes to the nearest process that takes orphans.
-    # Only meanwhile, so that other orphans go where they always go.
-    _take_orphans(True)
-    try:
-        socket.send_fds(control, [json.dumps(request).encode()], streams)
-        answer = control.recv(100)
-    finally:
-        _take_orphans(False)
+        control = _template()
+        # The template's child is orphaned at once and comes to the nearest process that takes
+        # orphans. Only meanwhile, so that other orphans go where they always go.
+        _take_orphans(True)
+        try:
+            socket.send_fds(control, [json.dumps(request).encode()], streams)
+            answer = control.recv(100)
+        finally:
+            _take_orphans(False)
     if not answer:
         raise RuntimeError("the template of forked programs has ended")
     return int(answer)

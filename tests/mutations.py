@@ -173,7 +173,7 @@ def main(words: list[str]) -> int:
 
 
 def tried(fault: Fault, folder: Path) -> bool:
-    """Whether the test of a fault finds it."""
+    """True if the test of a fault finds it."""
     tree = Path(tempfile.mkdtemp(dir=folder))
     for name in COPIED:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

@@ -42,25 +42,18 @@ def start(
     *arguments: object,
     devices: int | None = 2,
     quickly: bool = True,
-    cache: Path | None = None,
     fresh: bool = False,
     **popen,
 ) -> subprocess.Popen:
     """``python -m module``; devices and quickly are as in ``xla_flags``.
 
-    cache: a folder that keeps what was compiled. fresh: start a new interpreter, which imports
-    everything itself and hashes texts in an order of its own, instead of a fork. Output comes through one pipe
-    unless ``popen`` says otherwise.
+    fresh: start a new interpreter, which imports everything itself and hashes texts in an order of
+    its own, instead of a fork. Output comes through one pipe unless ``popen`` says otherwise.
     """
     environment = dict(popen.pop("env", os.environ)) | {
         "XLA_FLAGS": xla_flags(devices, quickly),
         "PYTHONPATH": str(ROOT),
     }
-    if cache is not None:
-        environment |= {
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
     settings = dict(
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -12,7 +12,7 @@ from tests import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 # Stands in for the trainer. It writes its arguments into calls.txt of the workdir and obeys SIGTERM
-# with exit code 130. Beside the workdir, a file "slow" makes it take a minute and a file "broken"
+# with exit code 130. Beside the workdir, a file "slow" makes it wait to be stopped and a file "broken"
 # makes the runs whose folder is named after rloo end with the exit code that the file holds.
 TRAINER = """
 import pathlib, signal, sys, time
@@ -21,7 +21,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 with open(workdir / "calls.txt", "a") as file:
     file.write(" ".join(sys.argv[1:]) + chr(10))
 if (workdir.parent / "slow").exists():
-    time.sleep(60)
+    time.sleep(3600)
 broken = workdir.parent / "broken"
 sys.exit(int(broken.read_text()) if "rloo" in workdir.name and broken.exists() else 0)
 """
@@ -35,7 +35,6 @@ flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,), lasting=(swe
 """
 _SWEPT = """
 from configs import quickstart
-from tests import programs
 def get_config(arg=""):
     return quickstart.get_config("smoke")
 def get_sweep(arg=""):

@@ -31,7 +31,8 @@ from rl_code.train import train
 from rl_code.types import Group, Limits, Reward, ToolCall, Turn
 from tests.models.small import narrow_preset
 from tests.rl_code.rewards.test_rewards import finished
-from tests.rl_code.traced_once import traced_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 LIMITS = Limits(turns=2, tokens=112, turn_tokens=56, test_runs=0, command_s=5.0)
 TOOLS = find_tools([Named(name) for name in ("write_file", "run_tests", "submit", "ask")])

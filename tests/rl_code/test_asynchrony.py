@@ -25,7 +25,8 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
-from tests.rl_code.traced_once import traced_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 STEPS = 4
 

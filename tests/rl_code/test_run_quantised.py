@@ -17,7 +17,8 @@ from rl_code.train import train
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.test_run_with_picks import settings_of
-from tests.rl_code.traced_once import traced_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 def config_of(steps: int, weights: str = "int8") -> RunConfig:

@@ -22,7 +22,8 @@ from rl_code.train import train
 from rl_code.types import ToolCall
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
-from tests.rl_code.traced_once import traced_once  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 BLOCKS = dict(block=16, picks=3)
 METHODS = {

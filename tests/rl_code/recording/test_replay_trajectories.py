@@ -31,8 +31,9 @@ from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.store.groups import make_group, make_items, out_of_shards
 from tests.rl_code.test_asynchrony import make_config
-from tests.rl_code.traced_once import traced_once  # noqa: F401
 from tests.rl_code.trajectories import with_context
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 STEPS = 4
 WAYS = {
