@@ -68,7 +68,8 @@ def test_all_roles_fit_on_the_nodes_of_a_simulated_cluster_but_one(nodes):
     free = [dict(node) for _ in range(max(nodes - 1, 1))]
     for role in roles:
         for _ in range(role.hosts):
-            fitting = (one for one in free if all(one[x] >= n for x, n in role.needs.items()))
+            fitting = [one for one in free if all(one[x] >= n for x, n in role.needs.items())]
+            assert fitting, (role, free)
             one = max(fitting, key=lambda one: one["CPU"])
             for name, amount in role.needs.items():
                 one[name] -= amount

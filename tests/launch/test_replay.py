@@ -29,4 +29,4 @@ def test_a_flag_of_the_other_kind_of_replay_is_refused(given, words):
 def test_flags_that_belong_together_are_accepted(given):
     flags.FLAGS.mark_as_parsed()
     with flagsaver.as_parsed(**given):
-        replay.refuse_flags_of_the_other_way()
+        assert replay.refuse_flags_of_the_other_way() is None

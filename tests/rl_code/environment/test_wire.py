@@ -258,7 +258,8 @@ LEAVES = [1, 1j, "a", 2**60, decimal.Decimal(1), fractions.Fraction(1, 2), datet
 @pytest.mark.parametrize("name", NESTED)
 def test_whatever_may_be_sent_can_be_read(name):
     """An answer that cannot be read counts as forged, so no honest one may be."""
-    for leaf in LEAVES:
+    sent = set()
+    for number, leaf in enumerate(LEAVES):
         for depth in (1, 49, 99, 100, 101):
             value = leaf
             for _ in range(depth):
@@ -268,6 +269,9 @@ def test_whatever_may_be_sent_can_be_read(name):
             except wire.WireError:
                 continue
             wire.loads(text)
+            sent.add((depth, number))
+    assert {(depth, number) for depth in (1, 49) for number in range(len(LEAVES))} <= sent
+    assert not any(depth > 100 for depth, _ in sent)
 
 
 def test_the_reader_counts_no_more_elements_than_the_writer():

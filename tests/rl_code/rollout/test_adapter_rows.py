@@ -106,7 +106,7 @@ def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="
 
 @functools.cache
 def separate(row: int):
-    """What a model samples in a row that has the row's adapter alone."""
+    """(tokens, log-probabilities) of a model that has the adapter of this row alone."""
     plain, number = initial(MODEL), ROWS[row]
     own = plain
     if number >= 0:

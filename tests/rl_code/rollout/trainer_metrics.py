@@ -1,4 +1,4 @@
-"""What the trainer's metrics say of sampled groups, in tests that need no gradient of them."""
+"""Metrics of the trainer for sampled groups, without a gradient."""
 
 from __future__ import annotations
 
