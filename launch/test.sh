@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests, in a process more than there are cores.
+# Runs the tests, in one process more than there are cores.
 #
-#   bash launch/test.sh [--all] [arguments of pytest, as in -k config]
+#   bash launch/test.sh [--all] [arguments of pytest, as in -k config or --costs=30]
 #
 # Without --all the tests that are marked long are left out: they kill processes, train for minutes,
-# or try every combination of what the other tests try a part of.
+# or try every combination of what the other tests try a part of. --costs shows the tests and files
+# with the most CPU seconds.
 case "${1-}" in -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit

@@ -3,8 +3,8 @@
     python -m tests.mutations [words of a name ...]
 
 Each fault is put into a copy of the tree, where its test runs alone. The exit code is 1 if a test
-passes although the code is broken. This takes minutes; run it after tests were merged, moved or made
-smaller.
+passes although the code is broken, and 2 if no name has the words. This takes minutes; run it after
+tests were merged, moved or made smaller.
 """
 
 from __future__ import annotations
@@ -164,11 +164,18 @@ FAULTS = [
 def main(words: list[str]) -> int:
     """Tries the faults whose names hold all of the words; returns the exit code."""
     chosen = [fault for fault in FAULTS if all(word in fault.name for word in words)]
+    if not chosen:
+        names = "\n  ".join(fault.name for fault in FAULTS)
+        print(
+            f"no fault has {' '.join(words)!r} in its name; there are\n  {names}", file=sys.stderr
+        )
+        return 2
     with (
         tempfile.TemporaryDirectory(prefix="mutations") as folder,
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
         found = list(pool.map(lambda fault: tried(fault, Path(folder)), chosen))
+    print(f"{sum(found)} of {len(found)} faults found")
     return int(not all(found))
 
 
