@@ -2,7 +2,7 @@
 
 TRL brings torch, so it has an environment of its own and this file imports nothing of the project:
 
-    python -m venv peer && peer/bin/pip install -r requirements/peers.txt
+    python -m venv peer && peer/bin/pip install --require-hashes -r requirements/locked/peers.txt
     peer/bin/python benchmarks/peer_trl.py --workload=W1 --steps=3 --warmup=1
 
 The model has the sizes of ``benchmarks.model`` and random weights; 8 prompts with 8 completions

@@ -2,6 +2,7 @@
 # once, activates it, and sets what makes CPU runs fast unless the caller has set it.
 #
 # REQUIREMENTS: the files of requirements to install; requirements.txt unless the caller sets it.
+# Installed is what launch/lock.sh made of them: every package in one version, with hashes.
 # Scripts run from the repository's folder, so the project itself need not be installed.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -30,7 +31,8 @@ install_requirements() {
     local python log file count=0 line started=$SECONDS
     local files=()
     for file in $REQUIREMENTS; do
-        files+=(-r "$file")
+        is_locked "$file" || return 1
+        files+=(-r "$(locked "$file")")
     done
     python=$(find_python) || return 1
     if ! is_new_enough .venv/bin/python && ! "$python" -m venv --clear .venv; then
@@ -46,7 +48,7 @@ install_requirements() {
             count=$((count + 1))
             printf '\rInstalling %s into .venv, once: %d packages' "$REQUIREMENTS" "$count" >&2
         fi
-    done < <(.venv/bin/python -m pip install --disable-pip-version-check "${files[@]}" 2>&1 || echo FAILED)
+    done < <(.venv/bin/python -m pip install --disable-pip-version-check --require-hashes "${files[@]}" 2>&1 || echo FAILED)
     echo " ($((SECONDS - started)) s)" >&2
     if [ "$(tail -n 1 "$log")" = FAILED ]; then
         tail -n 15 "$log" >&2
@@ -54,6 +56,20 @@ install_requirements() {
         return 1
     fi
     remember
+}
+
+locked() {
+    echo "requirements/locked/$(basename "$1")"
+}
+
+is_locked() {
+    local pin
+    while read -r pin; do
+        if ! grep -qiE "^${pin//./\\.}( |\$)" "$(locked "$1")" 2>/dev/null; then
+            echo "$1 pins $pin and $(locked "$1") does not; run bash launch/lock.sh" >&2
+            return 1
+        fi
+    done < <(grep -E '^[A-Za-z0-9]' "$1" | sed -E 's/\[[^]]*\]//; s/\.\*$//; s/_/-/g')
 }
 
 # A file of requirements is installed when its checksum stands in .venv/stamp.

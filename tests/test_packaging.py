@@ -33,7 +33,7 @@ NOT_IMPORTED = {
     "ty": "a program",
     "uvloop": "uvicorn's event loop, as serving.endpoint has it",
 }
-OPTIONAL = ("aot", "cuda", "data", "peers", "postgres", "ray", "tpu", "trackio", "wandb")
+OPTIONAL = ("aot", "cuda", "data", "lock", "peers", "postgres", "ray", "tpu", "trackio", "wandb")
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -68,6 +68,27 @@ def test_every_pin_is_exact_and_stands_in_one_file():
     assert [line for line in everything if "==" not in line] == []
     names = [name for path in files if path.stem not in ("cuda", "tpu") for name in pins(path)]
     assert len(names) == len(set(names))
+
+
+def locked(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Distribution -> version, of one locked file, and those without a hash."""
+    entries = re.split(r"\n(?=\w)", re.sub(r"(?m)^#.*\n", "", path.read_text()).strip())
+    versions = dict(re.match(r"([\w.-]+)==([^ ;]+)", entry).groups() for entry in entries)
+    return versions, [entry for entry in entries if "--hash=sha256:" not in entry]
+
+
+def test_every_pin_is_locked_with_hashes_and_all_locks_agree():
+    together: dict[str, set[str]] = {}
+    for path in (ROOT / "requirements.txt", *(ROOT / "requirements").glob("*.txt")):
+        versions, bare = locked(ROOT / "requirements" / "locked" / path.name)
+        assert bare == []
+        for name, line in pins(path).items():
+            version = line.split("==")[1].removesuffix(".*")
+            assert versions[name] == version or versions[name].startswith(version + "."), line
+        if path.stem not in ("peers", "lock"):  # environments of their own
+            for name, version in versions.items():
+                together.setdefault(name, set()).add(version)
+    assert {name: found for name, found in together.items() if len(found) > 1} == {}
 
 
 def test_every_pin_is_used_and_everything_imported_is_pinned():

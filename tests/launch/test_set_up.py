@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mv", "tail")
+TOOLS = (
+    "basename",
+    "bash",
+    "cat",
+    "cksum",
+    "cp",
+    "dirname",
+    "env",
+    "grep",
+    "mkdir",
+    "mv",
+    "sed",
+    "tail",
+)
 
 # Stands in for Python: is of a given version, makes a virtual environment of itself, notes what pip
 # is asked.
@@ -35,11 +48,13 @@ def set_up(tmp_path):
     tools = tmp_path / "bin"
     (repository / "launch").mkdir(parents=True)
     tools.mkdir()
-    (repository / "requirements").mkdir()
+    (repository / "requirements" / "locked").mkdir(parents=True)
     for name in (
         "launch/set_up.sh",
         "requirements.txt",
         "requirements/test.txt",
+        "requirements/locked/requirements.txt",
+        "requirements/locked/test.txt",
         ".python-version",
     ):
         shutil.copy(ROOT / name, repository / name)
@@ -71,10 +86,22 @@ def installs(set_up) -> int:
 def test_requirements_are_installed_once_and_again_when_they_change(set_up):
     assert set_up().returncode == set_up().returncode == 0
     assert installs(set_up) == 1
-    with open(set_up.repository / "requirements.txt", "a") as file:
-        file.write("another==1.0\n")
+    for name in ("requirements.txt", "requirements/locked/requirements.txt"):
+        with open(set_up.repository / name, "a") as file:
+            file.write("another==1.0\n")
     assert set_up("python -c ''").returncode == 0
     assert installs(set_up) == 2
+
+
+def test_what_is_installed_has_hashes_and_a_pin_that_is_not_locked_is_refused(set_up):
+    assert set_up().returncode == 0
+    (command,) = (set_up.repository / "installs").read_text().splitlines()
+    assert "--require-hashes -r requirements/locked/requirements.txt" in command
+    with open(set_up.repository / "requirements.txt", "a") as file:
+        file.write("an_other[x]==1.0.*\n")
+    finished = set_up()
+    assert finished.returncode == 1 and installs(set_up) == 1
+    assert "pins an-other==1.0" in finished.stderr and "bash launch/lock.sh" in finished.stderr
 
 
 def test_what_only_the_tests_need_is_installed_for_them_alone(set_up):
@@ -112,7 +139,7 @@ def test_the_environment_is_set_unless_the_caller_has_set_it(set_up):
     assert set_up(show, XLA_FLAGS="--mine", GLIBC_TUNABLES="").stdout.strip() == "--mine|"
 
 
-@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "set_up.sh"])
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "lock.sh", "set_up.sh"])
 def test_the_scripts_parse(name):
     assert subprocess.run(["bash", "-n", ROOT / "launch" / name]).returncode == 0
     assert name == "set_up.sh" or os.access(ROOT / "launch" / name, os.X_OK)
