@@ -19,14 +19,12 @@ import marshal
 import resource
 import signal
 import socket
-import sys
 from typing import Any
 
 from rl_code.environment import compare
 from rl_code.environment.sandbox.inside import calls, wire
 from rl_code.environment.tools.text import show
 
-MEMORY_BYTES = 1 << 30
 # A process that holds more memory than this makes room for a fresh one.
 RETIRE_BYTES = 100 << 20
 # CPU seconds for one value; an answer of fewer bytes than SMALL cannot cost a noticeable time.
@@ -37,7 +35,6 @@ RETURN_BYTES = 1 << 16
 RETURN_ELEMENTS = 2000
 SHOWN = 1600
 REPLY_BYTES = 1 << 28
-READY = b"k"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +45,8 @@ class Case:
     tolerance: float | None
 
 
-def main() -> None:
-    """Serves until the other side closes. ``sys.argv[1]`` is the control socket's descriptor."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.sendall(READY)
+def main(control: socket.socket) -> None:
+    """Serves until the other side closes."""
     while True:
         head, descriptors, _, _ = socket.recv_fds(control, 5, 1)
         if len(head) < 5:

@@ -11,10 +11,11 @@ import contextlib
 import posixpath
 import re
 import sys
-import tomllib
 from collections.abc import Iterable
 
+from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
+from rl_code.environment.suites.project import merge
 from rl_code.types import Suite, Task
 
 # Names of files, and of folders that are packages of the same name.
@@ -36,7 +37,9 @@ _FRAMEWORK = {
     *("tomli", "py", "attr", "atomicwrites", "importlib_metadata"),
     *sys.stdlib_module_names - {"test"},
 }
-_TABLE = re.compile(r"\s*\[\[?\s*(?:\"([^\"]*)\"|'([^']*)'|([\w-]+))")
+# Characters of all files pyproject.toml of an agent, and CPU seconds in which they must be read.
+_PROJECTS_LONGEST = 1 << 18
+_PROJECTS_CPU_S = 2.0
 
 
 class Base:
@@ -94,14 +97,14 @@ def applied(task: Task, suite: Suite, work: Snapshot, base: Base) -> dict[str, s
     """
     protects = Protected(task, suite, work, base)
     kept = {path: text for path, text in task.files.items() if path in protects}
+    projects = {}
     for path, entry in work.items():
         if path in protects:
             continue
         if posixpath.basename(path) == _PROJECT:
-            own = entry if isinstance(entry, str) else ""
-            entry = project(base.text(path) or "", own)
+            projects[path] = (base.text(path) or "", entry if isinstance(entry, str) else "")
         kept[path] = entry
-    return kept
+    return kept | _merged(projects)
 
 
 def laid_over(
@@ -165,36 +168,18 @@ class Protected:
         return isinstance(entry, File) and entry.kind == "link"
 
 
-def project(base: str, own: str) -> str:
-    """The text of a pyproject.toml: the agent's own, but with the tables ``tool`` of the base."""
-    try:
-        before = tomllib.loads(base)
-        after = tomllib.loads(own)
-    except tomllib.TOMLDecodeError:
-        return base
-    if before.get("tool") == after.get("tool"):
-        return own
-    text = _tables(own, of_tools=False) + "\n" + _tables(base, of_tools=True)
-    try:
-        merged = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return base
-    wanted = {key: value for key, value in after.items() if key != "tool"}
-    if "tool" in before:
-        wanted["tool"] = before["tool"]
-    return text if merged == wanted else base
+def _merged(projects: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Path -> text of files pyproject.toml: the agent's own, but with the tables ``tool`` of the
+    base; those of the base where the agent's cannot be read within bounds. Raises SandboxFault.
 
-
-def _tables(text: str, *, of_tools: bool) -> str:
-    """The lines of a TOML file that belong to ``tool``, or those that do not."""
-    kept = []
-    of_tool = False
-    for line in text.splitlines(keepends=True):
-        if found := _TABLE.match(line):
-            of_tool = "tool" in found.groups()
-        if of_tool == of_tools:
-            kept.append(line)
-    return "".join(kept)
+    projects: path -> text of the base, and the agent's.
+    """
+    differing = {path: texts for path, texts in projects.items() if texts[0] != texts[1]}
+    merged = {path: before for path, (before, _) in projects.items()}
+    if differing and sum(len(own) for _, own in differing.values()) <= _PROJECTS_LONGEST:
+        with contextlib.suppress(OutOfBounds):
+            merged |= bounded(merge, _PROJECTS_CPU_S, differing)
+    return merged
 
 
 def _folders(path: str) -> list[str]:

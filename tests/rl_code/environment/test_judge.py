@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.environment.grader import grade
-from rl_code.environment.sandbox import caller, judge_pool, pool
+from rl_code.environment.sandbox import caller, judge_pool, kept, pool
 from rl_code.environment.sandbox.inside import wire
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.redteam.ground import MEMORY
@@ -84,7 +84,7 @@ def test_the_judge_knows_nothing_but_the_standard_library():
 
 
 def test_a_judge_that_cannot_start_is_a_fault_and_not_a_failure(sandboxes, monkeypatch):
-    monkeypatch.setattr(judge_pool, "_START", "raise SystemExit('no memory')")
+    monkeypatch.setattr(kept, "_START", "raise SystemExit('no memory')")
     judges = judge_pool.Judges()
     with pytest.raises(pool.SandboxFault, match="no memory"):
         judges.ask(None, [judge_pool.Question((1,))], 5.0)
@@ -92,13 +92,13 @@ def test_a_judge_that_cannot_start_is_a_fault_and_not_a_failure(sandboxes, monke
 
 def test_judges_are_used_again_and_replaced_when_they_die(sandboxes, marks):
     marks(RIGHT)
-    (kept,) = sandboxes._judges._idle
+    (process,) = sandboxes._judges._processes._idle
     marks(RIGHT)
-    assert sandboxes._judges._idle == [kept]
-    kept._process.kill()
-    kept._process.wait()
+    assert sandboxes._judges._processes._idle == [process]
+    process._process.kill()
+    process._process.wait()
     assert marks(RIGHT).passed == (True, True)
-    assert sandboxes._judges._idle != [kept]
+    assert sandboxes._judges._processes._idle != [process]
 
 
 LOST = {

@@ -11,9 +11,11 @@ import tomllib
 import pytest
 
 from rl_code.environment.sandbox.pool import File
-from rl_code.environment.suites.applied import Base, applied, laid_over, project
+from rl_code.environment.suites import applied as applied_module
+from rl_code.environment.suites.applied import Base, applied, laid_over
 from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, guarded
 from rl_code.environment.suites.literals import other_values
+from rl_code.environment.suites.project import project
 from rl_code.environment.suites.source import Source
 from rl_code.environment.suites.values import gives_another_value, values
 from rl_code.types import Suite, Task, Tests
@@ -470,6 +472,24 @@ def test_tables_of_tools_stay_as_they_were(own, kept):
     assert merged["tool"] == tomllib.loads(BASE)["tool"]
     assert (merged != tomllib.loads(BASE)) == kept
     assert not kept or (merged["project"] == {"name": "b"} and merged["build"] == {"z": 2})
+
+
+@pytest.mark.parametrize(
+    "own",
+    [".".join("a" * 24_000) + " = 1\n", "x = " + "[" * 2000, "x = 1\n" * 50_000],
+    ids=["dots", "nested", "long"],
+)
+def test_what_an_agent_writes_into_its_project_file_is_read_within_bounds(own, monkeypatch):
+    monkeypatch.setattr(applied_module, "_PROJECTS_CPU_S", 0.1)
+    files = {"a.py": "1\n", "pyproject.toml": BASE}
+    task = Task("t", (), files, "", "", Tests(), Tests(suite=Suite({}, ("test_a.py::test_b",))))
+    many = {f"{i}/pyproject.toml": own for i in range(4)}
+    work = {"a.py": "2\n", "pyproject.toml": own, **many}
+    found = applied(task, task.hidden_tests.suite, work, Base(task, None))
+    assert found == {"a.py": "2\n", "pyproject.toml": BASE, **dict.fromkeys(many, "")}
+    tidy = BASE.replace('"a"', '"b"')
+    found = applied(task, task.hidden_tests.suite, {"pyproject.toml": tidy}, Base(task, None))
+    assert found["pyproject.toml"] == tidy
 
 
 def test_only_what_is_neither_test_nor_configuration_is_applied():
