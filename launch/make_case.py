@@ -23,11 +23,13 @@ FLAGS = flags.FLAGS
 
 def main(argv: list[str]) -> None:
     try:
-        found = read_sessions(Path(FLAGS.sessions))
+        found, wrong = read_sessions(Path(FLAGS.sessions))
         case = case_of(found, FLAGS.session, FLAGS.name, FLAGS.user)
         append_case(Path(FLAGS.out), case)
     except (SessionFileError, TaskFileError, ValueError) as error:
         command.refuse(str(error))
+    if wrong:
+        print(f"{len(wrong)} lines of {FLAGS.sessions} hold no answer: {wrong[0]}")
     print(f"{FLAGS.name}: {len(case['files'])} files of session {FLAGS.session}, in {FLAGS.out}")
 
 

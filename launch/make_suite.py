@@ -4,8 +4,8 @@
 
 A config then has dict(name="people", tasks=dict(name="records", path="suites/people.jsonl",
 columns=...)) among its suites; what is printed has the columns. Sessions whose task has no tests
-are left out and counted (``realtime.cases``). A suite is drawn once and kept: candidates are
-compared on the same tasks.
+or cannot be read are left out and counted (``realtime.cases``). A suite is drawn once and kept:
+candidates are compared on the same tasks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rl_code.realtime.cases import SessionFileError, read_sessions, suite_rows
 from rl_code.tasks import records
 
 FLAGS = flags.FLAGS
+_SHOWN = 5
 
 
 def main(argv: list[str]) -> None:
@@ -28,8 +29,9 @@ def main(argv: list[str]) -> None:
     if out.exists():
         command.refuse(f"--out={out} exists; a suite stays as it is, name another file")
     try:
+        sessions, wrong = read_sessions(Path(FLAGS.sessions))
         found = suite_rows(
-            read_sessions(Path(FLAGS.sessions)),
+            sessions,
             per_user=FLAGS.per_user,
             count=FLAGS.count,
             seed=FLAGS.seed,
@@ -49,6 +51,11 @@ def main(argv: list[str]) -> None:
         except records.TaskFileError as error:
             out.unlink()
             command.refuse(str(error))
+    wrong += found.malformed
+    for text in wrong[:_SHOWN]:
+        print(f"left out: {text}")
+    if len(wrong) > _SHOWN:
+        print(f"left out: {len(wrong) - _SHOWN} more that cannot be read")
     print(
         f"{len(found.rows)} tasks in {out}; left out: {found.ungraded} sessions without tests, "
         f"{found.repeated} of a task that is there, {found.crowded} of users who have "

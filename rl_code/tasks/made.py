@@ -8,14 +8,14 @@ layers, and ``sandbox.layers`` must name them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.inside.world import WORKSPACE
 from rl_code.tasks.makers.candidate import Change, broken
-from rl_code.tasks.records import TaskFileError, malformed, read_rows
+from rl_code.tasks.records import Read, TaskFileError, each_task, malformed, readable
 from rl_code.types import Layer, Suite, Task, Tests, World
 
 FILE = "tasks.jsonl"
@@ -40,29 +40,41 @@ _COLUMNS = {
 def load(
     folder: Path, kinds: Collection[str] = KINDS, packages: Collection[str] = ()
 ) -> list[Task]:
-    """The tasks of a folder that ``launch.make_tasks`` wrote, in its order.
+    """The tasks of ``each``. Raises TaskFileError for the first row without one."""
+    return readable(each(folder, kinds, packages))
 
-    kinds: of KINDS. packages: names of packages, () for all. Raises TaskFileError, also for a layer
-    that is not there.
+
+def each(
+    folder: Path, kinds: Collection[str] = KINDS, packages: Collection[str] = ()
+) -> Iterator[Read]:
+    """The tasks of a folder that ``launch.make_tasks`` wrote, in its order, or why a row has none,
+    such as a layer that is not there.
+
+    kinds: of KINDS. packages: names of packages, () for all. Raises TaskFileError where no row is
+    of them.
     """
     file = folder / FILE
     store = LayerStore(folder / LAYERS) if (folder / LAYERS).is_dir() else None
     texts = functools.lru_cache(None)(lambda digest, path: _text(store, digest, path))
-    tasks = []
     found = set()
-    for line, row in read_rows(file, _COLUMNS):
+
+    def make(line: int, row: dict[str, Any]) -> Task | None:
         found.add(row["package"])
         if row["kind"] not in kinds or (packages and row["package"] not in packages):
-            continue
+            return None
         try:
-            tasks.append(_task(row, texts))
+            return _task(row, texts)
         except (KeyError, TypeError, ValueError, OSError, MissingLayer) as error:
             malformed(file, line, "id", "a task of launch.make_tasks", f"{row['id']!r} ({error})")
+
+    count = 0
+    for one in each_task(file, _COLUMNS, make, "id"):
+        count += 1
+        yield one
     for name in sorted(set(packages) - found):
         raise TaskFileError(f"{file}: no task of the package {name!r}; it has {sorted(found)}")
-    if not tasks:
+    if not count:
         raise TaskFileError(f"{file}: no task of the kinds {', '.join(kinds)}")
-    return tasks
 
 
 def _task(row: Mapping[str, Any], texts: Any) -> Task:

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
-from rl_code.tasks.records import TaskFileError, malformed, parse_python, read_rows, tests_of
+from rl_code.tasks.records import (
+    Read,
+    TaskFileError,
+    each_task,
+    malformed,
+    parse_python,
+    readable,
+    tests_of,
+)
 from rl_code.types import Task
 
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
@@ -29,11 +38,19 @@ _FIELDS = {
 
 
 def load(path: str, form: Form = "chat", visible: int = 1) -> list[Task]:
-    """All tasks of a file in mxeval's MBPP format, of every split (``meta["split"]``).
+    """All tasks of ``each``. Raises TaskFileError, which names line and field of the first
+    malformed row.
+    """
+    return readable(each(path, form, visible))
+
+
+def each(path: str, form: Form = "chat", visible: int = 1) -> Iterator[Read]:
+    """The tasks of a file in mxeval's MBPP format, of every split (``meta["split"]``), or why a row
+    has none.
 
     visible: how many asserts the agent sees; the others are hidden.
 
-    Raises TaskFileError for a missing file and, naming line and field, for a malformed row.
+    Raises TaskFileError for a file that is missing or empty.
     """
     if visible < 0:
         raise ValueError(f"{visible=} must not be negative")
@@ -43,7 +60,7 @@ def load(path: str, form: Form = "chat", visible: int = 1) -> list[Task]:
             f"{path}: no such file of tasks. python -m launch.get_mbpp fetches MBPP into data/, or "
             "into the folder that RL_CODE_DATA names"
         )
-    return [_task(file, line, row, form, visible) for line, row in read_rows(file, _FIELDS)]
+    return each_task(file, _FIELDS, lambda line, row: _task(file, line, row, form, visible))
 
 
 def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) -> Task:

@@ -1,9 +1,10 @@
 """Files of tasks: rows of JSON lines (.jsonl, .jsonl.gz) or Parquet, and tasks from one's own
 columns.
 
-``read_rows`` reads rows whose columns must have certain types. ``load`` makes tasks of a file of
-one's own from a mapping of the project's fields to the file's columns. What is wrong with a file is
-named by file, line and column.
+``each_task`` makes a task of every row, or says why there is none: one row that cannot be read
+leaves the others alone. ``each_row`` reads rows whose columns must have certain types. ``each``
+makes tasks of a file of one's own from a mapping of the project's fields to the file's columns.
+What is wrong with a row is named by file, line and column.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import gzip
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.tasks.forms import PATH, Form, present
 from rl_code.types import Case, Layer, Task, Tests, World
 
@@ -71,13 +73,31 @@ class TaskFileError(ValueError):
     """A file of tasks that is missing or malformed."""
 
 
+class RowError(TaskFileError):
+    """One row of a file that no task can be made of; the message names file and line."""
+
+
+# Id of a row, and its task or why there is none.
+type Read = tuple[str, Task | RowError]
+
+
 def load(
     path: str,
     columns: Mapping[str, str],
     form: Form = "chat",
     make_suite: MakeSuite | None = None,
 ) -> list[Task]:
-    """The tasks of a file of one's own.
+    """The tasks of ``each``. Raises TaskFileError for the first row that has none."""
+    return readable(each(path, columns, form, make_suite))
+
+
+def each(
+    path: str,
+    columns: Mapping[str, str],
+    form: Form = "chat",
+    make_suite: MakeSuite | None = None,
+) -> Iterator[Read]:
+    """The tasks of a file of one's own, or why a row has none.
 
     path: .jsonl, .jsonl.gz or .parquet. columns: field of COLUMNS -> the file's column; those of
     REQUIRED must be there, or of REQUIRED_OF_SUITES where there is a column of tests to pass. form:
@@ -85,7 +105,7 @@ def load(
     (``record_suites.make``).
 
     An assert ``f(<literals>) == <literal>`` becomes a value-level case; every other statement stays
-    code. Raises TaskFileError naming the file, the line and the column, or what the file has.
+    code. Raises TaskFileError for wrong ``columns`` and for a file that is missing or empty.
     """
     for field in columns:
         if field not in COLUMNS:
@@ -100,18 +120,69 @@ def load(
             )
     file = Path(path)
     kinds = {column: COLUMNS[field] for field, column in columns.items()}
-    tasks: dict[str, Task] = {}
-    for line, row in read_rows(file, kinds):
+
+    def make(line: int, row: dict[str, Any]) -> Task:
         fields = {field: row[column] for field, column in columns.items()}
-        task = (
-            make_suite(file, line, fields, columns)
-            if make_suite is not None and of_suites
-            else _task(file, line, fields, columns, form)
-        )
-        if task.id in tasks:
-            malformed(file, line, columns["id"], "an id that no other row has", repr(task.id))
-        tasks[task.id] = task
-    return list(tasks.values())
+        if make_suite is not None and of_suites:
+            return make_suite(file, line, fields, columns)
+        return _task(file, line, fields, columns, form)
+
+    return each_task(file, kinds, make, columns["id"])
+
+
+def each_task(
+    path: Path,
+    columns: Mapping[str, type | tuple[type, ...]],
+    make: Callable[[int, dict[str, Any]], Task | None],
+    named: str = "task_id",
+) -> Iterator[Read]:
+    """(id, task) of every row, or (id, why there is none) for one that cannot be read, lacks a
+    column, has the id of another one, or of which ``make`` makes none.
+
+    columns: as of ``each_row``. make: from line and row; None leaves a row out. named: the column
+    that has the ids. The id of a row without a task is its place: name of the file, and line.
+    Raises TaskFileError for a file as a whole, and what else ``make`` raises as TaskFileError.
+    """
+    seen: set[str] = set()
+    for line, row in each_row(path, columns):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            task = make(line, row)
+            if task is None:
+                continue
+            if task.id in seen:
+                malformed(path, line, named, "an id that no other row has", repr(task.id))
+        except RowError as error:
+            yield place_of(path, line), error
+        except (TaskFileError, SandboxFault):
+            raise
+        except Exception as error:  # rows may hold anything: each has a verdict of its own
+            yield place_of(path, line), unforeseen(path, line, error)
+        else:
+            seen.add(task.id)
+            yield task.id, task
+
+
+def readable(rows: Iterable[Read]) -> list[Task]:
+    """The tasks of rows. Raises the RowError of the first row without one."""
+    tasks = []
+    for _, found in rows:
+        if isinstance(found, RowError):
+            raise found
+        tasks.append(found)
+    return tasks
+
+
+def place_of(path: Path, line: int) -> str:
+    """The name of a row that has no task."""
+    return f"{path.name}:{line}"
+
+
+def unforeseen(path: Path, line: int, error: Exception) -> RowError:
+    """Says that no task can be made of a row, where no reader has foreseen why."""
+    words = f"{type(error).__name__}: {error}"
+    return RowError(f"{path}, line {line}: expected a row of a task, found {words[:300]}")
 
 
 def _task(
@@ -199,24 +270,40 @@ def _case(module: ast.Module, entry_point: str) -> Case | None:
     return None
 
 
-def read_rows(
+def count_rows(path: Path) -> int:
+    """How many rows a file has, those that cannot be read included. Raises TaskFileError."""
+    return sum(1 for _ in _each_row(path))
+
+
+def each_row(
     path: Path, columns: Mapping[str, type | tuple[type, ...]]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number (from 1) and row of every line that is not blank; ``.gz`` files are unpacked.
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Line number (from 1) and row of every line that is not blank, or why it cannot be read;
+    ``.gz`` files are unpacked.
 
     columns: name -> type that every row must have there; further columns are kept as they are. A
     row of a Parquet file counts as a line.
 
-    Raises TaskFileError naming file, line and column, what was expected and what was found; only
-    the file when it is missing or has no rows.
+    Raises TaskFileError when the file is missing or has no rows. A RowError names file, line and
+    column, what was expected and what was found.
     """
+    for line, row in _each_row(path):
+        try:
+            if not isinstance(row, RowError):
+                check_columns(path, line, row, columns)
+            yield line, row
+        except RowError as error:
+            yield line, error
+
+
+def _each_row(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Line and row, or why it cannot be read. Raises TaskFileError for a file as a whole."""
     if not path.is_file():
         raise TaskFileError(
             f"{path}: no such file of tasks; the config file says where it looks for one"
         )
     rows = 0
     for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
-        check_columns(path, line, row, columns)
         rows += 1
         yield line, row
     if not rows:
@@ -226,7 +313,7 @@ def read_rows(
 def check_columns(
     path: Path, line: int, row: Mapping[str, Any], columns: Mapping[str, type | tuple[type, ...]]
 ) -> None:
-    """Raises TaskFileError for a row that lacks a column, or has another type there."""
+    """Raises RowError for a row that lacks a column, or has another type there."""
     for column, kind in columns.items():
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if column not in row:
@@ -237,12 +324,12 @@ def check_columns(
 
 
 def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:
-    """Raises the TaskFileError for a column whose value cannot be used."""
-    raise TaskFileError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
+    """Raises the RowError for a column whose value cannot be used."""
+    raise RowError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
 
 
 def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
-    """The syntax tree of a column that must hold Python code; a TaskFileError names the column
+    """The syntax tree of a column that must hold Python code; a RowError names the column
     otherwise.
     """
     with warnings.catch_warnings():
@@ -250,7 +337,7 @@ def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
             return ast.parse(source)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             malformed(path, line, field, "Python code", f"{_show(source)} ({error})")
 
 
@@ -274,24 +361,38 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise TaskFileError(f"{path}: expected a Parquet file: {error}") from error
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     for line, text in _lines(path):
+        if isinstance(text, RowError):
+            yield line, text
+            continue
         if not text.strip():
             continue
+        begin = f"{path}, line {line}: expected a JSON object, found"
         try:
+            text.encode()  # what was no UTF-8 has become a lone surrogate
             row = json.loads(text)
+        except UnicodeEncodeError as error:
+            yield line, RowError(f"{begin} a byte that is no UTF-8 at column {error.start}")
+        except RecursionError:
+            yield line, RowError(f"{begin} values nested too deep")
         except ValueError as error:
-            raise TaskFileError(
-                f"{path}, line {line}: expected a JSON object, found invalid JSON: {error}"
-            ) from error
-        if not isinstance(row, dict):
-            raise TaskFileError(f"{path}, line {line}: expected a JSON object, found {_show(row)}")
-        yield line, row
+            yield line, RowError(f"{begin} invalid JSON: {error}")
+        else:
+            is_row = isinstance(row, dict)
+            yield line, row if is_row else RowError(f"{begin} {_show(row)}")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, str | RowError]]:
+    """Line number and text, with a lone surrogate for each byte that is no UTF-8; at last an error
+    where the rest of a file cannot be read.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    try:
+        opened = opener(path, "rt", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise TaskFileError(f"{path} cannot be read: {error}") from error
+    with opened as file:
         lines = enumerate(file, start=1)
         line = 0
         while True:
@@ -299,10 +400,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 line, text = next(lines)
             except StopIteration:
                 return
-            except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:
-                raise TaskFileError(
-                    f"{path}, after line {line}: expected UTF-8 text, found {error}"
-                ) from error
+            except (EOFError, OSError, zlib.error) as error:
+                where = f"{path}, line {line + 1}"
+                yield line + 1, RowError(f"{where}: expected text to the file's end, found {error}")
+                return
             yield line, text
 
 

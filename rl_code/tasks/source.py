@@ -11,8 +11,9 @@ from typing import ClassVar
 from absl import logging
 
 from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.records import Read, RowError, TaskFileError
 from rl_code.types import Task
 
 # Worlds take a while to build: how many are built between two lines of the log.
@@ -81,6 +82,73 @@ class Refusal(str):
         return refusal
 
 
+# Why there is no task where a row of a file cannot be read, and where the sandbox failed.
+UNREADABLE = "cannot be read"
+FAULT = "the sandbox failed"
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOfRows(Source):
+    """A source with a task in each row of a file.
+
+    A row that cannot be read is an error of ``load``, which names it, or is left out by ``works``;
+    ``load_each`` gives the reason, and the tasks of the other rows. A subclass has ``read``, and
+    ``finish`` for what is done to all tasks together.
+    """
+
+    # A file that ``launch.validate --verdicts`` wrote: only tasks that it found to work are loaded.
+    # "" for all, and then a row that cannot be read is an error.
+    works: str = dataclasses.field(default="", kw_only=True)
+
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        """(id, task) of each row, or why there is none. Raises TaskFileError for the whole file."""
+        raise NotImplementedError
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
+        """The tasks that are loaded, of all that could be read."""
+        return every
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        working = read_working(self.works) if self.works else None
+        tasks = []
+        for _, found in self.read(pool):
+            if not isinstance(found, RowError):
+                tasks.append(found)
+            elif working is None:
+                raise TaskFileError(f"{found}. {_ADVICE}") from found
+        finished = self.finish(tasks, pool, workdir)
+        return [task for task in finished if working is None or task.id in working]
+
+    def load_each(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Task | Refusal]]:
+        tasks = []
+        for id, found in self.read(pool):
+            if isinstance(found, RowError):
+                yield id, Refusal(str(found), UNREADABLE)
+            else:
+                tasks.append(found)
+        for task in self.finish(tasks, pool, workdir) if tasks else ():
+            yield task.id, task
+
+
+_ADVICE = (
+    "python -m launch.validate --verdicts=FILE says which tasks work, and works=FILE loads those "
+    "alone"
+)
+
+
+def unreadable(error: RowError) -> Callable[[], Task]:
+    """A builder for a row that cannot be read, which says so."""
+
+    def build() -> Task:
+        raise error
+
+    return build
+
+
 @dataclasses.dataclass(frozen=True)
 class SourceOfWorlds(Source):
     """A source whose tasks have worlds. Some may not work: a repository is missing, a patch does
@@ -121,28 +189,37 @@ class SourceOfWorlds(Source):
         for id, build in self.builders(pool, workdir):
             if working is not None and id not in working:
                 continue
-            try:
-                task = build()
-            except self.refusals as error:
-                raise TaskFileError(
-                    f"task {id}: {error}. python -m launch.validate --verdicts=FILE says which "
-                    "tasks work, and works=FILE loads those alone"
-                ) from error
+            found = self._built(build)
+            if isinstance(found, Refusal):
+                if found.reason == FAULT:
+                    raise SandboxFault(f"task {id}: {found}")
+                raise TaskFileError(f"task {id}: {found}. {_ADVICE}")
             built += 1
             if built % _TOLD == 0:
                 logging.info("%d tasks loaded, their worlds built", built)
-            yield task
+            yield found
 
     def load_each(
         self, pool: SandboxPool | None, workdir: Path | None
     ) -> Iterator[tuple[str, Task | Refusal]]:
         for id, build in self.builders(pool, workdir):
-            try:
-                found: Task | Refusal = build()
-            except self.refusals as error:
-                reason = error.reason if isinstance(error, NoTask) else NoTask.reason
-                found = Refusal(str(error), reason)
-            yield id, found
+            yield id, self._built(build)
+
+    def _built(self, build: Callable[[], Task]) -> Task | Refusal:
+        """A task, or why it cannot be built. Raises TaskFileError for the source as a whole."""
+        try:
+            return build()
+        except RowError as error:
+            return Refusal(str(error), UNREADABLE)
+        except self.refusals as error:
+            reason = error.reason if isinstance(error, NoTask) else NoTask.reason
+            return Refusal(str(error), reason)
+        except TaskFileError:
+            raise
+        except SandboxFault as fault:
+            return Refusal(str(fault), FAULT)
+        except Exception as error:  # a task may hold anything: each has a verdict of its own
+            return Refusal(f"{type(error).__name__}: {error}"[:300])
 
 
 def read_text(path: Path) -> str:

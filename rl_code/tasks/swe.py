@@ -28,8 +28,15 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File
 from rl_code.tasks.patches import PatchError, Scratch
-from rl_code.tasks.records import malformed, read_rows
-from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
+from rl_code.tasks.records import (
+    RowError,
+    count_rows,
+    each_row,
+    malformed,
+    place_of,
+    unforeseen,
+)
+from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of, unreadable
 from rl_code.tasks.swe_rows import Row, read_row
 from rl_code.tasks.unittest_ids import ForeignId, UnittestIds
 from rl_code.tasks.worlds import (
@@ -62,7 +69,7 @@ class Swe(SourceOfWorlds):
     refusals = (NoTask, NoWorld, PatchError, RepositoryError)
 
     def count(self) -> int:
-        return sum(1 for _ in read_rows(Path(self.path), {}))
+        return count_rows(Path(self.path))
 
     def builders(
         self, pool: SandboxPool | None, workdir: Path | None
@@ -70,12 +77,21 @@ class Swe(SourceOfWorlds):
         store = store_of(pool, "swe")
         file = Path(self.path)
         seen: set[str] = set()
-        for line, cells in read_rows(file, {"problem_statement": str}):
-            row = read_row(file, line, cells, self.breaks)
-            if row.id in seen:
-                malformed(file, line, "instance_id", "an id that no other row has", repr(row.id))
-            seen.add(row.id)
-            yield row.id, functools.partial(_task, row, self, store)
+        for line, cells in each_row(file, {"problem_statement": str}):
+            try:
+                if isinstance(cells, RowError):
+                    raise cells
+                row = read_row(file, line, cells, self.breaks)
+                if row.id in seen:
+                    wanted = "an id that no other row has"
+                    malformed(file, line, "instance_id", wanted, repr(row.id))
+            except RowError as error:
+                yield place_of(file, line), unreadable(error)
+            except Exception as error:  # rows may hold anything: each has a verdict of its own
+                yield place_of(file, line), unreadable(unforeseen(file, line, error))
+            else:
+                seen.add(row.id)
+                yield row.id, functools.partial(_task, row, self, store)
 
 
 def _task(row: Row, source: Swe, store: LayerStore) -> Task:

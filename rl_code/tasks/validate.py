@@ -27,7 +27,7 @@ from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
 from rl_code.tasks.patches import solution
-from rl_code.tasks.source import NoTask, Refusal
+from rl_code.tasks.source import FAULT, NoTask, Refusal
 from rl_code.types import Limits, Task, Tests
 
 # Reasons.
@@ -40,7 +40,6 @@ REFERENCE_FAILS = "fails with its reference"
 DIFFERS = "does not end the same each time"
 NOT_GRADED = "cannot be graded"
 FORGEABLE = "can be forged"
-FAULT = "the sandbox failed"
 # Of a file of verdicts; one that another revision wrote is made anew.
 REVISION = 2
 _SHOWN_IDS = 5
@@ -78,6 +77,8 @@ def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
         reason, detail = FAULT, str(fault)
     except SuiteError as error:
         reason, detail = NOT_GRADED, str(error)
+    except Exception as error:  # a task may hold anything: each has a verdict of its own
+        reason, detail = NOT_GRADED, f"{type(error).__name__}: {error}"[:300]
     seconds = time.monotonic() - start
     return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs), forgeable)
 
@@ -103,8 +104,13 @@ def refusing(verdict: Verdict, *, forgeable: bool) -> Verdict:
 
 
 def digest_of(task: Task, limits: Limits, runs: int) -> str:
-    """Of all that a verdict on a task depends on, the code of this project left out."""
-    parts = dumps((REVISION, task, limits.command_s, limits.grade_s, runs))
+    """Of all that a verdict on a task depends on, the code of this project left out; "" for a task
+    that cannot be written down, as one with a lone surrogate in a text.
+    """
+    try:
+        parts = dumps((REVISION, task, limits.command_s, limits.grade_s, runs))
+    except Exception:  # whose verdict says so
+        return ""
     return hashlib.sha256(parts).hexdigest()
 
 
@@ -203,7 +209,7 @@ def judge_all(
                     on_verdict(Verdict(id, task.reason, str(task)))
                     continue
                 before = known.get(id)
-                if before and before.digest == digest_of(task, limits, runs):
+                if before and before.digest and before.digest == digest_of(task, limits, runs):
                     if before.reason != FAULT:
                         on_verdict(before)
                         continue
@@ -213,14 +219,13 @@ def judge_all(
                     waiting = _take(waiting, on_verdict)
             while waiting:
                 waiting = _take(waiting, on_verdict)
-        except BaseException as error:
+        except BaseException:
             for future in waiting:
                 future.cancel()
-            if isinstance(error, KeyboardInterrupt):
-                # what has begun ends within its time, and is kept
-                for future in waiting:
-                    if not future.cancelled():
-                        on_verdict(future.result())
+            # what has begun ends within its time, and is kept
+            for future in waiting:
+                if not future.cancelled():
+                    on_verdict(future.result())
             raise
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.makers import bugs, deletion, package
 from rl_code.tasks.makers.candidate import Candidate
@@ -137,6 +138,12 @@ class Maker:
             found = survey(read, runner)
         except PackageError as error:
             self._note({"refused": str(error)}, runner, begin)
+            return
+        except (SandboxFault, OSError):  # of the machine, and not of the package
+            raise
+        except Exception as error:  # a package may hold anything: the others go on
+            words = f"{self.pin.label}: {type(error).__name__}: {error}"
+            self._note({"refused": words[:300]}, runner, begin)
             return
         counts = {
             "functions": len(found.functions) + len(found.classes),

@@ -4,6 +4,7 @@ named.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.named import Named
 from rl_code.tasks import evalplus, humaneval, mbpp
+from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.source import UNREADABLE, Refusal
 from rl_code.types import Case, Tests
 
 MBPP_ROW = {
@@ -176,6 +180,53 @@ def test_a_missing_field_is_named(tmp_path, loader):
         path = write(tmp_path, {key: value for key, value in row.items() if key != field})
         with pytest.raises(ValueError, match=f"line 1, field '{field}': expected .* found nothing"):
             load(path)
+
+
+SETTINGS = {
+    "mbpp": dict(split="train"),
+    "humaneval": {},
+    "records": dict(columns=dict(id="task_id", messages="prompt", entry_point="entry_point",
+                                 tests="test")),
+}  # fmt: skip
+ROWS = {**{name: row for name, (_, row) in LOADERS.items()}, "records": HUMANEVAL_ROW}
+# What a line of a file of tasks may hold in place of a row.
+BROKEN = (
+    *(b"{", b"[1]", b"\xff\xfe{}", b'{"task_id": 3}', b"[" * 100_000, b"1" * 5_000),
+    b'{"task_id": "MBPP/601", "prompt": "' + b"(" * 5_000 + b'"}',
+)
+
+
+@pytest.mark.parametrize("name", ["mbpp", "humaneval", "records"])
+def test_a_row_that_cannot_be_read_leaves_the_others_alone(tmp_path, name):
+    rows = [ROWS[name] | {"task_id": f"MBPP/{601 + number}"} for number in range(2)]
+    good = [json.dumps(row).encode() for row in rows]
+    twice = json.dumps(rows[0]).encode()
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b"\n".join([good[0], *BROKEN, twice, good[1]]))
+    source = find_source(Named(name, {"path": str(path), **SETTINGS[name]}), "tasks")
+    found = list(source.load_each(None, None))
+    wrong = [(id, why) for id, why in found if isinstance(why, Refusal)]
+    lines = range(2, 3 + len(BROKEN))
+    assert [id for id, _ in wrong] == [f"tasks.jsonl:{line}" for line in lines]
+    for line, (_, why) in zip(lines, wrong, strict=True):
+        assert f"{path}, line {line}" in why and "expected" in why
+        assert why.reason == UNREADABLE
+    tasks = [task.id for _, task in found if not isinstance(task, Refusal)]
+    assert tasks == [row["task_id"] for row in rows]
+    with pytest.raises(TaskFileError, match=r"line 2.*works=FILE loads those alone"):
+        source.load(None, None)
+    working = tmp_path / "working.json"
+    working.write_text(json.dumps({"works": tasks[1:]}))
+    kept = dataclasses.replace(source, works=str(working)).load(None, None)
+    assert [task.id for task in kept] == tasks[1:]
+
+
+def test_a_file_that_ends_in_the_middle_keeps_the_rows_before(tmp_path):
+    path = tmp_path / "tasks.jsonl.gz"
+    text = gzip.compress("".join(json.dumps(HUMANEVAL_ROW) + "\n" for _ in range(9)).encode(), 0)
+    path.write_bytes(text[: len(text) // 2])
+    first, *_, last = humaneval.each(str(path))
+    assert first[1].entry_point == "area" and "found Compressed file ended" in str(last[1])
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]\n", b'"a"\n', b"\xff\xfe\n", b"", b"\n\n"])

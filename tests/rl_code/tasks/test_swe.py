@@ -13,6 +13,7 @@ from rl_code.named import Named
 from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.source import Refusal
 from rl_code.tasks.unittest_ids import ForeignId
 from rl_code.tasks.validate import judge, judge_all
 from rl_code.types import Limits, Suite
@@ -266,6 +267,30 @@ def test_what_cannot_be_built_is_told_for_each_task(shop, pool, tmp_path, change
     working = tmp_path / "working.json"
     working.write_text(json.dumps({"works": ["good"]}))
     assert [task.id for task in source(path, shop, works=str(working)).load(pool, None)] == ["good"]
+
+
+def test_a_row_that_cannot_be_read_leaves_the_others_alone(shop, pool, tmp_path):
+    rows = [projects.swe_row(shop, instance_id=id) for id in ("first", "last")]
+    odd = [
+        projects.swe_row(shop, instance_id="nul", patch="--- a/\0\n"),
+        projects.swe_row(shop, instance_id="half", patch="\ud83d"),
+        projects.swe_row(shop, instance_id="base", base_commit="a\0b"),
+        projects.swe_row(shop, instance_id="path", test_patch="--- a/x\n+++ b/../../x\n"),
+        projects.swe_row(shop, FAIL_TO_PASS=3),
+        {"repo_name": "x"},
+    ]
+    lines = [json.dumps(row) for row in (rows[0], *odd, rows[0])]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join([*lines, "{", json.dumps(rows[1])]))
+    found = list(source(path, shop).load_each(pool, None))
+    good = [task.id for _, task in found if not isinstance(task, Refusal)]
+    assert good == ["first", "last"] and len(found) == 10
+    assert [id for id, why in found if isinstance(why, Refusal)] == [
+        *("nul", "half", "base", "path"), *(f"tasks.jsonl:{line}" for line in (6, 7, 8, 9)),
+    ]  # fmt: skip
+    working = tmp_path / "working.json"
+    working.write_text(json.dumps({"works": ["last"]}))
+    assert [task.id for task in source(path, shop, works=str(working)).load(pool, None)] == ["last"]
 
 
 # Tests of unittest in modules that a runner imports from the folder ``tests``, as Django's.

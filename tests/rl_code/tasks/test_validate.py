@@ -185,6 +185,40 @@ def test_a_stop_keeps_what_was_done(layered_pool, tmp_path, monkeypatch):
     assert not finished and ids in (["none"], ["none", "double"])  # it may not have begun
 
 
+def test_a_task_that_nobody_foresaw_has_a_verdict(layered_pool):
+    odd = [
+        task("half", messages=({"role": "user", "content": "\ud83d"},)),
+        task("text", start="\ud83d"),
+        task("path", reference={"a\0b": ""}),
+        task("case", hidden_tests=Tests(cases=(Case((object(),), 4),))),
+        task("good"),
+    ]
+    found = []
+    tasks = [(one.id, one) for one in odd]
+    judge_all(tasks, layered_pool, LIMITS, 1, 1, {}, found.append)
+    assert [one.id for one in found] == [one.id for one in odd]
+    reasons = {one.id: one.reason for one in found}
+    assert reasons["path"] and reasons["case"] and reasons["good"] == ""
+
+
+def test_verdicts_before_a_crash_are_kept(layered_pool, tmp_path, monkeypatch):
+    from launch import validate as command
+
+    if not command.flags.FLAGS.is_parsed():
+        command.flags.FLAGS(["validate"])
+
+    def broken(sources, pool):
+        yield "none", Refusal("there is no such image")
+        yield "double", task()
+        raise MemoryError
+
+    monkeypatch.setattr(command, "tasks_of", lambda *given: (3, broken(*given)))
+    path = tmp_path / "verdicts.json"
+    with pytest.raises(MemoryError):
+        command.run({}, layered_pool, {}, path, "mine")
+    assert "none" in validate.load(path) and not json.loads(path.read_text())["finished"]
+
+
 def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites():
     from launch import validate as command
 
