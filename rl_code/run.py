@@ -195,7 +195,11 @@ class Run:
         if source.endless:  # which cannot be gone through
             return source.load(self.pool, self.workdir)
         length = config.rollout.engine.prompt_length
-        return list(self._that_fit(source, config.protocol, length))
+        shortest: list[int] = []
+        found = list(self._that_fit(source, config.protocol, length, shortest))
+        if not found:
+            raise ConfigError(_none_fits("config.tasks", length, shortest))
+        return found
 
     @functools.cached_property
     def _demonstrated(self) -> Sequence[Task]:
@@ -422,20 +426,50 @@ class Run:
             engine = suite.engine or self.config.rollout.engine
             protocol = suite.protocol or self.config.protocol
             source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
+            shortest: list[int] = []
             if source.endless:
                 tasks = iter(source.load(self.pool, self.workdir))
             else:
-                tasks = self._that_fit(source, protocol, engine.prompt_length)
-            self._suites[suite.name] = suite.choose(
+                tasks = self._that_fit(source, protocol, engine.prompt_length, shortest)
+            chosen = suite.choose(
                 tasks,
                 functools.partial(self._prompt_tokens, protocol),
                 f"have a prompt of at most {engine.prompt_length} tokens",
             )
+            if not chosen:
+                raise ConfigError(
+                    _none_fits(f"suite {suite.name!r}", engine.prompt_length, shortest)
+                )
+            self._suites[suite.name] = chosen
         return self._suites[suite.name]
 
-    def _that_fit(self, source: Source, protocol: Named, prompt_length: int) -> Iterator[Task]:
+    def check_held_out(self) -> None:
+        """Raises ConfigError if a suite has tasks of training. Tasks without end have no ids that
+        could be gone through; their splits are apart by construction.
+        """
+        if find_source(self.config.tasks, "config.tasks").endless:
+            return
+        training = {task.id for task in self.tasks}
+        for suite in self.config.suites:
+            if find_source(suite.tasks, f"suites.{suite.name}.tasks").endless:
+                continue
+            shared = [task.id for task in self.suite_tasks(suite) if task.id in training]
+            if shared:
+                raise ConfigError(
+                    f"suite {suite.name!r}: {len(shared)} of its "
+                    f"{len(self.suite_tasks(suite))} tasks are training tasks too, such as "
+                    f"{shared[0]!r}, so it would measure what was learned by heart; give "
+                    "config.tasks and the suite different splits (for rows of one's own the "
+                    "column of columns.split says which), or different files"
+                )
+
+    def _that_fit(
+        self, source: Source, protocol: Named, prompt_length: int, shortest: list[int]
+    ) -> Iterator[Task]:
         """The tasks of a source whose prompt has at most ``prompt_length`` tokens. They come one by
         one, so that no more worlds are built than are asked for.
+
+        shortest: gets the tokens of the shortest prompt that did not fit, for messages.
         """
         every = source.one_by_one(self.pool, self.workdir)
         if self.harness is not None:  # the agent writes the prompts
@@ -445,9 +479,12 @@ class Run:
         seen = 0
         for task in every:
             seen += 1
-            if self._prompt_tokens(protocol, task) <= prompt_length:
+            tokens = self._prompt_tokens(protocol, task)
+            if tokens <= prompt_length:
                 kept += 1
                 yield task
+            else:
+                shortest[:] = [min([tokens, *shortest])]
         if kept < seen:
             message = "%d of %d tasks have prompts of at most %d tokens"
             logging.info(message, kept, seen, prompt_length)
@@ -521,3 +558,17 @@ class Run:
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         sampling = dataclasses.asdict(suite.sampling)
         return from_groups(suite.name, label, step, sampling, groups)
+
+
+def _none_fits(what: str, most: int, shortest: Sequence[int]) -> str:
+    """The message for a source or a suite without a task to play.
+
+    shortest: tokens of the shortest prompt, if there is one.
+    """
+    if not shortest:
+        return f"{what}: no task; look at the file, the split and what its settings leave out"
+    return (
+        f"{what}: no task has a prompt of at most {most} tokens, the shortest has {shortest[0]}; "
+        "raise limits.tokens (or lower limits.turns or limits.turn_tokens, which leave room for "
+        "answers)"
+    )

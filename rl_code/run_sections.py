@@ -53,7 +53,8 @@ class ModelSpec:
     # run, with @ and a step for a checkpoint other than the last (``rl_code.origin``). "" for
     # random parameters.
     weights: str = ""
-    # The dtype of the weights that are trained.
+    # The dtype of activations and products; on GPUs "float32" is slow, without kernels. The weights
+    # that are trained are kept in float32, whatever it is.
     dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False

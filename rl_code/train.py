@@ -94,6 +94,7 @@ def train(
         # config must still be able to claim it.
         check_rows(config, row_shards(run.mesh))
         _ = run.tasks
+        run.check_held_out()
         if run.harness is not None:
             _ = run.harness.host
         workdir.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from rl_code.learner.optimizer import learning_rate
 from rl_code.read_config import ConfigError, build, lookup
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.run_config import RunConfig
+from rl_code.tasks.api import find_source
 from rl_code.types import Limits
 
 # What these keys were before they were derived; of the quickstart's pages there were 520.
@@ -158,6 +159,18 @@ def test_an_experiment_of_ones_own_is_at_most_forty_lines(tmp_path):
     assert len(Path(own_model.__file__).read_text().splitlines()) <= 40
     config = build(RunConfig, own_model.get_config())
     assert config.tasks.name == "records" and config.train.pack.rows == 128
+    assert config.model.dtype == config.rollout.dtype == "bfloat16"  # which GPUs have kernels for
+
+
+def test_the_sample_of_ones_own_tasks_is_cut_into_training_and_held_out():
+    config = build(RunConfig, own_model.get_config())
+    named = {"training": config.tasks, "held out": config.suites[0].tasks}
+    tasks = {key: find_source(one, key).load(None, None) for key, one in named.items()}
+    ids = {key: {task.id for task in found} for key, found in tasks.items()}
+    assert (len(ids["training"]), len(ids["held out"])) == (16, 8)
+    assert not ids["training"] & ids["held out"]
+    for task in [*tasks["training"], *tasks["held out"]]:
+        assert len(task.hidden_tests.cases) == 3 and task.reference
 
 
 def test_memory_bounds_the_pages():

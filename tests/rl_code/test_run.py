@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from attention.methods.api import METHODS
-from configs import quickstart, smollm2_mbpp
+from configs import own_model, quickstart, smollm2_mbpp
 from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
@@ -88,6 +88,41 @@ class Noted(SourceOfWorlds):
 
         for index in range(8):
             yield str(index), functools.partial(build, index)
+
+
+class HeldOut(Run):
+    """The part of a run that knows its tasks, whose prompts have 50 tokens."""
+
+    def __init__(self, split: str, most: int = 100):
+        tasks = dict(name="records", path=own_model.TASKS, columns=own_model.COLUMNS)
+        settings = own_model.get_config("smoke")
+        settings.tasks = tasks | dict(split="train")
+        settings.suites = (dict(name="mine", tasks=tasks | dict(split=split)),)
+        settings.rollout = dict(engine=dict(prompt_length=most))
+        self.config = build(RunConfig, settings)
+        self.pool = self.workdir = self.harness = None
+        self._suites = {}
+
+    def _prompt_tokens(self, protocol, task):
+        return 50
+
+
+@pytest.mark.parametrize(("split", "shared"), [("train", "16 of its 16"), ("", "16 of its 24")])
+def test_a_suite_of_training_tasks_is_refused(split, shared):
+    with pytest.raises(ConfigError, match=f"suite 'mine': {shared} tasks are training tasks"):
+        HeldOut(split).check_held_out()
+    HeldOut("test").check_held_out()
+
+
+def test_tasks_whose_prompts_are_all_too_long_are_named_with_what_to_raise():
+    run = HeldOut("test", most=49)
+    advice = "no task has a prompt of at most 49 tokens, the shortest has 50; raise limits.tokens"
+    with pytest.raises(ConfigError, match=f"config.tasks: {advice}"):
+        _ = run.tasks
+    with pytest.raises(ConfigError, match=f"suite 'mine': {advice}"):
+        run.suite_tasks(run.config.suites[0])
+    with pytest.raises(ConfigError, match="suite 'mine': no task; look at the file, the split"):
+        HeldOut("validation").check_held_out()
 
 
 @pytest.mark.parametrize(
