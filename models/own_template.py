@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+_NOT_ASCII = re.compile(r"[^\x00-\x7f\ud800-\udfff]")
 # Stands for an assistant's answer, to find where it ends.
 _ANSWER = "the answer of the assistant"
 
@@ -96,7 +98,11 @@ def _compile(text: str) -> jinja2.Template:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **rest: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **rest)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, **rest)
+    if not ensure_ascii:
+        return text
+    # lone surrogates stay: they quote marks (``models.marks``), and no other text has them
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _refuse(message: str) -> None:

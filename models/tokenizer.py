@@ -1,13 +1,15 @@
 """Tokenizers: byte-level BPE from a ``tokenizer.json``, from a GGUF file, or trained on the spot.
 
 All are run by the ``tokenizers`` library. Text is tokenised as it stands: nothing adds a begin or
-end token (templates write them as text), special tokens in the text become their single ids, and
-decoding keeps them.
+end token (templates write them as text), special tokens in the text become their single ids unless
+they were quoted (``models.marks``), and decoding keeps them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from tokenizers import (
 )
 
 from models.gguf_file import open_gguf
+from models.marks import Marks, covered, is_quoted, unquote
 
 # How the tokenizer that is trained here cuts text before merging: a line break with the indent that
 # follows it; one digit; a word; a run of punctuation; other white space. A space in front of a
@@ -50,6 +53,8 @@ _LLAMA3_PIECES = (
 _QWEN2_PIECES = _LLAMA3_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
 
 _SPACE = "Ġ"  # how byte-level BPE writes a space
+# Added tokens that mark something even where the file does not call them special.
+_VISIBLE_MARK = re.compile(r"[^\w\s]")
 _CONTROL = gguf.TokenType.CONTROL
 _USER_DEFINED = gguf.TokenType.USER_DEFINED
 
@@ -81,6 +86,19 @@ class Tokenizer:
         self.chat_template = chat_template
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.eos_id, self.pad_id = self.token_id(eos), self.token_id(pad)
+        # Ids and texts of the marks. Added tokens of letters or white space alone that are not
+        # special belong to the words of the language: they mark nothing.
+        self._mark_texts = {
+            id: token.content
+            for id, token in backend.get_added_tokens_decoder().items()
+            if token.special or _VISIBLE_MARK.search(token.content)
+        }
+        self.marks = Marks(self._mark_texts.values())
+        # Whether marks are looked for in normalised text, where another spelling may become one.
+        self._respelled = backend.normalizer is not None and any(
+            token.normalized and id in self._mark_texts
+            for id, token in backend.get_added_tokens_decoder().items()
+        )
 
     @classmethod
     def from_file(
@@ -105,6 +123,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
+        if not isinstance(backend.model, models.BPE):
+            kind = type(backend.model).__name__
+            raise ValueError(f"{path} is a tokenizer of the kind {kind}; only BPE is supported")
         backend.no_truncation()
         backend.no_padding()
         beside = path.with_name(CONFIG_FILE)
@@ -242,14 +263,64 @@ class Tokenizer:
             path.with_name(TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens that it contains are recognised, none are added."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        """Ids of ``text``; special tokens that it contains are recognised unless they are quoted
+        (``marks.quote``), none are added. Text without marks has the same ids quoted or not.
+        """
+        if not is_quoted(text) and not self._respelled:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        cover = covered(text)
+        whole = self._backend.encode(cover, add_special_tokens=False)
+        ids: list[int] = []
+        at = 0
+        for id, (start, end) in zip(whole.ids, whole.offsets, strict=True):
+            # white space beside a mark may belong to its token
+            if id in self._mark_texts and cover[start:end].strip() == self._mark_texts[id].strip():
+                ids += self._encode_plain(unquote(text[at:start]))
+                ids.append(id)
+                at = end
+        return ids + self._encode_plain(unquote(text[at:]))
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is a mark."""
+        backend, ids = self._plain
+        return [ids.get(id, id) for id in backend.encode(text, add_special_tokens=False).ids]
+
+    @functools.cached_property
+    def _plain(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """The tokenizer without its marks, and the ids of tokens that have others in it."""
+        fields = json.loads(self._backend.to_str())
+        marks = self.marks.texts
+        model = fields["model"]
+        # a mark that is in the vocabulary keeps its id, under a name that no text can reach
+        model["vocab"] = {
+            f"\ufdd1{text}" if text in marks else text: id for text, id in model["vocab"].items()
+        }
+        model["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if not marks & {left, right, left + right}
+        ]
+        words = [each for each in fields["added_tokens"] if each["id"] not in self._mark_texts]
+        fields["added_tokens"] = words
+        backend = tokenizers.Tokenizer.from_str(json.dumps(fields))
+        return backend, {backend.token_to_id(each["content"]): each["id"] for each in words}
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, special tokens included; bytes that are not UTF-8 (a cut character)
         become U+FFFD.
         """
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def decode_quoted(self, ids: Sequence[int]) -> str:
+        """As ``decode``, with marks quoted that are no special tokens but spelled in others."""
+        pieces = []
+        at = 0
+        for place, id in enumerate([*ids, None]):
+            if id is None or id in self._mark_texts:
+                pieces.append(self.marks.quote(self.decode(ids[at:place])))
+                pieces.append("" if id is None else self._mark_texts[id])
+                at = place + 1
+        return "".join(pieces)
 
     def token_id(self, token: str) -> int:
         """Id of a token by its text; raises ValueError when there is no such token."""

@@ -517,7 +517,7 @@ class Run:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
         documents = self.config.documents
         tools = offered(task, self.tools)
-        parts = prompt_parts(self._protocol(protocol), task, tools, documents)
+        parts = prompt_parts(self._protocol(protocol), task, tools, documents, self.tokenizer.marks)
         tokens, _ = encode(parts, self.tokenizer, documents)
         return tokens
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from models import peft
 from models.lora import with_trained
+from models.marks import unquote
 from models.model_config import ModelConfig, MoE
 from models.padding import pad_config
 from models.tokenizer import Tokenizer
@@ -50,7 +51,9 @@ def find_tokenizer(
         # The tokenizer was trained before the fork, perhaps on other tasks or with another seed.
         # The run keeps it, with the template of its family.
         return origin_lib.tokenizer_of(workdir)
-    texts = ("".join(segment.text for segment in demonstration(i)) for i in range(spec.texts))
+    texts = (
+        unquote("".join(segment.text for segment in demonstration(i))) for i in range(spec.texts)
+    )
     protocol = find_protocol(config.protocol, find_tools(config.tools), "config.protocol")
     special = protocol.SPECIAL_TOKENS or Compact.SPECIAL_TOKENS
     return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")

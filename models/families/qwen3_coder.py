@@ -19,9 +19,10 @@ _TEMPLATE = r"""
     {{- "# Tools\n\nThese functions are available:\n\n<tools>" -}}
     {%- for tool in tools -%}
       {{- "\n<function>\n<name>" + tool.function.name + "</name>" -}}
-      {{- "\n<description>" + tool.function.description + "</description>\n<parameters>" -}}
-      {%- set schema = tool.function.parameters -%}
-      {%- for name, parameter in schema.properties | items -%}
+      {{- "\n<description>" + tool.function.description | default("") -}}
+      {{- "</description>\n<parameters>" -}}
+      {%- set schema = tool.function.parameters | default({}) -%}
+      {%- for name, parameter in schema.properties | default({}) | items -%}
         {{- "\n<parameter>\n<name>" + name + "</name>" -}}
         {%- for key, value in parameter | items -%}
           {{- "\n<" + key + ">" + text(value) + "</" + key + ">" -}}

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
+from models.marks import unquote
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.calls import Calls
@@ -362,10 +363,14 @@ class Episode:
     ) -> None:
         """Records a message with its calls, those that cannot be carried out with their error."""
         ended = tokens[-1] in self.stop_ids
-        body = self._tokenizer.decode(tokens[:-1] if ended else tokens)
+        tokenizer = self._tokenizer
+        decode = tokenizer.decode_quoted if self.protocol.tells_marks else tokenizer.decode
+        body = decode(tokens[:-1] if ended else tokens)
         if frame.messages == 0:
             body = frame.task.prefill + body
-        frame.said = body
+        frame.said = unquote(body)
+        if not self.protocol.tells_marks:
+            body = frame.said
         frame.answered = frame.asked_by is not None and not self.protocol.has_call(body)
         parsed = [] if frame.answered else self._parse(body, frame)
         calls = [self._checked(call, number, frame) for number, call in enumerate(parsed, start=1)]

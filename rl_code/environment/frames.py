@@ -16,7 +16,7 @@ from typing import ClassVar
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import answer_parts, encode, prompt_parts
-from rl_code.environment.protocols.protocol import Protocol, break_up
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.sub_agent import answer_of
 from rl_code.environment.tools.tool import Delegation, Tool
 from rl_code.environment.transcript import Transcript
@@ -132,7 +132,9 @@ class Frames:
 
     def prompt(self, frame: Frame) -> tuple[list[int], list[int] | None]:
         """Ids of a context's prompt, and what each place is (``Context.documents``)."""
-        parts = prompt_parts(self._protocol, frame.task, frame.tools, self._documents)
+        parts = prompt_parts(
+            self._protocol, frame.task, frame.tools, self._documents, self._tokenizer.marks
+        )
         return encode(parts, self._tokenizer, self._documents)
 
     def observation(self, frame: Frame) -> tuple[list[int], list[int] | None]:
@@ -140,7 +142,9 @@ class Frames:
         first, by a stop token that nobody sampled.
         """
         closing = self._protocol.stop_tokens[0] if frame.cut else ""
-        parts = answer_parts(self._protocol, frame.results, self._tools, self._documents)
+        parts = answer_parts(
+            self._protocol, frame.results, self._tools, self._documents, self._tokenizer.marks
+        )
         number = max(frame.transcript.documents or [0])
         return encode(
             [(closing, False), *parts],
@@ -166,7 +170,7 @@ class Frames:
         """Begins the context of a sub-agent, and returns its prompt; None, with a result, where
         there is no room for one.
         """
-        question = {"role": "user", "content": break_up(call.arguments["question"])}
+        question = {"role": "user", "content": call.arguments["question"]}
         child = Frame(
             number=len(self.all),
             task=dataclasses.replace(self._task, messages=(question,), prefill=""),

@@ -20,22 +20,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from models.marks import Marks
 from models.tokenizer import Tokenizer
 from rl_code.documents import OUTSIDE, DocumentsConfig, place
-from rl_code.environment.protocols.protocol import Protocol, break_up
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolResult
 
 # A text, and whether it is a document.
 Part = tuple[str, bool]
 
-# Stands for a document while a protocol writes the text around it. Unicode keeps this code point
-# for a program's own use, so no text that is exchanged should have it; where one has, it is
-# replaced.
-_MARK = "\ufdd0"
-_REPLACEMENT = "\ufffd"
+# Stands for a document while a protocol writes the text around it: a lone surrogate, which no text
+# can have that an encoding can carry.
+_MARK = "\udffe"
 _TYPES = ("text", "document")
 
 
@@ -44,22 +43,25 @@ def prompt_parts(
     task: Task,
     tools: Mapping[str, Tool],
     documents: DocumentsConfig | None,
+    marks: Marks,
 ) -> list[Part]:
     """A task's prompt in parts, in order; one plain part if ``documents`` is None.
 
-    Raises ValueError for a message whose parts cannot be read, and for a protocol that leaves out
-    some of the documents.
+    marks: those of the tokenizer, which are quoted in all that the task and the tools say. Raises
+    ValueError for a message whose parts cannot be read, and for a protocol that leaves out some of
+    the documents.
     """
     contents = [
         content_parts(message["content"], f"task {task.id}: messages[{at}]")
         for at, message in enumerate(task.messages)
     ]
+    tools = {name: cast(Tool, _Quoted(tool, marks)) for name, tool in tools.items()}
     if documents is None:
-        texts = ["".join(text for text, _ in parts) for parts in contents]
-        return [(protocol.prompt(_with_texts(task, texts), tools), False)]
-    texts = ["".join(_marked(part) for part in parts) for parts in contents]
-    inside = [text for parts in contents for text, is_document in parts if is_document]
-    return _put_in(protocol.prompt(_with_texts(task, texts), tools), inside)
+        texts = [marks.quote("".join(text for text, _ in parts)) for parts in contents]
+        return [(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), False)]
+    texts = ["".join(_marked(part, marks) for part in parts) for parts in contents]
+    inside = [marks.quote(text) for parts in contents for text, is_document in parts if is_document]
+    return _put_in(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), inside)
 
 
 def answer_parts(
@@ -67,22 +69,27 @@ def answer_parts(
     results: Sequence[ToolResult],
     tools: Mapping[str, Tool],
     documents: DocumentsConfig | None,
+    marks: Marks,
 ) -> list[Part]:
     """What the results of a message's calls say, in parts; one plain part if ``documents`` is None
     or leaves answers out.
 
-    Raises ValueError for a protocol that leaves out some of the documents.
+    marks: those of the tokenizer, which are quoted in what the results say. Raises ValueError for
+    a protocol that leaves out some of the documents.
     """
     if documents is None or not documents.answers:
-        return [(protocol.observation(results), False)]
+        quoted = [
+            dataclasses.replace(result, content=marks.quote(result.content)) for result in results
+        ]
+        return [(protocol.observation(quoted), False)]
     # a call that failed has no document: its answer is about the call
     which = [result.ok and tools[result.name].documents for result in results]
     marked = [
-        dataclasses.replace(result, content=_marked((result.content, is_document)))
+        dataclasses.replace(result, content=_marked((result.content, is_document), marks))
         for result, is_document in zip(results, which, strict=True)
     ]
     inside = [
-        break_up(result.content)
+        marks.quote(result.content)
         for result, is_document in zip(results, which, strict=True)
         if is_document
     ]
@@ -122,7 +129,7 @@ def encode(
 
 
 def content_parts(content: str | Sequence[Mapping[str, Any]], name: str = "content") -> list[Part]:
-    """The content of a message in parts; documents are broken up as a tool's answers are.
+    """The content of a message in parts.
 
     name: what messages call it. Raises ValueError for parts that cannot be read.
     """
@@ -138,7 +145,7 @@ def content_parts(content: str | Sequence[Mapping[str, Any]], name: str = "conte
                 "and a text"
             )
         is_document = kind == "document"
-        parts.append((break_up(text) if is_document else text, is_document))
+        parts.append((text, is_document))
     return parts
 
 
@@ -163,20 +170,38 @@ def check_documents(
             )
 
 
-def _with_texts(task: Task, texts: Sequence[str]) -> Task:
-    """The task with these contents of its messages."""
+class _Quoted:
+    """A tool as prompts declare it: with all texts of its schema quoted."""
+
+    def __init__(self, tool: Tool, marks: Marks):
+        self._tool = tool
+        self.schema = marks.quote_all(tool.schema)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tool, name)
+
+
+def _with_texts(protocol: Protocol, task: Task, texts: Sequence[str], marks: Marks) -> Task:
+    """The task with these contents of its messages, and all else that a prompt says quoted."""
     messages = tuple(
-        {**message, "content": text} for message, text in zip(task.messages, texts, strict=True)
+        {
+            key: value if key == "role" else marks.quote_all(value)
+            for key, value in message.items()
+            if key != "content"
+        }
+        | {"content": text}
+        for message, text in zip(task.messages, texts, strict=True)
     )
-    return dataclasses.replace(task, messages=messages)
+    prefill = marks.quote(task.prefill) if protocol.continues_file else task.prefill
+    return dataclasses.replace(task, messages=messages, prefill=prefill)
 
 
-def _marked(part: Part) -> str:
-    """What a protocol gets in place of a part: the mark for a document, a text without the mark
-    for any other.
+def _marked(part: Part, marks: Marks) -> str:
+    """What a protocol gets in place of a part: the mark for a document, the quoted text for any
+    other.
     """
     text, is_document = part
-    return _MARK if is_document else text.replace(_MARK, _REPLACEMENT)
+    return _MARK if is_document else marks.quote(text)
 
 
 def _put_in(text: str, inside: Sequence[str]) -> list[Part]:

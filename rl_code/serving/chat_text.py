@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.protocols.protocol import Protocol, break_up, stop_ids
+from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.serving.fields import ApiError
 from rl_code.serving.requests import Call, Message
 from rl_code.types import ToolCall
@@ -53,8 +53,9 @@ class ChatText:
         Raises ApiError for what the protocol cannot write, and ValueError where the text does not
         show where the kept messages end.
         """
-        schemas = [{"type": "function", "function": dict(schema)} for schema in tools]
-        given = [message.for_template(break_up) for message in messages]
+        quoted = self._tokenizer.marks.quote_all(list(tools))
+        schemas = [{"type": "function", "function": schema} for schema in quoted]
+        given = [message.for_template(self._tokenizer.marks) for message in messages]
         whole = self._render(given, schemas, True)
         marks: list[int | None] = []
         for count in range(1, len(given) + 1):
@@ -77,7 +78,7 @@ class ChatText:
         cut: whether the sampled message lacks its stop token, which is then put in front. Raises
         ApiError for what the protocol cannot write.
         """
-        given = [message.for_template(break_up) for message in messages]
+        given = [message.for_template(self._tokenizer.marks) for message in messages]
         end = self.protocol.stop_tokens[0]
 
         def behind(count: int, opening: bool) -> str | None:

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from models.marks import encodable
 from models.tokenizer import Tokenizer
-from rl_code.environment.protocols.protocol import break_up
 from rl_code.serving.fields import (
     ApiError,
     Request,
     check_keys,
     common,
-    encodable,
     read_object,
     refuse,
     show,
@@ -33,7 +32,7 @@ class FillInTheMiddle:
     ``prefix_text`` + before + ``suffix_text`` + behind + ``middle_text``, and then it samples.
 
     The three are what the model was trained with, usually special tokens. Special tokens inside of
-    the two texts are taken apart (``protocol.break_up``), so that no file can end its own text.
+    the two texts are plain text (``models.marks``), so that no file can end its own text.
     """
 
     prefix_text: str = "<|fim_prefix|>"
@@ -42,8 +41,9 @@ class FillInTheMiddle:
 
     def tokens(self, before: str, behind: str, tokenizer: Tokenizer) -> list[int]:
         """The tokens that a completion of the gap follows."""
-        start = self.prefix_text + break_up(before)
-        return tokenizer.encode(start + self.suffix_text + break_up(behind) + self.middle_text)
+        before, behind = map(tokenizer.marks.quote, (before, behind))
+        texts = (self.prefix_text, before, self.suffix_text, behind, self.middle_text)
+        return tokenizer.encode("".join(texts))
 
 
 @dataclasses.dataclass(frozen=True)

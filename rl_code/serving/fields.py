@@ -8,6 +8,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
+from models.marks import encodable
+
 # Longest request, in bytes.
 MOST_BYTES = 8 * 2**20
 # The most answers to one request.
@@ -177,11 +179,6 @@ def typed(fields: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
         name = "an integer" if kind is int else kind.__name__
         raise refuse(key, f"must be {name}, got {type(value).__name__}")
     return value
-
-
-def encodable(text: str) -> str:
-    """The text without lone surrogates, which JSON can spell and no tokenizer can read."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _check_depth(value: Any) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import ROLES
+from models.marks import Marks, encodable
 from rl_code.serving.fields import (
     Request,
     check_keys,
     common,
-    encodable,
     read_object,
     refuse,
     show,
@@ -70,22 +70,21 @@ class Message:
             and self.call_id == other.call_id
         )
 
-    def for_template(self, break_up) -> dict[str, Any]:
-        """As chat templates read it. break_up: takes special tokens in a text apart."""
-        message: dict[str, Any] = {"role": self.role, "content": break_up(self.content)}
+    def for_template(self, marks: Marks) -> dict[str, Any]:
+        """As chat templates read it. marks: of the tokenizer, quoted in all that was sent."""
+        message: dict[str, Any] = {"role": self.role, "content": marks.quote(self.content)}
         if self.calls:
             message["tool_calls"] = [
-                {"type": "function", "function": _function(call, break_up)} for call in self.calls
+                {"type": "function", "function": _function(call, marks)} for call in self.calls
             ]
         return message
 
 
-def _function(call: Call, break_up) -> dict[str, Any]:
+def _function(call: Call, marks: Marks) -> dict[str, Any]:
     _, arguments = call.content
     if not isinstance(arguments, dict):
         arguments = {"arguments": call.arguments}
-    broken = json.loads(break_up(json.dumps(arguments, ensure_ascii=False)))
-    return {"name": break_up(call.name), "arguments": broken}
+    return marks.quote_all({"name": call.name, "arguments": arguments})
 
 
 @dataclasses.dataclass(frozen=True)

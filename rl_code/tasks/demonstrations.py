@@ -12,6 +12,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from models.marks import Marks
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
@@ -32,6 +33,8 @@ from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 _PROTOCOL = Compact()
 _INFILL = Infill()
+# Those of a tokenizer that is trained on demonstrations.
+_MARKS = Marks(_PROTOCOL.SPECIAL_TOKENS)
 _TOOLS = find_tools()
 _WRITTEN = ToolResult("write_file", "ok")
 _SUBMIT = ToolCall("submit", {})
@@ -101,6 +104,7 @@ KINDS = {
 class Segment:
     """A span of an episode's text. Each is tokenised on its own."""
 
+    # With quoted marks (``models.marks``) where it says what is not the protocol's own.
     text: str
     # Whether the agent writes it.
     sampled: bool
@@ -197,7 +201,7 @@ def demonstrate(
             task, rng, config, limits, words or ToolWords(walks_in_tools.TOOLS, documents)
         )
     if PLAYED in task.meta:
-        prompt = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
+        prompt = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents, _MARKS))
         return [*prompt, *(Segment(text, sampled) for text, sampled in task.meta[PLAYED])]
     if task.meta.get("source") not in KINDS:
         known = (*KINDS, repository_walks.SOURCE, infill.SOURCE)
@@ -208,7 +212,7 @@ def demonstrate(
     kind = KINDS[task.meta["source"]]
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
-    segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
+    segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents, _MARKS))
     if "drill" in task.meta:
         return [*segments, *_drill(task.meta["drill"])]
     if "hands_in" in task.meta:
@@ -229,7 +233,7 @@ def demonstrate(
         told = ToolResult(
             "run_tests", describe(failures, len(task.visible_tests), runs, verbose=False)
         )
-        answer = answer_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents)
+        answer = answer_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents, _MARKS)
         segments += [_message(write, _TEST), *_given(answer)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+from models.marks import Marks
 from rl_code.environment.parts import Part
 from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.protocols.protocol import break_up
 from rl_code.harness.agent import text_of
 from rl_code.harness.command_chat import CommandChat
 from rl_code.tasks.repository_walks import (
@@ -29,6 +29,7 @@ from rl_code.types import Limits, Task
 
 # What the endpoint writes conversations in.
 _PROTOCOL = Compact()
+_MARKS = Marks(_PROTOCOL.SPECIAL_TOKENS)
 # An exchange of which only what follows it is looked at.
 _BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": "done"})
 
@@ -83,7 +84,7 @@ class ShellWords:
     def opening(self, task: Task) -> list[Part]:
         """The prompt."""
         messages = [
-            {"role": role, "content": break_up(content)}
+            {"role": role, "content": _MARKS.quote(content)}
             for role, content in self.chat.opening(text_of(task))
         ]
         return [(_PROTOCOL.conversation(messages, (), True), False)]
@@ -105,6 +106,6 @@ class ShellWords:
 
     def _behind(self, answer: str) -> str:
         """What stands between a message of the agent's, with its stop token, and the next one."""
-        given = {"role": "user", "content": break_up(answer)}
+        given = {"role": "user", "content": _MARKS.quote(answer)}
         whole = _PROTOCOL.conversation([*_BEFORE, given], (), True)
         return whole.removeprefix(_PROTOCOL.conversation(_BEFORE, (), False))

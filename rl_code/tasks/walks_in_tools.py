@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 
+from models.marks import Marks
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
@@ -54,6 +55,8 @@ from rl_code.tasks.repository_walks import (
 from rl_code.tasks.walks_in_shell import command_of
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
+# Those of a tokenizer that is trained on walks.
+_MARKS = Marks(Compact.SPECIAL_TOKENS)
 # What walks call, of which a config may leave out some.
 TOOLS = find_tools(
     (
@@ -139,7 +142,7 @@ class ToolWords:
 
     def opening(self, task: Task) -> list[Part]:
         """The prompt."""
-        return prompt_parts(self.protocol, task, self.tools, self.documents)
+        return prompt_parts(self.protocol, task, self.tools, self.documents, _MARKS)
 
     def say(self, task: Task, message: Message) -> Iterator[tuple[str, list[Part]]]:
         """The text of a walk's message, and what is answered; nothing behind a submit."""
@@ -151,7 +154,7 @@ class ToolWords:
         answer: list[Part] = []
         if calls[-1].name != "submit":
             results = [result for _, result in said]
-            answer = answer_parts(self.protocol, results, self.tools, self.documents)
+            answer = answer_parts(self.protocol, results, self.tools, self.documents, _MARKS)
         # it thinks first where that is no call
         first = message.thought if self.protocol.thoughts and "think" not in self.tools else ""
         yield first + self.protocol.message(calls, self.tools), answer

@@ -145,11 +145,17 @@ def published(kind: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def write_gguf(path: Path, kind: str, tokenizer: tokenizers.Tokenizer) -> None:
+def write_gguf(
+    path: Path, kind: str, tokenizer: tokenizers.Tokenizer, control=(), defined=()
+) -> None:
     """A GGUF file that describes a tokenizer, as llama.cpp's converter writes it."""
     content = json.loads(tokenizer.to_str())
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
-    kinds = [gguf.TokenType.CONTROL if t == END else gguf.TokenType.NORMAL for t in tokens]
+    named = {
+        **dict.fromkeys(defined, gguf.TokenType.USER_DEFINED),
+        **dict.fromkeys((END, *control), gguf.TokenType.CONTROL),
+    }
+    kinds = [named.get(token, gguf.TokenType.NORMAL) for token in tokens]
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(kind)

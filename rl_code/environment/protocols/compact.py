@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import render
-from rl_code.environment.protocols.protocol import Protocol, answer, break_up
+from models.marks import Marks, unquote, unquote_all
+from rl_code.environment.protocols.protocol import Protocol, answer
 from rl_code.environment.tools.tool import Tool, Words, kinds_of, words_of
 from rl_code.types import Task, ToolCall, ToolResult
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
+_MARKS = Marks(_COMPACT_TOKENS)
 _SEPARATOR = "\n=====\n"
 _DIGITS = 10  # a number on a line has fewer
 
@@ -38,6 +40,7 @@ class Compact(Protocol):
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
     verbose: bool = dataclasses.field(default=False, kw_only=True)
     converses: typing.ClassVar[bool] = True
+    tells_marks: typing.ClassVar[bool] = True
 
     SPECIAL_TOKENS: typing.ClassVar[tuple[str, ...]] = _COMPACT_TOKENS
 
@@ -72,10 +75,14 @@ class Compact(Protocol):
     def message(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> str:
         """The assistant's message that makes these calls, stop token included; ``parse`` undoes it.
 
+        Marks in the arguments are quoted (``models.marks``), so that the message may hold any text.
         The path of a tool that works on the task's file is not written. Raises KeyError for a call
         of a tool that is not among ``tools``.
         """
-        bodies = [_body(call, words_of(tools[call.name])) for call in calls]
+        quoted = [
+            dataclasses.replace(call, arguments=_MARKS.quote_all(call.arguments)) for call in calls
+        ]
+        bodies = [_body(call, words_of(tools[call.name])) for call in quoted]
         return "".join(f"<|call|>{body}<|end|>" for body in bodies) + "<|eot|>"
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
@@ -89,16 +96,15 @@ class Compact(Protocol):
             head, newline, content = body.partition("\n")
             word, *extra = head.split() or [""]
             if word not in known:
-                calls.append(
-                    ToolCall(word, {}, f"unknown {break_up(word)[:20]!r}; use {', '.join(known)}")
-                )
+                word = unquote(word)
+                calls.append(ToolCall(word, {}, f"unknown {word[:20]!r}; use {', '.join(known)}"))
             elif not end:
                 calls.append(ToolCall(known[word].name, {}, f"{word} has no end"))
             else:
                 calls.append(_call(known[word], extra, content if newline else None, task))
             if rest.strip():
                 calls.append(_outside(rest))
-        return calls
+        return [dataclasses.replace(call, arguments=unquote_all(call.arguments)) for call in calls]
 
     def has_call(self, text: str) -> bool:
         return "<|call|>" in text
@@ -173,4 +179,4 @@ def _on_line(tool: Tool, words: Words, extra: list[str]) -> dict[str, Any] | Non
 
 
 def _outside(text: str) -> ToolCall:
-    return ToolCall("", {}, f"text outside a call: {break_up(' '.join(text.split()))[:20]!r}")
+    return ToolCall("", {}, f"text outside a call: {' '.join(unquote(text).split())[:20]!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from models.chat import render
 from models.own_template import OwnTemplate
@@ -31,6 +32,7 @@ class Completion(Protocol):
     # beginning of a file that the model continues.
     family: str | None
     verbose: bool = dataclasses.field(default=False, kw_only=True)
+    continues_file: ClassVar[bool] = True
     # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
 

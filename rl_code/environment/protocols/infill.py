@@ -13,7 +13,9 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 
-from rl_code.environment.protocols.protocol import Protocol, break_up
+from models.marks import Marks
+from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 from rl_code.tasks import infill
 from rl_code.types import Task, ToolCall, ToolResult
@@ -25,6 +27,8 @@ class Infill(Protocol):
 
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
     verbose: bool = dataclasses.field(default=False, kw_only=True)
+    # Those of the tokenizer, which are quoted in the file; None for those of the protocol.
+    marks: Marks | None = dataclasses.field(default=None, kw_only=True)
 
     SPECIAL_TOKENS: typing.ClassVar[tuple[str, ...]] = (
         "<|pad|>",
@@ -34,17 +38,21 @@ class Infill(Protocol):
         "<|fim_middle|>",
     )
 
+    def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Infill:
+        return dataclasses.replace(self, marks=tokenizer.marks)
+
     def check_tools(self, tools: Mapping[str, Tool]) -> None:
         if list(tools) != ["suggest"]:
             raise ValueError(f"the protocol infill needs tools=('suggest',), not {tuple(tools)}")
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        before, behind = map(break_up, infill.around(task))
+        marks = self.marks or Marks(self.SPECIAL_TOKENS)
+        before, behind = map(marks.quote, infill.around(task))
         return f"<|fim_prefix|>{before}<|fim_suffix|>{behind}<|fim_middle|>"
 
     def message(self, text: str) -> str:
         """The assistant's message that suggests a text; "" for nothing."""
-        return f"{text}<|eot|>"
+        return f"{Marks(self.SPECIAL_TOKENS).quote(text)}<|eot|>"
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         return [ToolCall("suggest", {"text": text})]

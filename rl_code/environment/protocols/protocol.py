@@ -1,14 +1,14 @@
 """What a protocol is: how a model's text becomes tool calls and how their results become text.
 
-What a tool says can hold anything, even special tokens. Every protocol breaks those up before the
-text is tokenised, so that no output of a program can end a turn or open another.
+What a tool or a task says can hold anything, even special tokens. A protocol gets such texts
+quoted (``models.marks``) and puts them into its own text as they are. So no output of a program can
+end a turn or open another, and the model reads it unchanged.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -35,6 +35,12 @@ class Protocol:
     verbose: bool = True
     # Special tokens of a tokenizer that is trained for it; () where it has none of its own.
     SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = ()
+    # Whether ``parse`` wants to know which marks are special tokens: in its text those that the
+    # model spelled in other tokens are then quoted (``models.marks``).
+    tells_marks: ClassVar[bool] = False
+    # Whether ``task.prefill`` is the beginning of a file, in which marks mean nothing. Else it is
+    # that of a message, in the protocol's own words.
+    continues_file: ClassVar[bool] = False
     # Whether it has ``conversation``.
     converses: ClassVar[bool] = False
 
@@ -116,18 +122,6 @@ def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int])
     return high
 
 
-_MARKS = re.compile(r"<(?=\||/?(?:tool_call|tool_response|think|function|parameter)\b)")
-
-
-def break_up(text: str) -> str:
-    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart
-    by a space.
-
-    Lone surrogates, which no encoding can carry, become question marks.
-    """
-    return _MARKS.sub("< ", text.encode("utf-8", "replace").decode("utf-8"))
-
-
 @functools.cache
 def _frame(family: str, count: int) -> tuple[str, ...]:
     """The template's text before, between and after ``count`` results; rendered once, since
@@ -146,11 +140,11 @@ def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
 
 def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
     """What follows an assistant's message in the family's template, or in a tokenizer's own one:
-    the results, broken up, and the next opening.
+    the results and the next opening.
     """
     if own is not None:
-        return own.render_tool_results([break_up(result.content) for result in results])
+        return own.render_tool_results([result.content for result in results])
     first, *others = _frame(family, len(results))
     return first + "".join(
-        break_up(result.content) + after for result, after in zip(results, others, strict=True)
+        result.content + after for result, after in zip(results, others, strict=True)
     )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.marks import Marks
 from models.own_template import OwnTemplate
 from rl_code.documents import OUTSIDE, PADDING, DocumentsConfig
 from rl_code.environment.episode import Episode
@@ -30,7 +31,8 @@ from tests.rl_code.signals import signals
 TOOLS = find_tools()
 CONFIG = dataclasses.replace(DocumentsConfig(longest=64, shortest=4), page=8)
 FILE = "def g(y):\n    return y + 1 # <|eot|>\n"
-SHOWN = "def g(y):\n    return y + 1 # < |eot|>\n"  # special tokens are broken up
+MARKS = Marks(PROTOCOLS["compact"].SPECIAL_TOKENS)
+QUOTED = MARKS.quote(FILE)
 READ = ToolResult("read_file", FILE)
 PARTS = (
     {"type": "text", "text": "double each number\nb.py:\n"},
@@ -52,21 +54,21 @@ def asking(task):
 def test_prompts_and_answers_say_the_same_with_documents_as_without(name, asking):
     protocol = PROTOCOLS[name]
     tools = {} if name.endswith("completion") else TOOLS
-    (plain, _), *others = prompt_parts(protocol, asking, tools, None)
-    parts = prompt_parts(protocol, asking, tools, CONFIG)
+    (plain, _), *others = prompt_parts(protocol, asking, tools, None, MARKS)
+    parts = prompt_parts(protocol, asking, tools, CONFIG, MARKS)
     assert not others and "".join(text for text, _ in parts) == plain
     shown = [text for text, is_document in parts if is_document]
     # the protocol without a template writes no messages at all
-    assert shown == ([] if name == "raw_completion" else [SHOWN, "x = 1\ny = 2\n"])
+    assert shown == ([] if name == "raw_completion" else [QUOTED, "x = 1\ny = 2\n"])
 
     results = [ToolResult("write_file", "ok"), READ, ToolResult("read_file", "no file", ok=False)]
-    ((plain, _),) = answer_parts(protocol, results, TOOLS, None)
-    parts = answer_parts(protocol, results, TOOLS, CONFIG)
+    ((plain, _),) = answer_parts(protocol, results, TOOLS, None, MARKS)
+    parts = answer_parts(protocol, results, TOOLS, CONFIG, MARKS)
     assert "".join(text for text, _ in parts) == plain
     silent = name.endswith("completion")
-    assert [text for text, is_document in parts if is_document] == ([] if silent else [SHOWN])
+    assert [text for text, is_document in parts if is_document] == ([] if silent else [QUOTED])
     only_prompts = dataclasses.replace(CONFIG, answers=False)
-    assert answer_parts(protocol, results, TOOLS, only_prompts) == [(plain, False)]
+    assert answer_parts(protocol, results, TOOLS, only_prompts, MARKS) == [(plain, False)]
     check_documents(protocol, TOOLS, CONFIG)
 
 
@@ -74,16 +76,16 @@ def test_what_searches_found_is_a_document_as_a_file_is():
     # the tools of an MCP server are those that it lists
     tools = find_tools(tuple(Named(name) for name in TOOLS_BY_NAME if name != "mcp"))
     found = [ToolResult(name, f"{name} found this") for name in tools]
-    parts = answer_parts(PROTOCOLS["compact"], found, tools, CONFIG)
+    parts = answer_parts(PROTOCOLS["compact"], found, tools, CONFIG, MARKS)
     shown = {text.split()[0] for text, is_document in parts if is_document}
     assert shown == {"read_file", "grep", "jump", "semantic_search"}
 
 
-@given(st.lists(st.text(st.sampled_from("ab\ufdd0\n<|")), min_size=1, max_size=3))
+@given(st.lists(st.text(st.sampled_from("ab\ufdd0\udffe\n<|")), min_size=1, max_size=3))
 def test_no_text_can_stand_for_a_document(texts):
     results = [ToolResult("terminal", text) for text in texts]
-    parts = answer_parts(PROTOCOLS["compact"], [*results, READ], TOOLS, CONFIG)
-    assert [text for text, is_document in parts if is_document] == [SHOWN]
+    parts = answer_parts(PROTOCOLS["compact"], [*results, READ], TOOLS, CONFIG, MARKS)
+    assert [text for text, is_document in parts if is_document] == [QUOTED]
 
 
 def test_a_document_has_the_same_tokens_wherever_it_stands(asking, tokenizer, pool):
@@ -115,7 +117,7 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(asking, tokenizer, po
     kinds = context.documents
     assert kinds.max() == 3 and (kinds[context.sampled] == OUTSIDE).all()
     first, again = (context.tokens[kinds == number].tolist() for number in (1, 3))
-    assert first == again == tokenizer.encode(SHOWN)
+    assert first == again == tokenizer.encode(QUOTED)
     for number in (1, 2, 3):
         places = np.flatnonzero(kinds == number)
         assert places[0] % CONFIG.page == 0
@@ -123,13 +125,13 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(asking, tokenizer, po
     assert (context.tokens[kinds == PADDING] == tokenizer.pad_id).all()
     # what people read has no padding, and the error stands outside of the document
     told = trajectory.turns[2].text
-    assert told.startswith(f"<|eot|><|tool|>{SHOWN}\nno file nothing") and "<|pad|>" not in told
+    assert told.startswith(f"<|eot|><|tool|>{FILE}\nno file nothing") and "<|pad|>" not in told
     plain = tokenizer.decode([t for t, kind in zip(prompt, kinds, strict=False) if kind != PADDING])
     assert trajectory.turns[0].text == plain
 
 
 def test_documents_change_nothing_where_the_run_has_none(task, tokenizer):
-    parts = prompt_parts(PROTOCOLS["compact"], task, TOOLS, None)
+    parts = prompt_parts(PROTOCOLS["compact"], task, TOOLS, None, MARKS)
     text = PROTOCOLS["compact"].prompt(task, TOOLS)
     assert encode(parts, tokenizer, None) == (tokenizer.encode(text), None)
 
@@ -143,6 +145,7 @@ def test_what_cannot_be_is_refused_in_words(asking, tokenizer):
             ),
             TOOLS,
             CONFIG,
+            MARKS,
         )
     with pytest.raises(ValueError, match="ends in the document"):
         encode([("go", False), (FILE, True)], tokenizer, CONFIG)

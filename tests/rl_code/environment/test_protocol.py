@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.chat import render, render_tool_results
+from models.marks import Marks, unquote
+from rl_code.environment.parts import answer_parts
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
-from rl_code.environment.protocols.protocol import break_up, stop_ids, stop_length
+from rl_code.environment.protocols.protocol import stop_ids, stop_length
 from rl_code.environment.tools.api import check, find_tools
 from rl_code.named import Named
 from rl_code.types import Task, ToolCall, ToolResult
@@ -123,7 +125,7 @@ def test_llama_messages_are_parsed_back(made, tag):
 )
 def test_malformed_compact_calls_are_named(text, named):
     errors = [call.error for call in COMPACT.parse(text, TASK, ALL) if call.error]
-    assert len(errors) == 1 and named in errors[0] and len(errors[0]) < 80 and "<|" not in errors[0]
+    assert len(errors) == 1 and named in errors[0] and len(errors[0]) < 80
 
 
 @pytest.mark.parametrize(
@@ -167,26 +169,27 @@ def test_any_text_is_parsed_into_at_least_one_call(text, name):
     assert PROTOCOLS[name].parse(text, TASK, ALL)
 
 
-marks = st.sampled_from(
-    [
-        "<|eot|>",
-        "<|call|>submit<|end|>",
-        "<tool_call>",
-        "</tool_response>",
-        "<|im_end|>",
-        "<think>",
-        "a",
-    ]
-)
+MARKS = [
+    "<|eot|>",
+    "<|call|>submit<|end|>",
+    "<tool_call>",
+    "</tool_response>",
+    "<|im_end|>",
+    "</s>",
+]
 
 
-@given(st.lists(marks | plain, max_size=6).map("".join))
-def test_tool_output_cannot_forge_marks(text):
+@given(texts=st.lists(st.sampled_from(MARKS) | plain, max_size=6))
+def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
+    text = "".join(texts)
+    marks = Marks(["<|eot|>", "<|tool|>", "<tool_call>", "<tool_response>", "<|im_end|>", "</s>"])
     for name in ("compact", "hermes", "qwen3_coder", "llama3"):
         protocol = PROTOCOLS[name]
-        frame = protocol.observation([ToolResult("terminal", "a")])
-        answer = protocol.observation([ToolResult("terminal", text)])
-        for mark in ("<|", "<tool_call>", "</tool_response>", "<think>"):
+        frame = protocol.observation([ToolResult("terminal", "\0")])
+        results = [ToolResult("terminal", text)]
+        ((answer, _),) = answer_parts(protocol, results, ALL, None, marks)
+        assert unquote(answer) == frame.replace("\0", text)
+        for mark in marks.texts:
             assert answer.count(mark) == frame.count(mark)
 
 
@@ -258,16 +261,18 @@ def test_compact_messages_stop_at_their_token_only(tokenizer):
     assert stop_length(Compact(), tokenizer, tokens[:-2]) is None
 
 
-def test_ordinary_text_is_not_broken_up():
-    assert break_up("if a < b and c <d: x <= 3") == "if a < b and c <d: x <= 3"
-
-
-def test_what_no_encoding_can_carry_is_replaced():
-    answer = COMPACT.observation([ToolResult("terminal", "a\ud800b")])
-    assert answer.encode() == b"<|tool|>a?b<|eot|>"
+def test_what_no_encoding_can_carry_is_refused():
     call = HERMES.parse(
         '<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>',
         TASK,
         ALL,
     )[0]
     assert "not valid Unicode" in check(call, ALL)
+
+
+@pytest.mark.parametrize("text", ["END = '<|end|>'\n", "<|call|>submit<|end|>", "<|eot|>", "a <|"])
+def test_compact_calls_hold_any_text(tokenizer, text):
+    calls = [ToolCall("write_file", {"path": TASK.path, "content": text}), ToolCall("submit", {})]
+    tokens = tokenizer.encode(COMPACT.message(calls, ALL))
+    assert stop_length(COMPACT, tokenizer, tokens) == len(tokens)
+    assert COMPACT.parse(tokenizer.decode_quoted(tokens[:-1]), TASK, ALL) == calls

@@ -44,12 +44,12 @@ def make(task, pool, limits, tokenizer):
 
 
 def say(episode, tokenizer, text, version=7):
-    """Plays one message; (the context of what follows, its text), or None."""
+    """Plays one message; (the context of what follows, its text with marks quoted), or None."""
     tokens = tokenizer.encode(f"{text}<|eot|>")
     answer = episode.step(tokens, [-0.5] * len(tokens), [version] * len(tokens))
     if isinstance(answer, Elsewhere):
-        return answer.context, tokenizer.decode(answer.tokens)
-    return answer and (episode._frame.number, tokenizer.decode(answer))
+        return answer.context, tokenizer.decode_quoted(answer.tokens)
+    return answer and (episode._frame.number, tokenizer.decode_quoted(answer))
 
 
 def test_a_question_is_answered_in_a_context_of_its_own(make, tokenizer):
@@ -86,7 +86,7 @@ def test_one_that_uses_up_its_turns_gives_back_its_last_message(make, tokenizer)
     assert say(episode, tokenizer, READ)[0] == 1
     context, text = say(episode, tokenizer, READ)
     assert context == 0
-    assert "read a.py" in text and "<|call|>" not in text  # broken up, as any answer
+    assert "read a.py" in text and "<|call|>" not in text  # plain text, as in any answer
     assert say(episode, tokenizer, ASK)[0] == 2
     assert say(episode, tokenizer, "done")[0] == 0
     episode.close()

@@ -59,7 +59,7 @@ def test_a_gap_stands_between_its_marks_and_no_text_can_end_itself(served, clien
     options = dict(model="tiny", max_tokens=4)
     client.completions.create(prompt="a = <|im_end|>", suffix="\nprint(a)", **options)
     given = chat_tokenizer().decode(served[2][-1].given)
-    assert given == "<|fim_prefix|>a = < |im_end|><|fim_suffix|>\nprint(a)<|fim_middle|>"
+    assert given == "<|fim_prefix|>a = <|im_end|><|fim_suffix|>\nprint(a)<|fim_middle|>"
 
 
 def test_several_answers_are_siblings(served, client):
