@@ -85,26 +85,36 @@ WAYS = {
 
 
 def reachable(command: list[str]) -> list[str]:
-    """The command in a mount namespace in which everybody may enter the folders of Python.
+    """The command in a mount namespace in which everybody may read Python, its packages and ROOT.
 
-    A folder on the way that is closed to others is covered by an empty one that is open.
+    A folder on the way to them that is closed to others is covered by an empty one that is open,
+    into which they are mounted again.
     """
-    closed = [
-        folder
-        for folder in (*Path(os.path.realpath(sys.base_prefix)).parents, *ROOT.parents)
-        if not folder.stat().st_mode & 0o001
-    ]
-    lines = []
-    for folder in sorted(set(closed)):
-        inner = folder / os.path.relpath(os.path.realpath(sys.base_prefix), folder)
-        lines += [
-            "there=$(mktemp -d)",
-            f"mount --bind {inner} $there",
-            f"mount -t tmpfs -o mode=755 tmpfs {folder}",
-            f"mkdir -p {inner}",
-            f"mount --move $there {inner}",
-        ]
-    return ["unshare", "--mount", "bash", "-ec", "\n".join([*lines, 'exec "$@"']), "-", *command]
+    needed = {Path(os.path.realpath(sys.base_prefix)), Path(sys.prefix).resolve(), ROOT}
+    needed |= {Path(os.path.realpath(name)) for name in sys.path if name.startswith("/")}
+    covered: dict[Path, set[Path]] = {}
+    for path in filter(Path.exists, needed):
+        closed = [way for way in (*reversed(path.parents), path) if not way.stat().st_mode & 0o001]
+        if closed:
+            # a folder that is closed itself stays so when it is mounted again, its entries do not
+            covered.setdefault(closed[0], set()).update(
+                path.iterdir() if path in closed else {path}
+            )
+    aside = Path("/dev/shm")
+    out = [f"mount -t tmpfs -o mode=1777 tmpfs {aside}"]
+    back = []
+    for number, path in enumerate(sorted(set().union(*covered.values()))):
+        kept = aside / str(number)
+        if path.is_symlink():
+            out.append(f"cp -P '{path}' {kept}")
+            back.append(f"mv {kept} '{path}'")
+            continue
+        make = "mkdir -p" if path.is_dir() else "touch"
+        out.append(f"{make} {kept}; mount --bind '{path}' {kept}")
+        back.append(f"mkdir -p '{path.parent}'; {make} '{path}'; mount --move {kept} '{path}'")
+    cover = [f"mount -t tmpfs -o mode=755 tmpfs '{folder}'" for folder in covered]
+    script = [*out, *cover, *back, 'exec "$@"'] if covered else ['exec "$@"']
+    return ["unshare", "--mount", "bash", "-ec", "\n".join(script), "-", *command]
 
 
 @pytest.mark.skipif(
