@@ -71,7 +71,7 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block, que
         *((*heads, "bfloat16") for heads in [(6, 2), (1, 1)]),
     ],
 )
-@pytest.mark.quick(first=4)
+@pytest.mark.quick(first=1)
 def test_group_sizes_and_precision_are_those_of_all_scores_in_memory(heads, kv_heads, dtype):
     tokens = ROWS["packed"]
     qkv, _ = inputs(tokens, 64, heads, kv_heads, dtype=dtype)

@@ -92,6 +92,7 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
         assert relative(found, want) < 1e-4
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (4, 4), (16, 1), (6, 2)])
 def test_group_sizes(x64, heads, kv_heads):
     tokens = rows("single")
@@ -100,6 +101,7 @@ def test_group_sizes(x64, heads, kv_heads):
     assert relative(out, naive(*wide, tokens, tokens)[0]) < 1e-5
 
 
+@pytest.mark.long
 def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     tokens = rows("packed")
     wide = inputs(tokens, size=32, dtype=jnp.float64)

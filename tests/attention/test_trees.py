@@ -106,6 +106,7 @@ def test_the_kernel_for_tpus_equals_the_definition_on_trees(x64):
     check((tokens, tokens), 2, 1, **TPU)
 
 
+@pytest.mark.long
 def test_the_kernel_for_gpus_equals_the_definition_on_trees(x64):
     def longer(node: Node) -> Node:
         return Node(4 * node.length, tuple(map(longer, node.children)))

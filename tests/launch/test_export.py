@@ -135,7 +135,7 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
     found = origin.find(str(GOLDEN / name))

@@ -67,6 +67,7 @@ def workdir(adapted, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_adapters_leave_alone_or_merged(workdir, adapted, tmp_path):
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     assert export(workdir, alone, adapter=True) == 4

@@ -98,6 +98,7 @@ def test_prefill_in_chunks_and_decoding_equal_a_cache_without_tiers(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_documents_loaded_equal_documents_in_a_cache_without_tiers(tmp_path):
     encode = document_encoder(model(METHODS))
     start = len(A + B + C)

@@ -213,7 +213,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         ("tcgen05", "one", 1, 1, CONFIGS[1], 3),
     ],
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads, selection, scale):
     attention = dataclasses.replace(GPU["tuning"].attention, matrix_unit=unit)
     tuning = dataclasses.replace(GPU["tuning"], attention=attention)

@@ -121,6 +121,7 @@ def sizes_of(rows: int) -> st.SearchStrategy[tuple[int, ...]]:
     return marks.map(lambda x: tuple(int(y) for y in np.diff([0, *sorted(x)])))
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize("name", ["reference", "cpu", "tpu"])
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())

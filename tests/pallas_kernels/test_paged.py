@@ -228,6 +228,7 @@ def test_tpu_has_the_gradients_of_the_definition(x64, case):
     check(case, gradients=True, **TPU | {"interpret": eager})
 
 
+@pytest.mark.long
 def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
     check(Case(heads=16, queries=4, size=32), jnp.bfloat16, **TPU)
 
@@ -253,6 +254,7 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, case):
     check(case, jnp.bfloat16, **GPU | {"tuning": tuning})
 
 
+@pytest.mark.long
 def test_gpu_takes_many_query_rows_in_several_blocks(x64):
     check(
         Case(heads=8, kv_heads=1, queries=9, size=64, page=128, pages=2),
@@ -265,7 +267,7 @@ def test_gpu_takes_many_query_rows_in_several_blocks(x64):
 @pytest.mark.parametrize(
     "case", [Case(heads=1, kv_heads=1, queries=4), Case(heads=2, kv_heads=1, lists=2)], ids=str
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_splits_change_nothing(case):
     inputs = case.inputs(jnp.float32)
     one, four = (
@@ -280,6 +282,7 @@ def test_splits_change_nothing(case):
     )
 
 
+@pytest.mark.long
 def test_tpu_reads_no_page_that_no_query_needs():
     case = Case(queries=4, window=21)
     # reading there is an error of the interpreter
@@ -304,7 +307,7 @@ def test_tpu_reads_no_page_that_no_query_needs():
         *(({"implementation": "reference"}, 2), (TPU, None), (GPU, 2)),
     ],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_a_page_never_written_may_hold_anything(options, lists):
     case = Case(heads=4, lists=lists, pages=5, **({"size": 64} if options is GPU else {}))
     dtype = jnp.bfloat16 if options is GPU else jnp.float32
@@ -592,7 +595,7 @@ UNITS = ("tcgen05", "wgmma", "wgmma", "tcgen05", "wgmma", "wgmma", "tcgen05")
     list(zip(PLACED, UNITS, strict=True)),
     ids=str,
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_gpu_rotates_keys_and_skips_empty_places(x64, case, unit):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
     check_placed(case, jnp.bfloat16, **GPU | {"tuning": tuning})

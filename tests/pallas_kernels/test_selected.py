@@ -113,11 +113,12 @@ def test_tpu_equals_the_definition_in_values_and_gradients(
 
 
 @pytest.mark.parametrize("size, length", [(64, 150), (128, ALONE + 1)])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_tpu_takes_larger_blocks_and_tiles_as_they_are(x64, size, length):
     check(3, 1, 1, size, blocks=3, length=length, head_dim=16, **TPU | {"tuning": None})
 
 
+@pytest.mark.long
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_tiles):
     check(2, 1, 1, size=16, blocks=4, length=16, batch=2, head_dim=32, dtype=jnp.bfloat16, **TPU)
 
@@ -134,7 +135,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_
         ("tcgen05", 16, 2, 2, 64, 2, 32, 56),
     ],
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     x64, small_tiles, unit, heads, kv_heads, lists, size, span_kv, chunk, length
 ):
@@ -153,6 +154,7 @@ def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     )
 
 
+@pytest.mark.long
 def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
     tokens = sequences(jnp.array([24]), 24)
     size = 8
@@ -168,7 +170,7 @@ def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
 
 
 @pytest.mark.parametrize("kind, heads", [("tpu", 2), ("reference", 2), ("gpu", 2), ("gpu", 8)])
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_an_empty_place_may_hold_anything(small_tiles, kind, heads):
     options = {"tpu": TPU, "gpu": GPU, "reference": {"implementation": "reference"}}[kind]
     size = 64 if kind == "gpu" else 8

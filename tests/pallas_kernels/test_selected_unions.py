@@ -48,7 +48,7 @@ def called(function, *arguments) -> set[str]:
     "heads, kv_heads, lists, length, batch",
     [(4, 2, 2, 27, 2), (2, 1, 2, 40, 1), (7, 1, 1, 33, 1), (16, 1, 1, 5 + ALONE, 2)],
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_unions_equal_the_definition_in_values_and_gradients(
     x64, any_size, heads, kv_heads, lists, length, batch
 ):

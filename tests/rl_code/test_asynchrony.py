@@ -49,7 +49,7 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     return build(RunConfig, settings)
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "bound", "recompute"), [("one_step", 1, False), ("in_flight", 2, True)]
 )

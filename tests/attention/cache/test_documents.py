@@ -94,6 +94,7 @@ def test_assembled_documents_equal_the_row_computed_at_once(positions, chunk):
     assert relative(found, wanted) < 1e-5
 
 
+@pytest.mark.long
 def test_swapping_a_document_equals_assembling_anew_and_writes_its_pages_only():
     paged, allocator, ab = assembled([encode(A), encode(B)])
     before = jax.device_get(paged)

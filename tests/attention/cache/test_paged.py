@@ -87,7 +87,7 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
         *((rotated, (chunk,)) for rotated in (True, False) for chunk in (30, 1)),
     ],
 )
-@pytest.mark.quick(first=1)  # each method alone is in test_methods
+@pytest.mark.long
 def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
     tokens = rows()
     paged = dirty(cache(PAGES, rotated))

@@ -132,6 +132,7 @@ def compare(small: TieredCache, lengths, seed: int = 0) -> int:
     return failed
 
 
+@pytest.mark.long
 def test_tiers_change_nothing_and_keep_to_their_budgets(tmp_path):
     small = tiered(tmp_path, host_blocks=5)
     compare(small, (150, 101))

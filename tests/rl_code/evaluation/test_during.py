@@ -97,7 +97,7 @@ def results(workdir):
 
 
 @pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("one_step", 1), ("in_flight", 2)])
-@pytest.mark.quick(first=2)
+@pytest.mark.long
 def test_evaluations_change_nothing_else(tmp_path, played, mode, k):
     with_them = configured(mode, k, samples=2, suites=("held_out",))
     train(with_them, tmp_path / "with")

@@ -123,6 +123,7 @@ def assert_trained_alike(group, model):
             np.testing.assert_allclose(recorded, predicted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [("text",), ("text", "forgetful")])
 def test_the_record_is_what_the_engine_was_given_and_what_training_computes(
     rollout, engine, options, monkeypatch

@@ -63,6 +63,7 @@ def expected(groups, advantages, version):
     return wanted
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),

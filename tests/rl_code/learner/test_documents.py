@@ -215,7 +215,7 @@ def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
 
 
 @pytest.mark.parametrize("methods", ["dense-window", "nsa", "moba-documents"])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build, methods):
     model = make_attending(methods)
     groups = make_groups(build, SIZES)

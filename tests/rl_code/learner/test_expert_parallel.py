@@ -68,7 +68,7 @@ def first_step_on(mesh, model, batch):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_updates_are_those_of_one_device(build, case):
     config, options = CASES[case]
     batch = pack(build.groups(SIZES, seed=1), advantages_of(SIZES), PACK, version=0)[0]

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 from models.padding import cut, pad, pad_config
@@ -28,6 +29,7 @@ SIZES = (3, 5, 2, 4, 3, 4, 1, 5)
 CLIPPED = dataclasses.replace(OPTIMIZER, b1=0.9, clip_norm=1e-2)
 
 
+@pytest.mark.long
 def test_two_updates_of_a_padded_model_are_those_of_the_model(build):
     """Six query heads and two key/value heads on four devices; data is cut too."""
     own = build.model(num_heads=6, mlp_dim=30, vocab_size=31)

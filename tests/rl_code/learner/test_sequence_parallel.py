@@ -50,7 +50,7 @@ def lowered(model, mesh, batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_updates_are_those_of_one_device(name, build):
     own = build.model(num_heads=4, num_kv_heads=4, remat=True, **MODELS[name])
     cut = build.model(

@@ -153,6 +153,7 @@ def test_two_phases_repeat_what_is_deeper_than_the_prompt(build, trees):
     assert metrics["pack/saved"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("methods", ["dense-window", pytest.param("nsa", marks=pytest.mark.long)])
 def test_layers_of_every_kind_see_a_tree_as_its_contexts(build, trees, methods):
     groups, advantages = trees

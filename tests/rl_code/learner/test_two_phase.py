@@ -62,7 +62,7 @@ def assert_equal_steps(one, two):
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_every_loss_aggregation_and_correction(build, changes):
     changes = dict(changes)
     loss = loss_of(changes.pop("loss"), **changes)
@@ -80,7 +80,7 @@ def whole(build):
 
 
 @pytest.mark.parametrize("data, micro_batches", [(2, 2), (1, 2), (1, 8), (8, 1)])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_neither_micro_batches_nor_devices_change_anything(build, whole, data, micro_batches):
     _, prompts, completions = layouts(build)
     mesh = make_mesh(MeshConfig(data, 1))

@@ -140,6 +140,7 @@ def test_rows_have_their_adapters_on_a_mesh(several):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_broken_adapter_reaches_no_other_row(adapters):
     broken = jax.tree.map(lambda x: x * np.nan, adapters[0])
     model = with_several(initial(MODEL), [broken, adapters[1]])

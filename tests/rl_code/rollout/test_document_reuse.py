@@ -108,6 +108,7 @@ def test_documents_of_other_weights_are_not_used():
     scheduler.close()
 
 
+@pytest.mark.long
 def test_every_page_is_free_when_all_is_done():
     scheduler = make_scheduler(SCARCE)
     _, stats = _numbered(scheduler, [*TASKS, EDITED], [0, 1, 2, 3])
@@ -139,7 +140,7 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
 
 
 @pytest.mark.parametrize("change_at", [1, 2])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_weights_that_change_between_documents_are_stated_and_sampled_again(change_at):
     """What a trajectory says of its keys (``Context.keys``) is enough to sample it again, bit for
     bit, also where a document was half computed, or found but not yet seen.

@@ -56,6 +56,7 @@ FOR_ONE_GROUP = {4: 42, 8: 25}
 play_documents = functools.partial(play, make=DocumentEpisode, engine=WITH_DOCUMENTS)
 
 
+@pytest.mark.long
 def test_log_probabilities_over_documents_are_those_of_the_trainer():
     groups, stats = play_documents(TASKS)
     _assert_trained_alike(groups, MODEL)

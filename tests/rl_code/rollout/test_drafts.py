@@ -135,6 +135,7 @@ def assert_alike(these, those):
             np.testing.assert_allclose(x.logprobs, y.logprobs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_guesses(monkeypatch):
     without, _ = play(TASKS, engine=ENGINE)
     never = dataclasses.replace(DRAFTING, draft_least=1.0, draft_window=4)
@@ -148,7 +149,7 @@ def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_g
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", *EVERY_METHOD])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_every_method_samples_the_same_with_and_without_guesses(name):
     attention, changes = METHODS.get(name, ((Dense(),), {}))
     experts = EXPERTS if name == "experts" else None

@@ -47,7 +47,7 @@ def played(engine: Engine, model, host_pages_mb: float | None):
         scheduler.close()
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["dense", "dense and nsa", "moba", "window", "squid", "two shards"]
 )

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from models.lora import LoRA
 from rl_code.learner.batching import PackConfig
@@ -27,6 +28,7 @@ def moving(config):
     return model
 
 
+@pytest.mark.long
 def test_adapters_sample_what_the_trainer_computes_whatever_else_is_in_the_batch(monkeypatch):
     model = moving(ADAPTED)
     plain, _ = play([task_of(0)], model=dataclasses.replace(ADAPTED, lora=None))

@@ -76,7 +76,7 @@ def check(mesh: str, methods: str, feed_forward: str) -> None:
 
 
 @pytest.mark.parametrize("mesh, methods, feed_forward", SOME)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_a_few_meshes_sample_what_one_device_does(mesh, methods, feed_forward):
     check(mesh, methods, feed_forward)
 

@@ -155,6 +155,7 @@ def test_groups_without_picks_are_trained_as_the_trainer_chooses():
     assert metrics["train/loss"] == noted["train/loss"]
 
 
+@pytest.mark.long
 def test_a_query_that_several_trajectories_continue_counts_once():
     batch = batch_of(sampled())
     some = np.any(batch.choices["blocks"] != 255, axis=(2, 3, 4))

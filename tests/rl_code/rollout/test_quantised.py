@@ -21,7 +21,7 @@ EXPERTS = dataclasses.replace(MODEL, moe=MoE(experts=4, active=2, mlp_dim=16))
 
 
 @pytest.mark.parametrize(("kind", "config"), [("int8", MODEL), ("fp8", EXPERTS)])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_samples_have_the_log_probabilities_of_the_quantised_model(kind, config, monkeypatch):
     whole = initial(config)
     model = cast(whole, "float32", kind)

@@ -91,6 +91,7 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
     assert_trained_alike([t for group in together for t in group.trajectories], model)
 
 
+@pytest.mark.long
 def test_what_a_group_held_is_freed_once_it_ends_or_is_given_up():
     """In a server garbage is collected seldom, and all that was answered till then would stay."""
     scheduler = make_scheduler()
@@ -272,6 +273,7 @@ def test_padded_heads_sample_what_the_model_itself_does():
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("decoding", "chunks"), [(1, 4), (3, 1)])
 def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
     """Few chunks of 4 tokens between two dispatches while slots are free, one while nearly none
@@ -330,6 +332,7 @@ def test_what_is_found_in_the_cache_is_what_is_not_prefilled():
     scheduler.close()
 
 
+@pytest.mark.long
 def test_occupancy_is_the_share_of_slots_that_gain_a_token():
     _, stats = play([task_of(1)], group_size=1)
     assert stats.occupancy == pytest.approx(1 / ENGINE.slots)
@@ -363,6 +366,7 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
             assert whole[: len(first)] == first
 
 
+@pytest.mark.long
 def test_what_a_rule_on_text_cuts_off_overwrites_no_key_that_is_still_needed():
     """The ring of NSA's raw keys, of which the next compressed key is made."""
     attention, changes = METHODS["nsa"]

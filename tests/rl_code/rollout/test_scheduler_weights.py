@@ -117,6 +117,7 @@ def handed_over(engines):
     scheduler.close()
 
 
+@pytest.mark.long
 def test_prompts_that_wait_for_pages_to_be_handed_over_leave_no_page_behind(handed_over):
     tasks = [task_of(seed) for seed in range(5)]
     scarce, stats = play(tasks, scheduler=handed_over)

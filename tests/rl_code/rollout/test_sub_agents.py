@@ -164,7 +164,7 @@ def test_a_context_with_the_same_prompt_draws_other_numbers():
     ],
     ids=["kept", "computed again", "kept, scarce", "kept, drafts"],
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_an_episode_of_several_contexts_is_sampled_again_bit_for_bit(engine, recompute):
     scheduler = make_scheduler(engine)
     moments = random.Random(2)

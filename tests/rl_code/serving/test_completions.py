@@ -27,6 +27,7 @@ def client(served):
         yield made
 
 
+@pytest.mark.long
 def test_a_completion_follows_the_tokens_of_its_prompt(served, client):
     options = dict(model="tiny", prompt="def f(x):", max_tokens=12, seed=4)
     body = client.completions.create(logprobs=1, **options)
@@ -94,6 +95,7 @@ def test_several_answers_are_siblings(served, client):
     assert len(texts.choices) == 2 and texts.usage.prompt_tokens > 0
 
 
+@pytest.mark.long
 def test_a_client_that_leaves_frees_the_pages_of_the_engine(served):
     endpoint, fleet, records = served
     scheduler = fleet.models.services[0]._scheduler

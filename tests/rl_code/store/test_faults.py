@@ -51,6 +51,7 @@ def test_killed_while_a_shard_is_made_every_group_is_in_one_place(tmp_path):
     assert report.problems == [] and report.consumed == 2 * found["points"] + 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_learner_and_actors_killed_at_random_use_every_group_once(tmp_path):
     seed = random.randrange(1 << 30)

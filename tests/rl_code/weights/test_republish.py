@@ -68,6 +68,7 @@ def is_full(workdir: Path, number: int) -> bool:
     return record is not None and record.full_bytes > 0
 
 
+@pytest.mark.quick(first=3)
 @pytest.mark.parametrize(
     ("number", "kind", "asked"),
     [
@@ -125,6 +126,7 @@ def test_an_actor_in_the_learners_process_goes_on_too(start, tmp_path):
     assert_is(both.wait(exactly=1, deadline_s=LONG_S)[1], 1, mesh())
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize(
     ("number", "kind"), [(1, "delta"), (2, "delta"), (3, "delta"), (0, "full"), (2, "record")]
 )

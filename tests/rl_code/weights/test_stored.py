@@ -181,6 +181,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.quick(first=4)
 @pytest.mark.parametrize("moment", CRASHES)
 def test_a_publication_that_breaks_off_leaves_only_complete_versions(moment, tmp_path):
     publisher = learner(tmp_path, keep=1)
@@ -401,6 +402,7 @@ def test_actors_that_came_first_wait_for_the_learner(tmp_path):
     assert found == [1]
 
 
+@pytest.mark.long
 def test_storage_that_hangs_is_given_up(tmp_path, monkeypatch):
     publisher = learner(tmp_path, deadline_s=0.2)
     release = threading.Event()
