@@ -43,6 +43,11 @@ class OwnTemplate:
         parsed = _environment().parse(self.text)
         return "tools" in jinja2.meta.find_undeclared_variables(parsed)
 
+    @functools.cached_property
+    def opens_thought(self) -> bool:
+        """True if it opens the assistant's turn inside a thought."""
+        return self.render([{"role": "user", "content": "go"}]).rstrip().endswith("<think>")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -371,7 +371,8 @@ class Episode:
         frame.said = unquote(body)
         if not self.protocol.tells_marks:
             body = frame.said
-        frame.answered = frame.asked_by is not None and not self.protocol.has_call(body)
+        goes_on = self.protocol.has_call(body) or self.protocol.thinking(body)
+        frame.answered = frame.asked_by is not None and not goes_on
         parsed = [] if frame.answered else self._parse(body, frame)
         calls = [self._checked(call, number, frame) for number, call in enumerate(parsed, start=1)]
         frame.transcript.add_sampled(tokens, logprobs, versions, tuple(calls))

@@ -110,9 +110,9 @@ class ChatText:
         occurs ends the message.
         """
         text = cut_at(self.text(tokens), stop)
-        if not tools or not self._may_call(text):
+        if not tools or not self.protocol.has_call(text):
             return Message("assistant", text), ()
-        declared = {schema["name"]: _Declared(_plain(schema)) for schema in tools}
+        declared = {schema["name"]: _Declared(schema) for schema in tools}
         try:
             calls = self.protocol.parse(text, None, declared)
         except (RecursionError, MemoryError) as error:
@@ -124,19 +124,11 @@ class ChatText:
             Call(f"{name}_{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
             for number, call in enumerate(calls)
         )
-        before, mark, _ = text.partition("<tool_call>")
-        return Message("assistant", before.rstrip() if mark else "", written), tuple(calls)
+        return Message("assistant", self.protocol.before_calls(text), written), tuple(calls)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of sampled tokens without the stop token."""
         return self._tokenizer.decode([id for id in tokens if id not in self.stop_ids])
-
-    def _may_call(self, text: str) -> bool:
-        """Whether a message has anything that looks like a call."""
-        bare = getattr(self.protocol, "calls", "") == "bare"
-        return "<tool_call>" in text or (
-            bare and text.strip().removeprefix("<|python_tag|>").lstrip().startswith("{")
-        )
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Any], opening: bool
@@ -186,16 +178,6 @@ class _Declared:
     """A tool of somebody else's, as protocols read calls of it: its schema types their values."""
 
     schema: Mapping[str, Any]
-
-
-def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema with a plain type for each argument; "string" for what is not plain."""
-    properties = schema.get("parameters", {}).get("properties", {})
-    kinds = {}
-    for key, value in properties.items() if isinstance(properties, Mapping) else ():
-        kind = value.get("type") if isinstance(value, Mapping) else None
-        kinds[key] = {"type": kind if isinstance(kind, str) else "string"}
-    return {"name": schema["name"], "parameters": {"properties": kinds}}
 
 
 def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:

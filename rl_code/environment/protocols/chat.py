@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +10,18 @@ from models.chat import render
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, answer, own_template
+from rl_code.environment.protocols.reading import (
+    THOUGHT,
+    Reading,
+    Written,
+    read_bare,
+    read_json,
+    read_tags,
+)
+from rl_code.environment.protocols.tags import Function
+from rl_code.environment.tools.schema import Arguments
 from rl_code.environment.tools.text import one_line
-from rl_code.environment.tools.tool import Tool, kinds_of
+from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
 
@@ -21,7 +29,8 @@ from rl_code.types import Task, ToolCall, ToolResult
 class Chat(Protocol):
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    Text around the calls is ignored; only with "bare" must the call be all of the message.
+    Text around the calls is ignored, and so are calls inside of thoughts; only with "bare" must the
+    call be all of the message behind its thoughts.
     """
 
     # A key of models.families.FAMILIES.
@@ -60,40 +69,28 @@ class Chat(Protocol):
         return render(self.family, messages, schemas, opening)
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
-        text = text.rpartition("</think>")[2]
-        if self.calls == "bare":
-            body = text.strip().removeprefix("<|python_tag|>").lstrip()
+        reading = self._read(text)
+        if reading.calls:
+            return [_call(written, self.calls, tools) for written in reading.calls]
+        form = f"write {_FORMS[self.calls]}. Call submit when the work is done"
+        if reading.thinking:
             return [
-                _parse_json(body, "parameters", _FORMS["bare"])
-                if body.startswith("{")
-                else self._no_call()
+                ToolCall("", {}, f"the thought never ends; close it with {THOUGHT}, then {form}")
             ]
-        pieces = text.split("<tool_call>")[1:]
-        if not pieces:
-            return [self._no_call()]
-        calls = []
-        for piece in pieces:
-            body, end, _ = piece.partition("</tool_call>")
-            call = (
-                _parse_json(body, "arguments", _FORMS["json"])
-                if self.calls == "json"
-                else _parse_function(body, tools)
-            )
-            calls.append(
-                call if end or call.error else ToolCall(call.name, {}, "the call is not closed")
-            )
-        return calls
+        return [ToolCall("", {}, f"no tool call; {form}")]
 
     def has_call(self, text: str) -> bool:
-        text = text.rpartition("</think>")[2]
-        if self.calls == "bare":
-            return text.strip().removeprefix("<|python_tag|>").lstrip().startswith("{")
-        return "<tool_call>" in text
+        return bool(self._read(text).calls)
 
-    def _no_call(self) -> ToolCall:
-        return ToolCall(
-            "", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done"
-        )
+    def thinking(self, text: str) -> bool:
+        return self._read(text).thinking
+
+    def before_calls(self, text: str) -> str:
+        return self._read(text).before(text)
+
+    def _read(self, text: str) -> Reading:
+        thinking = self.own is not None and self.own.opens_thought
+        return _READERS[self.calls](text, thinking=thinking)
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer(self.family, results, self.own)
@@ -106,66 +103,49 @@ _FORMS = {
 }
 
 
-def _parse_json(body: str, key: str, form: str) -> ToolCall:
-    """A call written as JSON, its arguments under ``key``."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError, MemoryError) as error:
-        return ToolCall("", {}, f"the call is not valid JSON ({error}); write {form}")
+_READERS = {"json": read_json, "tags": read_tags, "bare": read_bare}
+# The key of a JSON call that holds its arguments: the one of the form, and the one that other forms
+# have.
+_KEYS = {"json": ("arguments", "parameters"), "bare": ("parameters", "arguments")}
+# Other keys of a call that say nothing, as some models write them.
+_SILENT = frozenset(("id", "type", "index"))
+
+
+def _call(written: Written, form: str, tools: Mapping[str, Tool]) -> ToolCall:
+    """A call as it stands in a message. Values have the types of the tool's schema where they can;
+    others stay, for the check of arguments to name.
+    """
+    if written.value is None:
+        return ToolCall("", {}, f"{written.error}; write {_FORMS[form]}")
+    call = (
+        _function(written.value, tools) if form == "tags" else _object(written.value, form, tools)
+    )
+    error = call.error or written.error
+    return ToolCall(call.name, {}, error) if error else call
+
+
+def _function(function: Function, tools: Mapping[str, Tool]) -> ToolCall:
+    if function.error:
+        error = f"{function.error}; write {_FORMS['tags']}"
+        return ToolCall(function.name, {}, error)
+    known = Arguments(tools[function.name].schema if function.name in tools else {})
+    values = {key: known.read(key, text) for key, text in function.parameters.items()}
+    return ToolCall(function.name, values)
+
+
+def _object(value: Any, form: str, tools: Mapping[str, Tool]) -> ToolCall:
+    """A call written as JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return ToolCall("", {}, f"the call has no name; write {form}")
-    arguments = value.get(key, {})
+        return ToolCall("", {}, f"the call has no name; write {_FORMS[form]}")
+    name = value["name"]
+    given = [key for key in _KEYS[form] if key in value]
+    others = [key for key in value if key not in ("name", *_KEYS[form], *_SILENT)]
+    if others or len(given) > 1:
+        wrong = one_line((others or given[1:])[0], 40)
+        error = f"the call has a key {wrong!r} that it must not have"
+        return ToolCall(name, {}, f"{error}; write {_FORMS[form]}")
+    arguments = value[given[0]] if given else {}
     if not isinstance(arguments, dict):
-        return ToolCall(value["name"], {}, f"{key} must be a JSON object")
-    return ToolCall(value["name"], arguments)
-
-
-_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)</parameter>\s*", re.DOTALL)
-
-
-def _parse_function(body: str, tools: Mapping[str, Tool]) -> ToolCall:
-    """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's
-    schema.
-    """
-    function = _FUNCTION.fullmatch(body)
-    if function is None:
-        return ToolCall("", {}, f"the call has no closed function tag; write {_FORMS['tags']}")
-    name = function[1].strip()
-    inside = function[2]
-    arguments: dict[str, Any] = {}
-    position = 0
-    while inside[position:].strip():
-        parameter = _PARAMETER.match(inside, position)
-        if parameter is None:
-            return ToolCall(
-                name, {}, f"not a closed parameter tag: {one_line(inside[position:], 40)!r}"
-            )
-        key = parameter[1].strip()
-        value = parameter[2].removeprefix("\n").removesuffix("\n")
-        arguments[key] = _typed(tools.get(name), key, value)
-        position = parameter.end()
-    return ToolCall(name, arguments)
-
-
-def _typed(tool: Tool | None, key: str, value: str) -> Any:
-    """The value as the tool's schema wants it; text where that cannot be, for the check of
-    arguments to name.
-    """
-    properties = {} if tool is None else tool.schema["parameters"]["properties"]
-    kinds = kinds_of(properties[key]) if key in properties else ("string",)
-    text = value.strip()
-    if "integer" in kinds and re.fullmatch(r"-?[0-9]{1,9}", text):
-        return int(text)
-    if "number" in kinds and re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        return float(text)
-    if "boolean" in kinds and text in ("true", "false"):
-        return text == "true"
-    if "null" in kinds and text == "null":
-        return None
-    if ("array" in kinds and text.startswith("[")) or ("object" in kinds and text.startswith("{")):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError, MemoryError):
-            return value
-    return value
+        return ToolCall(name, {}, f"{given[0]} must be a JSON object")
+    known = Arguments(tools[name].schema if name in tools else {})
+    return ToolCall(name, {key: known.normal(key, each) for key, each in arguments.items()})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 from models.chat import render
 from models.marks import Marks, unquote, unquote_all
 from rl_code.environment.protocols.protocol import Protocol, answer
-from rl_code.environment.tools.tool import Tool, Words, kinds_of, words_of
+from rl_code.environment.tools.schema import Arguments
+from rl_code.environment.tools.tool import Tool, Words, words_of
 from rl_code.types import Task, ToolCall, ToolResult
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
 _MARKS = Marks(_COMPACT_TOKENS)
-_SEPARATOR = "\n=====\n"
+_SEPARATOR = "====="
+_LONGER = re.compile("={6,}")
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*"(?!\S)|\S+')
 _DIGITS = 10  # a number on a line has fewer
 
 
@@ -29,6 +34,9 @@ class Compact(Protocol):
                  nothing else) edit\\n<old>\\n=====\\n<new> | read [path [first [last]]] |
                  run\\n<command> | submit
     observation  <|tool|>answers, one a line<|eot|>
+
+    Where one of several texts has a line ===== itself, a longer line stands between them, which the
+    call's first line names: edit ======. A word with white space is written as a string of JSON.
 
     With ``thoughts`` an assistant's message may begin with text in front of its calls.
     The ``words`` of a tool say how its calls are written. write and edit work on ``task.path``.
@@ -52,9 +60,7 @@ class Compact(Protocol):
         for tool in tools.values():
             words = words_of(tool)
             written = {*words.line, *words.below, "path"}
-            missing = [
-                name for name in tool.schema["parameters"]["required"] if name not in written
-            ]
+            missing = [name for name in Arguments(tool.schema).required if name not in written]
             if missing:
                 raise ValueError(
                     f"the compact protocol cannot write {', '.join(missing)} of {tool.name}; "
@@ -94,7 +100,7 @@ class Compact(Protocol):
         for piece in pieces:
             body, end, rest = piece.partition("<|end|>")
             head, newline, content = body.partition("\n")
-            word, *extra = head.split() or [""]
+            word, *extra = _words(head) or [""]
             if word not in known:
                 word = unquote(word)
                 calls.append(ToolCall(word, {}, f"unknown {word[:20]!r}; use {', '.join(known)}"))
@@ -119,11 +125,47 @@ def _by_word(tools: Mapping[str, Tool]) -> dict[str, Tool]:
 
 def _body(call: ToolCall, words: Words) -> str:
     """A call between its marks."""
-    on_line = [str(call.arguments[name]) for name in words.line if name in call.arguments]
+    on_line = [_word(call.arguments[name]) for name in words.line if name in call.arguments]
+    texts = [call.arguments[name] for name in words.below]
+    separator = _separator(texts)
+    if separator != _SEPARATOR:
+        on_line.append(separator)
     line = " ".join([words.word, *on_line])
     if not words.below:
         return line
-    return f"{line}\n{_SEPARATOR.join(call.arguments[name] for name in words.below)}"
+    return f"{line}\n" + f"\n{separator}\n".join(texts)
+
+
+def _separator(texts: Sequence[str]) -> str:
+    """The line between texts. Where one of several has such a line itself, it is a longer line,
+    which the call's first line then names.
+    """
+    lines = {line for text in texts for line in text.split("\n") if line and not line.strip("=")}
+    if len(texts) < 2 or _SEPARATOR not in lines:
+        return _SEPARATOR
+    return "=" * (1 + max(map(len, lines)))
+
+
+def _word(value: Any) -> str:
+    """An argument on a call's line: as it is, or as a string of JSON where it is no single word."""
+    text = str(value)
+    if text and text[0] not in '"=' and not re.search(r"\s", text):
+        return text
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _words(line: str) -> list[str]:
+    """The words of a call's line; a string of JSON is one word."""
+    return [_unquoted(match[0]) for match in _WORD.finditer(line)]
+
+
+def _unquoted(word: str) -> str:
+    if not word.startswith('"'):
+        return word
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> ToolCall:
@@ -132,8 +174,11 @@ def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> Tool
     """
     words = words_of(tool)
     arguments: dict[str, Any] = {}
-    if "path" in tool.schema["parameters"]["required"]:
+    if "path" in Arguments(tool.schema).required:
         arguments["path"] = task.path
+    separator = _SEPARATOR
+    if len(words.below) > 1 and extra and _LONGER.fullmatch(extra[-1]):
+        *extra, separator = extra
     if words.line:
         on_line = _on_line(tool, words, extra)
         if on_line is None or (content and not words.below):
@@ -144,11 +189,12 @@ def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> Tool
     if words.below:
         if content is None:
             return ToolCall(tool.name, {}, _misplaced(words))
-        # The last text may be empty, and then the separator's last line break is the end.
-        texts = f"{content}\n".split(_SEPARATOR, len(words.below) - 1)
+        # The first or the last text may be empty.
+        texts = f"\n{content}\n".split(f"\n{separator}\n", len(words.below) - 1)
         if len(texts) < len(words.below):
             wanted = ", a line =====, ".join(words.below.values())
             return ToolCall(tool.name, {}, f"{words.word} wants {wanted}")
+        texts[0] = texts[0].removeprefix("\n")
         texts[-1] = texts[-1].removesuffix("\n")
         arguments |= dict(zip(words.below, texts, strict=True))
     return ToolCall(tool.name, arguments)
@@ -168,8 +214,9 @@ def _on_line(tool: Tool, words: Words, extra: list[str]) -> dict[str, Any] | Non
     if len(extra) > len(words.line):
         return None
     values: dict[str, Any] = {}
+    known = Arguments(tool.schema)
     for name, text in zip(words.line, extra, strict=False):
-        if kinds_of(tool.schema["parameters"]["properties"][name]) == ("integer",):
+        if known.kinds(name) == ("integer",):
             if not text.isdecimal() or len(text) >= _DIGITS:
                 return None
             values[name] = int(text)

@@ -72,6 +72,14 @@ class Protocol:
         """
         return True
 
+    def thinking(self, text: str) -> bool:
+        """Whether a message ends inside a thought. It is then no answer, and its calls are none."""
+        return False
+
+    def before_calls(self, text: str) -> str:
+        """What a message that has calls says in front of them."""
+        return ""
+
     def observation(self, results: Sequence[ToolResult]) -> str:
         """The text after the message's stop token, up to where the assistant goes on."""
         raise NotImplementedError

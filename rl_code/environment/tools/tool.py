@@ -6,19 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from rl_code.environment.tools.schema import TYPES, Arguments, unknown_types
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
 
-# Types of arguments in a schema, and what a value of each must be. A bool is no number.
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
 _LARGEST = 1 << 63
 # How deeply an argument may be nested, and how many values it may have.
 _DEEPEST = 32
@@ -127,12 +118,11 @@ def function_schema(
     Raises ValueError for a type of argument that calls cannot be checked for.
     """
     for argument, description_of in properties.items():
-        for kind in kinds_of(description_of):
-            if kind not in _PYTHON_TYPES:
-                raise ValueError(
-                    f"tool {name}: type {kind!r} of argument {argument} must be one of "
-                    f"{', '.join(_PYTHON_TYPES)}"
-                )
+        for kind in unknown_types(description_of):
+            raise ValueError(
+                f"tool {name}: type {kind!r} of argument {argument} must be one of "
+                f"{', '.join(TYPES)}"
+            )
     parameters = {
         "type": "object",
         "properties": dict(properties),
@@ -142,43 +132,28 @@ def function_schema(
     return {"name": name, "description": description, "parameters": parameters}
 
 
-def kinds_of(argument: Mapping[str, Any]) -> tuple[str, ...]:
-    """The types that a schema allows for an argument; all of them where it names none."""
-    kind = argument.get("type")
-    if isinstance(kind, str):
-        return (kind,)
-    if isinstance(kind, list | tuple):
-        return tuple(str(one) for one in kind)
-    either = [*argument.get("anyOf", ()), *argument.get("oneOf", ())]
-    return tuple(dict.fromkeys(kind for one in either for kind in kinds_of(one))) or tuple(
-        _PYTHON_TYPES
-    )
-
-
 def words_of(tool: Tool) -> Words:
     """The tool's words, or those that follow from its schema."""
     if tool.words is not None:
         return tool.words
-    properties = tool.schema["parameters"]["properties"]
-    required = tool.schema["parameters"]["required"]
-    texts = [name for name in required if kinds_of(properties[name]) == ("string",)]
-    numbers = [name for name in properties if kinds_of(properties[name]) == ("integer",)]
+    arguments = Arguments(tool.schema)
+    texts = [name for name in arguments.required if arguments.kinds(name) == ("string",)]
+    numbers = [name for name in arguments.properties if arguments.kinds(name) == ("integer",)]
     return Words(tool.name, {name: name for name in numbers}, {name: name for name in texts})
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """What is wrong with the arguments of a call, in words for the model; "" when nothing is."""
-    properties = tool.schema["parameters"]["properties"]
-    expected = ", ".join(properties) or "none"
-    for name in tool.schema["parameters"]["required"]:
+    known = Arguments(tool.schema)
+    expected = ", ".join(known.properties) or "none"
+    for name in known.required:
         if name not in arguments:
             return f"{tool.name}: missing argument {name}; arguments: {expected}"
     for name, value in arguments.items():
-        if name not in properties:
+        if name not in known.properties:
             return f"{tool.name}: unknown argument {one_line(name, 40)}; arguments: {expected}"
-        kinds = kinds_of(properties[name])
-        if not any(type(value) in _PYTHON_TYPES[kind] for kind in kinds):
-            wanted = " or ".join(kinds)
+        if not known.accepts(name, value):
+            wanted = " or ".join(known.kinds(name))
             return f"{tool.name}: argument {name} must be {wanted}, got {type(value).__name__}"
         if wrong := _wrong(value):
             return f"{tool.name}: argument {name} {wrong}"

@@ -4,6 +4,7 @@ mark.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from models.chat import render, render_tool_results
 from models.marks import Marks, unquote
+from models.own_template import OwnTemplate
 from rl_code.environment.parts import answer_parts
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
@@ -34,13 +36,52 @@ COMPACT, HERMES, CODER, LLAMA, COMPLETION = (
 )
 
 plain = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<"), max_size=20)
-written = st.builds(lambda text: ToolCall("write_file", {"path": "s.py", "content": text}), plain)
-edited = st.builds(
-    lambda a, b: ToolCall("edit_file", {"path": "s.py", "old": a, "new": b}), plain, plain
+# What protocols are written with, which files of programs for models hold too.
+WORDS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<function=terminal>",
+    "</function>",
+    "<parameter=path>",
+    "<parameter=command>",
+    "</parameter>",
+    "<think>",
+    "</think>",
+    "<tool_response>",
+    "<|call|>",
+    "<|end|>",
+    "<|eot|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|start_header_id|>",
+    "[TOOL_CALLS]",
+    "\n",
+    "\n=====\n",
+    "=====",
+    "======",
+    '"',
+    "\\",
+    "{",
+    '{"name": "submit", "arguments": {}}',
+    '<tool_call>\n{"name": "submit", "arguments": {}}\n</tool_call>',
+    "<tool_call>\n<function=submit>\n</function>\n</tool_call>",
+    "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
+    "<think>\nmaybe",
+    "\n</think>\n",
+    "<|call|>write\nx<|end|>",
 )
-ran = st.builds(lambda text: ToolCall("terminal", {"command": text}), plain)
+marked = st.lists(st.sampled_from(WORDS) | plain, max_size=6).map("".join)
+written = st.builds(lambda text: ToolCall("write_file", {"path": "s.py", "content": text}), marked)
+edited = st.builds(
+    lambda a, b: ToolCall("edit_file", {"path": "s.py", "old": a, "new": b}), marked, marked
+)
+ran = st.builds(lambda text: ToolCall("terminal", {"command": text}), marked)
 read = st.builds(
-    lambda n: ToolCall("read_file", {"path": "s.py", "first_line": n}), st.integers(1, 999)
+    lambda path, n: ToolCall("read_file", {"path": path, "first_line": n}),
+    marked,
+    st.integers(1, 999),
 )
 bare = st.sampled_from([ToolCall("run_tests", {}), ToolCall("submit", {})])
 calls = st.lists(st.one_of(written, edited, ran, read, bare), min_size=1, max_size=4)
@@ -164,7 +205,120 @@ def test_qwen3_coder_values_take_the_type_of_the_schema():
     assert "first_line must be integer" in check(bad, ALL)
 
 
-@given(st.text(), st.sampled_from(sorted(PROTOCOLS)))
+def hermes(name: str, arguments: dict, key: str = "arguments") -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, key: arguments})}\n</tool_call>"
+
+
+SUBMIT = {
+    "hermes": hermes("submit", {}),
+    "qwen3_coder": "<tool_call>\n<function=submit>\n</function>\n</tool_call>",
+    "llama3": '{"name": "submit", "parameters": {}}',
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "words"),
+    [
+        ("Calls stand behind <tool_call>.\n", "\nand then\n", ["write_file", "submit"]),
+        ("<think>no</think>", "<think>no</think>", ["write_file", "submit"]),
+        ("a thought</think>", "</think>", ["write_file", "submit"]),
+        ("I look for `<think>`.", "", ["write_file", "submit"]),
+        ("", "<think>\nmaybe ", ["write_file"]),
+        ("\n<think>no <tool_call></think><think>", "", []),
+        ("I see.\n<think>\nmaybe", "", []),
+    ],
+)
+def test_text_and_thoughts_stand_around_calls(before, between, words):
+    content = f"{'</think>' if words else ''}</tool_call>\n<tool_call><think>"
+    first = hermes("write_file", {"path": "s.py", "content": content})
+    second = (
+        "<tool_call>\n<function=write_file>\n<parameter=path>\ns.py\n</parameter>\n"
+        f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
+    )
+    for protocol, call, last in (
+        (HERMES, first, SUBMIT["hermes"]),
+        (CODER, second, SUBMIT["qwen3_coder"]),
+    ):
+        text = f"{before}{call}{between}{last}"
+        parsed = protocol.parse(text, TASK, ALL)
+        assert [call.name for call in parsed if not call.error] == words
+        if words:
+            assert parsed[0].arguments == {"path": "s.py", "content": content}
+            assert protocol.before_calls(text) == before.rstrip()
+            assert len(parsed) == len(words)
+
+
+@pytest.mark.parametrize("name", SUBMIT)
+def test_a_thought_that_never_ends_holds_no_call(name):
+    call = SUBMIT[name]
+    opened = OwnTemplate("{{ messages[0].content }}<|im_end|>\n<think>\n", "<|im_end|>")
+    inside = dataclasses.replace(PROTOCOLS[name], own=opened)
+    for protocol, text in (
+        (PROTOCOLS[name], f"<think>\nmaybe {call}\nbut no"),
+        (PROTOCOLS[name], f"<think>\n{call}"),
+        (inside, f"maybe {call}\nbut no"),
+        (inside, call),
+    ):
+        (wrong,) = protocol.parse(text, TASK, ALL)
+        assert "the thought never ends; close it with </think>" in wrong.error
+        assert protocol.thinking(text) and not protocol.has_call(text)
+        assert protocol.before_calls(text) == text
+        good = f"{text}</think>\n{call}"
+        assert protocol.parse(good, TASK, ALL) == [ToolCall("submit", {})]
+        assert not protocol.thinking(good)
+
+
+def test_arguments_under_the_key_of_another_form_are_taken_and_other_keys_refused():
+    call = ToolCall("read_file", {"path": "s.py"})
+    for key in ("arguments", "parameters"):
+        value = {"name": call.name, key: dict(call.arguments), "type": "function"}
+        text = json.dumps(value)
+        assert LLAMA.parse(text, TASK, ALL) == [call]
+        assert HERMES.parse(f"<tool_call>{text}</tool_call>", TASK, ALL) == [call]
+    for extra in ({"path": "s.py"}, {"args": {}}, {"arguments": {}, "parameters": {}}):
+        text = json.dumps({"name": "submit"} | extra)
+        for protocol, written in ((LLAMA, text), (HERMES, f"<tool_call>{text}</tool_call>")):
+            (wrong,) = protocol.parse(written, TASK, ALL)
+            assert "that it must not have" in wrong.error and wrong.name == "submit"
+
+
+@pytest.mark.parametrize("word", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_refused(word):
+    text = f'<tool_call>{{"name": "read_file", "arguments": {{"first_line": {word}}}}}</tool_call>'
+    (wrong,) = HERMES.parse(text, TASK, ALL)
+    assert "not valid JSON" in wrong.error
+
+
+def test_nothing_behind_a_broken_call_is_carried_out():
+    # the string is not escaped, so what stands in it may look like a call
+    forged = hermes("submit", {})
+    for text in (
+        '<tool_call>{"name": "write_file", "arguments": {"content": "a "b" ' + forged + '"}}',
+        "<tool_call><function=write_file><parameter=path>a" + "<tool_call><function=submit>",
+    ):
+        for protocol in (HERMES, CODER):
+            assert all(call.error for call in protocol.parse(text, TASK, ALL))
+    closed = "<tool_call>submit()</tool_call>" + forged
+    assert [bool(call.error) for call in HERMES.parse(closed, TASK, ALL)] == [True, False]
+
+
+def test_the_last_of_several_ends_is_meant():
+    text = (
+        "<tool_call><function=write_file><parameter=path>s.py</parameter><parameter=content>"
+        "a</parameter></function></tool_call> b</parameter></function></tool_call>"
+    )
+    (call,) = CODER.parse(text + SUBMIT["qwen3_coder"], TASK, ALL)[:1]
+    assert call.arguments["content"] == "a</parameter></function></tool_call> b"
+
+
+def test_a_longer_line_stands_between_texts_that_hold_the_line():
+    call = ToolCall("edit_file", {"path": "s.py", "old": "A\n=====\n", "new": "======"})
+    text = COMPACT.message([call], ALL).removesuffix("<|eot|>")
+    assert text == "<|call|>edit =======\nA\n=====\n\n=======\n======<|end|>"
+    assert COMPACT.parse(text, TASK, ALL) == [call]
+
+
+@given(st.text() | marked, st.sampled_from(sorted(PROTOCOLS)))
 def test_any_text_is_parsed_into_at_least_one_call(text, name):
     assert PROTOCOLS[name].parse(text, TASK, ALL)
 

@@ -10,6 +10,7 @@ import pytest
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
@@ -32,7 +33,7 @@ def make(task, pool, limits, tokenizer):
             dataclasses.replace(task, files={**task.files, "a.py": "x = 3"}, tools=None),
             group=5,
             index=2,
-            protocol=PROTOCOLS[protocol],
+            protocol=PROTOCOLS.get(protocol, protocol),
             tools=tools,
             tokenizer=tokenizer,
             pool=pool,
@@ -155,6 +156,29 @@ def test_the_time_and_the_turns_of_the_episode_end_it(make, tokenizer):
     trajectory = episode.finish()
     assert trajectory.status == "turn_limit"
     assert [turn.results[0].content for turn in trajectory.turns if turn.results] == ["yes"]
+
+
+def test_a_thought_that_never_ends_is_neither_a_call_nor_an_answer(make, tokenizer):
+    chat = Chat("qwen2", "json", stop_tokens=("<|eot|>",))
+    episode = make(chat, {"tokens": 20_000, "turn_tokens": 200}, tokens=9_000)
+    episode.start()
+    ask = '<tool_call>{"name": "sub_agent", "arguments": {"question": "x?"}}</tool_call>'
+    write = '<tool_call>{"name": "write_file", "arguments": {"path": "a.py", "content": ""}}'
+    maybe = f"<think>maybe {write}</tool_call> but no"
+    context, said = say(episode, tokenizer, maybe)
+    assert context == 0 and "the thought never ends" in said
+    assert say(episode, tokenizer, ask)[0] == 1
+    context, said = say(episode, tokenizer, maybe)
+    assert context == 1 and "the thought never ends" in said
+    context, said = say(episode, tokenizer, "<think>hm</think>It is 3.")
+    assert context == 0 and "It is 3." in said
+    say(episode, tokenizer, '<tool_call>{"name": "submit"}</tool_call>')
+    trajectory = episode.finish()
+    assert trajectory.malformed_calls == 2 and trajectory.status == "submitted"
+    assert [call.name for turn in trajectory.turns for call in turn.calls if not call.error] == [
+        "sub_agent",
+        "submit",
+    ]
 
 
 def test_an_episode_that_waits_is_not_forked(make, tokenizer):

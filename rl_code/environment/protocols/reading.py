@@ -1,0 +1,206 @@
+"""Structure of a chat message: where its thoughts end and where its calls stand.
+
+A message is read from its beginning, and what a call holds is skipped as a whole. So marks inside
+of an argument are text of the argument, and a mark inside of a thought is a part of the thought.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rl_code.environment.protocols.tags import Function, read_functions
+from rl_code.environment.tools.schema import JSON
+
+THINK, THOUGHT = "<think>", "</think>"
+CALL, CALLED = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_MARK = re.compile("<think>|<tool_call>")
+_AFTER = re.compile(r"\s*")
+_QUOTES = frozenset("`'\"")
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """One call as it stands in a message."""
+
+    # Where it begins.
+    start: int
+    # What it asks for: a value of JSON, or a function with its parameters as text. None where it
+    # cannot be read.
+    value: Any = None
+    # What is wrong with it.
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a message holds."""
+
+    calls: Sequence[Written] = ()
+    # True if the message ends inside a thought.
+    thinking: bool = False
+
+    def before(self, text: str) -> str:
+        """The text in front of the first call; all of it where there is none."""
+        return text[: self.calls[0].start].rstrip() if self.calls else text
+
+
+def read_json(text: str, *, thinking: bool = False) -> Reading:
+    """Calls that are JSON between ``<tool_call>`` and ``</tool_call>``.
+
+    thinking: the message begins inside a thought. Where the JSON of a call is broken, nobody knows
+    where the call ends, so nothing behind it is read.
+    """
+    closes = _Finder(text, CALLED)
+    mentioned: list[Written] = []
+
+    def call_at(start: int) -> tuple[list[Written], int]:
+        at = start + len(CALL)
+        body = _AFTER.match(text, at).end()
+        if text[body : body + 1] not in ("{", "["):
+            end = closes.behind(at)
+            if end >= 0 and text.find(CALL, at, end) < 0:
+                wrong = _broken(text[at:end])
+                return [Written(start, error=wrong)], end + len(CALLED)
+            if not mentioned:
+                mentioned.append(Written(start, error=_broken(text[at:])))
+            return [], at
+        try:
+            value, end = JSON.raw_decode(text, body)
+        except (ValueError, RecursionError, MemoryError):
+            return [Written(start, error=_broken(text[at:]))], len(text)
+        behind = _AFTER.match(text, end).end()
+        if text.startswith(CALLED, behind):
+            return [Written(start, value)], behind + len(CALLED)
+        close = closes.behind(end)
+        if close < 0 or text.find(CALL, end, close) >= 0:
+            return [Written(start, value, "the call is not closed")], end
+        wrong = _broken(text[at:close])
+        return [Written(start, error=wrong)], close + len(CALLED)
+
+    found = _scan(text, thinking, call_at)
+    return found if found.calls or found.thinking else Reading(mentioned)
+
+
+def read_tags(text: str, *, thinking: bool = False) -> Reading:
+    """Calls that are tags between ``<tool_call>`` and ``</tool_call>``. thinking: as above."""
+    closes = _Finder(text, CALLED)
+    functions: dict[int, Function] = {}
+    mentioned: list[Written] = []
+
+    def call_at(start: int) -> tuple[list[Written], int]:
+        at = start + len(CALL)
+        if not functions and text.startswith("<function=", _AFTER.match(text, at).end()):
+            functions.update((one.start, one) for one in read_functions(text, start))
+        if start in functions:
+            call = functions[start]
+            return [Written(start, call, call.error)], call.end
+        wrong = Written(start, error="the call has no closed function tag")
+        end = closes.behind(at)
+        if end >= 0 and text.find(CALL, at, end) < 0:
+            return [wrong], end + len(CALLED)
+        mentioned.append(wrong)
+        return [], at
+
+    found = _scan(text, thinking, call_at)
+    return found if found.calls or found.thinking else Reading(mentioned[:1])
+
+
+def read_bare(text: str, *, thinking: bool = False) -> Reading:
+    """One call that is all of the message, or all that follows its thoughts."""
+    at = 0
+    if thinking:
+        at = text.find(THOUGHT)
+        if at < 0:
+            return Reading(thinking=True)
+        at += len(THOUGHT)
+    while True:
+        at = _AFTER.match(text, at).end()
+        if text.startswith(THINK, at):
+            end = text.find(THOUGHT, at)
+            if end < 0:
+                return Reading(thinking=True)
+            at = end + len(THOUGHT)
+            continue
+        body = at + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, at) else at
+        body = _AFTER.match(text, body).end()
+        if text.startswith("{", body):
+            return Reading([_whole(text, at, body)])
+        end = text.find(THOUGHT, at)
+        if end < 0:
+            return Reading()
+        at = end + len(THOUGHT)
+
+
+def _whole(text: str, start: int, body: int) -> Written:
+    """A call that goes to the end of the text."""
+    try:
+        value, end = JSON.raw_decode(text, body)
+    except (ValueError, RecursionError, MemoryError):
+        return Written(start, error=_broken(text[body:]))
+    if text[end:].strip():
+        return Written(start, error=_broken(text[body:]))
+    return Written(start, value)
+
+
+def _scan(
+    text: str, thinking: bool, call_at: Callable[[int], tuple[list[Written], int]]
+) -> Reading:
+    """The calls outside of thoughts.
+
+    call_at: place of a mark -> the call that begins there, none if the mark is only mentioned, and
+    where to read on.
+    """
+    at = 0
+    if thinking:
+        at = text.find(THOUGHT)
+        if at < 0:
+            return Reading(thinking=True)
+        at += len(THOUGHT)
+    calls: list[Written] = []
+    while (mark := _MARK.search(text, at)) is not None:
+        if mark[0] == CALL:
+            found, at = call_at(mark.start())
+            calls += found
+        elif _quoted(text, mark.start(), mark.end()):
+            at = mark.end()
+        else:
+            end = text.find(THOUGHT, mark.end())
+            if end < 0:
+                return Reading(calls, thinking=True)
+            at = end + len(THOUGHT)
+    return Reading(calls)
+
+
+class _Finder:
+    """Places of a word in a text, asked for in ascending order; the text is searched once."""
+
+    def __init__(self, text: str, word: str):
+        self._text, self._word = text, word
+        self._next = -1
+        self._searched = -1
+
+    def behind(self, at: int) -> int:
+        """The first place from ``at`` on; -1 for none."""
+        if self._searched < 0 or 0 <= self._next < at:
+            self._next = self._text.find(self._word, at)
+            self._searched = at
+        return self._next
+
+
+def _quoted(text: str, start: int, end: int) -> bool:
+    """True if the same quotation mark stands on both sides: a tag that is only mentioned."""
+    quote = text[start - 1 : start]
+    return quote in _QUOTES and text[end : end + 1] == quote
+
+
+def _broken(body: str) -> str:
+    """What is wrong with JSON that cannot be read."""
+    try:
+        JSON.decode(body)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"the call is not valid JSON ({error})"
+    return "the call is not valid JSON"
