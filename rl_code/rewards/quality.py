@@ -21,54 +21,22 @@ process as the diagnostics, one start of a program in some milliseconds.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import json
-import re
-import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from absl import logging
 from ruff.__main__ import find_ruff_bin
 
+from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.rewards.changes import changed, reference_change
 from rl_code.rewards.finished import FinishedEpisode
+from rl_code.rewards.readability import Measure, measures
 
-# Diagnostics that count: errors and warnings of pycodestyle but the length of lines, pyflakes,
-# bugbear, pylint's errors and warnings. And complexity, which is read from its diagnostic.
-_RULES = "E,W,F,B,PLE,PLW"
-_IGNORED = "E501,W191,W291,W292,W293,W391"
-_COMPLEXITY = re.compile(r"is too complex \((\d+) > 0\)")
-# Comments that hide diagnostics of the usual tools.
-_SUPPRESSION = re.compile(
-    r"#\s*(noqa|type:\s*ignore|pyright:|ty:\s*ignore|pylint:\s*disable)", re.I
-)
-# Lines of a run that counts as repeated.
-_WINDOW = 4
-# What is not looked at any more: a program that a model wrote for the measure, not for a person.
+# Characters that are looked at: more were written for the measure, not for a person. CPU seconds
+# for reading them, beside those of ruff.
 _LONGEST = 1 << 20
-_SECONDS = 20.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """What a set of Python files comes to."""
-
-    # Diagnostics and suppressions.
-    diagnostics: int = 0
-    # McCabe's, summed over functions.
-    complexity: int = 0
-    # Runs of lines that stand somewhere before, too.
-    repeated: int = 0
-    # Lines that are not blank.
-    lines: int = 0
-
-    def beyond(self, other: Measure) -> Measure:
-        """How much more than another one, at least 0 each."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Measure(*(max(0, one - two) for one, two in pairs))
+_CPU_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +91,7 @@ class Quality:
 def measure(trees: list[dict[str, str]]) -> list[Measure] | None:
     """The measures of several sets of files, path -> text; None for what cannot be measured.
 
-    The texts are read by a program of its own, which a text that is made to break it may crash.
+    The texts are read in processes of their own, which a text that is made to break them may crash.
     """
     if sum(len(text) for tree in trees for text in tree.values()) > _LONGEST:
         return None
@@ -134,51 +102,11 @@ def measure(trees: list[dict[str, str]]) -> list[Measure] | None:
                 file = Path(folder, str(number), f"{index}.py")
                 file.parent.mkdir(exist_ok=True)
                 file.write_text(text, errors="replace")
-        found = _ruff(folder)
-    if found is None:
-        return None
-    diagnostics = collections.Counter[int]()
-    complexity = collections.Counter[int]()
-    for one in found:
-        number = int(Path(one["filename"]).parent.name)
-        if points := _COMPLEXITY.search(one["message"]):
-            complexity[number] += int(points[1])
-        else:
-            diagnostics[number] += 1
-    return [
-        Measure(
-            diagnostics[number] + sum(len(_SUPPRESSION.findall(text)) for text in tree.values()),
-            complexity[number],
-            _repeated(tree),
-            sum(bool(line.strip()) for text in tree.values() for line in text.splitlines()),
-        )
-        for number, tree in enumerate(trees)
-    ]
-
-
-def _ruff(folder: str) -> list[dict] | None:
-    """The diagnostics of all files in a folder; None when ruff does not get to its end."""
-    command = [
-        find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--exit-zero",
-        "--select", f"{_RULES},C901", "--ignore", _IGNORED, "--output-format", "json",
-        "--config", "lint.mccabe.max-complexity=0", folder,
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
-        return json.loads(done.stdout or "[]")
-    except (subprocess.SubprocessError, ValueError) as error:
-        logging.warning("the quality of work could not be measured: %s", error)
-        return None
-
-
-def _repeated(tree: Mapping[str, str]) -> int:
-    """Runs of ``_WINDOW`` lines, blank ones and indentation aside, that stand somewhere before."""
-    seen = set()
-    count = 0
-    for text in tree.values():
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        for start in range(len(lines) - _WINDOW + 1):
-            run = tuple(lines[start : start + _WINDOW])
-            count += run in seen
-            seen.add(run)
-    return count
+        try:
+            found = bounded(
+                measures, _CPU_S, folder, [list(tree.values()) for tree in trees], find_ruff_bin()
+            )
+        except OutOfBounds as error:
+            logging.warning("the quality of work could not be measured: %s", error)
+            return None
+    return [Measure(*counts) for counts in found]

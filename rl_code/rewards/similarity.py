@@ -11,19 +11,19 @@ solution than the reference's earns less of it. Its weight has to stay below tha
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from absl import logging
+
+from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.rewards.changes import changed, reference_change
 from rl_code.rewards.finished import FinishedEpisode
+from rl_code.rewards.resemblance import resemblance
 
-_WORDS = re.compile(r"\w+|[^\w\s]")
-# Work whose change has more than this times the words of the reference's earns nothing, so that
-# aligning the two takes a bounded time; its ratio would be below 0.2.
-_LONGER = 9
-# And none is computed against a reference of more words.
-_MOST = 5_000
+# Characters of the files that differ, and CPU seconds in which their changes are compared. No work
+# that is longer, or takes longer, resembles its reference.
+_LONGEST = 4 << 20
+_CPU_S = 20.0
 
 
 def similarity(episode: FinishedEpisode) -> float:
@@ -33,19 +33,21 @@ def similarity(episode: FinishedEpisode) -> float:
     grade = episode.grade
     if not grade.submitted or grade.cheated or not episode.task.reference:
         return 0.0
-    wanted = list(_words(*reference_change(episode)))
-    found = list(_words(episode.files_before, episode.files_after))
-    if not found or len(wanted) > _MOST or len(found) > _LONGER * len(wanted):
+    made = _differing(episode.files_before, episode.files_after)
+    wanted = _differing(*reference_change(episode))
+    if sum(len(text) for texts in (*made, *wanted) for text in texts.values()) > _LONGEST:
         return 0.0
-    return difflib.SequenceMatcher(None, found, wanted, autojunk=False).ratio()
+    try:
+        return bounded(resemblance, _CPU_S, made, wanted)
+    except OutOfBounds as error:
+        logging.info("task %s: its work cannot be compared: %s", episode.task.id, error)
+        return 0.0
 
 
-def _words(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """The words of a change: of each file its path, and then the lines that went and that came."""
-    for path in changed(before, after):
-        yield path
-        lines = before.get(path, "").splitlines(), after.get(path, "").splitlines()
-        for line in difflib.unified_diff(*lines, n=0, lineterm=""):
-            if not line.startswith(("---", "+++", "@@")):
-                yield line[0]
-                yield from _WORDS.findall(line[1:])
+def _differing(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Of both, the files that differ."""
+    paths = changed(before, after)
+    old = {path: before[path] for path in paths if path in before}
+    return old, {path: after[path] for path in paths if path in after}

@@ -1,7 +1,7 @@
 """Reward for a solution's own tests: the share of bugs in its changed lines that they notice.
 
 That a test executes a line says little: it may assert nothing. So bugs are put into the changed
-lines, one at a time (``tasks.makers.bugs``), and a line counts as tested by the share of its bugs
+lines, one at a time (``versions.py``), and a line counts as tested by the share of its bugs
 with which the work's own tests fail (mutation score). A line that no test executes notices none.
 
 Tests that look at the text of the code instead of running it would notice every bug. So the code
@@ -19,21 +19,20 @@ Fixtures of pytest are not known here.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import random
 import time
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from absl import logging
+
+from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.rewards.disguise import disguised
 from rl_code.rewards.finished import FinishedEpisode
-from rl_code.tasks.makers import bugs
+from rl_code.rewards.versions import versions
 from rl_code.types import World
 
-# Characters of a file whose lines are looked at.
-_LONGEST = 100_000
 # Runs without a bug, beside that of the work as it is.
 _CONTROLS = 4
 
@@ -69,7 +68,8 @@ class Tested:
 
     # Bugs that are tried, at most.
     bugs: int = 8
-    # Wall-clock seconds of one run of the tests, and of all together.
+    # Wall-clock seconds of one run of the tests, and of all together. Making the bugs may take as
+    # many CPU seconds, which count among them.
     run_s: float = 5.0
     seconds: float = 30.0
     __test__ = False  # for pytest: no tests of ours
@@ -88,30 +88,29 @@ class Tested:
             path for path in after if path.endswith(".py") and after[path] != before.get(path)
         ]
         tests = sorted(path for path in changed if is_test(path))
-        sources = {path: _written_anew(after[path]) for path in changed if not is_test(path)}
-        lines = {
-            path: _changed_lines(before.get(path, ""), text)
-            for path, text in sources.items()
-            if text is not None
-        }
-        drawn = random.Random(f"tested/{episode.task.id}")
-        tried = _bugs(sources, lines, drawn)[: self.bugs]
-        if not tests or not tried:
+        if not tests:
             return 0.0
-        whole = {**after, **{path: text for path, text in sources.items() if text is not None}}
-        # what is drawn here nobody can foresee
-        unknown = random.SystemRandom()
-        runs = [({**whole, path: text}, True) for path, text in tried]
-        runs += [(whole, False) for _ in range(_CONTROLS)]
-        runs = [
-            # half of those without a bug in a form that has nothing left of any line
-            (_disguised(files, lines, unknown, 1.0 if number % 2 and not is_bug else 0.5), is_bug)
-            for number, (files, is_bug) in enumerate(runs)
-        ]
-        runs.append((dict(after), False))
-        unknown.shuffle(runs)
-        noticed = 0
         end = time.monotonic() + self.seconds
+        sources = [path for path in changed if not is_test(path)]
+        try:
+            made = bounded(
+                versions,
+                self.seconds,
+                {path: before[path] for path in sources if path in before},
+                {path: after[path] for path in sources},
+                f"tested/{episode.task.id}",
+                self.bugs,
+                _CONTROLS,
+            )
+        except OutOfBounds as error:
+            logging.info("task %s: the bugs of its work cannot be made: %s", episode.task.id, error)
+            return 0.0
+        if not made:
+            return 0.0
+        runs = [({**after, **texts}, is_bug) for texts, is_bug in made]
+        runs.append((dict(after), False))
+        random.SystemRandom().shuffle(runs)  # an order that nobody can foresee
+        noticed = 0
         for files, is_bug in runs:
             left_s = min(self.run_s, end - time.monotonic())
             if left_s <= 0:
@@ -120,54 +119,13 @@ class Tested:
             if not is_bug and not passed:
                 return 0.0
             noticed += is_bug and not passed
-        return noticed / len(tried)
+        return noticed / sum(is_bug for _, is_bug in runs)
 
 
 def is_test(path: str) -> bool:
     """Whether a path is that of a file of tests."""
     name = PurePosixPath(path).name
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
-
-
-def _written_anew(text: str) -> str | None:
-    """The code of a file from its syntax tree; None for what is no Python, or too long."""
-    if len(text) > _LONGEST:
-        return None
-    try:
-        return ast.unparse(ast.parse(text)) + "\n"
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _changed_lines(before: str, now: str) -> set[int]:
-    """Numbers of the lines, from 1, that do not stand in the file as it was, written anew."""
-    old = set((_written_anew(before) or before).splitlines())
-    return {n for n, line in enumerate(now.splitlines(), 1) if line.strip() and line not in old}
-
-
-def _bugs(
-    sources: Mapping[str, str | None], lines: Mapping[str, set[int]], drawn: random.Random
-) -> list[tuple[str, str]]:
-    """(path, text with a bug) for all bugs in changed lines, in a drawn order in which lines take
-    turns.
-    """
-    by_line: dict[tuple[str, int], list[str]] = {}
-    for path, numbers in lines.items():
-        for line, text in bugs.mutants(sources[path] or ""):
-            if line in numbers:
-                by_line.setdefault((path, line), []).append(text)
-    ranked = []
-    for (path, _), texts in by_line.items():
-        drawn.shuffle(texts)
-        ranked += [(rank, drawn.random(), path, text) for rank, text in enumerate(texts)]
-    return [(path, text) for _, _, path, text in sorted(ranked)]
-
-
-def _disguised(
-    files: Mapping[str, str], lines: Mapping[str, set[int]], drawn: random.Random, share: float
-) -> dict[str, str]:
-    """The files, of which the changed ones have another form."""
-    return {**files, **{path: disguised(files[path], drawn, share) for path in lines}}
 
 
 def _pass(

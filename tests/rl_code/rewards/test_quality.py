@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
+from ruff.__main__ import find_ruff_bin
 
 from rl_code.read_config import ConfigError
-from rl_code.rewards import quality
+from rl_code.rewards import quality, readability
 from rl_code.rewards.finished import Grade
-from rl_code.rewards.quality import Measure, Quality, measure
+from rl_code.rewards.quality import Quality, measure
+from rl_code.rewards.readability import Measure, measures
 from tests.rl_code.rewards.test_rewards import TASK, finished
 from tests.rl_code.signals import signals
 
 BEFORE = "def f(x):\n    return None\n"
 TIDY = "def f(x):\n    return [y + 1 for y in x]\n"
 TASK = dataclasses.replace(TASK, path="f.py", reference={"f.py": TIDY})
+TOLD = ["value", [[1, 2, 3, 4]]]
 SOLVED = Grade(True, (True,), (True,))
 
 
@@ -106,6 +110,20 @@ def test_without_a_reference_length_and_complexity_are_free():
 def test_no_text_raises_and_what_cannot_be_measured_costs_most(text):
     assert -1.0 <= paid(text) < 0.0 or text == "\0"
     assert paid("x = 1\n" * 300_000) == -1.0
+
+
+def test_what_ruff_says_is_read_up_to_a_bound(tmp_path, monkeypatch):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "0.py").write_text("a;" * 40)
+    ruff = find_ruff_bin()
+    ((diagnostics, *_),) = measures(str(tmp_path), [["a;" * 40]], ruff)
+    assert diagnostics > 80
+    monkeypatch.setattr(readability, "_SAID_BYTES", 20_000)
+    with pytest.raises(ValueError, match="ruff says more than 20000 bytes"):
+        measures(str(tmp_path), [["a;" * 40]], ruff)
+    # and this process reads none of it
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail(text) if "code" in text else TOLD)
+    assert measure([{"f.py": "a;" * 40}]) == [Measure(1, 2, 3, 4)]
 
 
 def test_a_program_that_does_not_end_well_costs_most(monkeypatch):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 
 import pytest
 
+from rl_code.rewards import similarity as similarity_module
 from rl_code.rewards.finished import Grade
 from rl_code.rewards.similarity import similarity
 from tests.rl_code.rewards.test_rewards import TASK, finished
@@ -46,6 +48,20 @@ def test_what_is_no_honest_work_earns_nothing():
     assert paid(Grade(False), cause=right) == 0.0
     assert paid(Grade(True, (True,), (True,), ("forged_result",)), cause=right) == 0.0
     assert paid() == paid(cause=right, reference={}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["".join(f"{i % 90}\n" for i in range(4000)), "x = 1\n" * 900_000],
+    ids=["few lines, repeated", "long"],
+)
+def test_the_difference_is_made_elsewhere_and_within_a_time(text, monkeypatch):
+    monkeypatch.setattr(
+        difflib, "unified_diff", lambda *_, **__: pytest.fail("made in this process")
+    )
+    monkeypatch.setattr(similarity_module, "_CPU_S", 0.2)
+    assert paid(cause=text) == 0.0
+    assert paid(cause=REFERENCE["cause.py"]) == 1.0
 
 
 @pytest.mark.parametrize("text", ["x = 1\n" * 50_000, "(" * 50_000, "\0\ud800" * 100])

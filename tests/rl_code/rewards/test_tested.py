@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
+import time
 
 import pytest
 
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.rewards import tested
+from rl_code.rewards import versions as versions_module
 from rl_code.rewards.disguise import disguised
 from rl_code.rewards.finished import Grade
 from rl_code.rewards.tested import Tested, is_test
-from rl_code.tasks.makers.bugs import mutants
+from rl_code.rewards.versions import versions
 from tests.rl_code.rewards.test_rewards import TASK, finished
 from tests.rl_code.signals import signals
 
@@ -187,13 +190,40 @@ def test_only_solved_work_is_paid(sandboxes):
     assert paid(sandboxes, GOOD, work=BEFORE) == 0.0
 
 
-def test_bugs_are_in_changed_lines_alone():
-    bugs = list(mutants(WORK))
-    assert {line for line, _ in bugs} >= {2, 3, 4, 8}
-    for line, text in bugs:
-        old, new = WORK.splitlines(), text.splitlines()
-        first = next(i for i, (a, b) in enumerate(zip(old, new, strict=False), 1) if a != b)
-        assert first == line
+def test_bugs_are_in_changed_lines_alone(monkeypatch):
+    monkeypatch.setattr(versions_module, "disguised", lambda text, drawn, share: text)
+    found = versions({"f.py": BEFORE}, {"f.py": WORK}, "seed", 1000, 2)
+    same = [texts for texts, is_bug in found if not is_bug]
+    assert [texts["f.py"].split() for texts in same] == [WORK.split()] * 2
+    old = same[0]["f.py"].splitlines()
+    seen = set()
+    for texts, is_bug in found:
+        if is_bug:
+            pairs = enumerate(zip(old, texts["f.py"].splitlines(), strict=False), 1)
+            seen.add(next(i for i, (a, b) in pairs if a != b))
+    assert seen == {2, 3, 4}
+    # as many as are asked for, of different lines first
+    few = [texts for texts, is_bug in versions({"f.py": BEFORE}, {"f.py": WORK}, "a", 3, 0)]
+    assert len({texts["f.py"] for texts in few}) == 3
+
+
+HUGE = {
+    "nested calls": "def f(x):\n    g = abs\n    return " + "g(" * 150 + "x * 2" + ")" * 150 + "\n",
+    "a long sum": "def f(x):\n    return 2 * x" + " + 0" * 2600 + "\n",
+    "a deep sum": "def f(x):\n    return " + "-" * 3000 + "x\n",
+    "many statements": "def f(x):\n" + "    x += 0\n" * 2500 + "    return 2 * x\n",
+}
+
+
+@pytest.mark.parametrize("work", HUGE)
+def test_making_bugs_of_any_work_ends_within_the_seconds_of_the_signal(
+    sandboxes, work, monkeypatch
+):
+    monkeypatch.setattr(tested, "_pass", lambda *_: False)
+    start = time.process_time()
+    assert paid(sandboxes, GOOD, work=HUGE[work], seconds=0.2) == 0.0
+    # whatever it takes is taken elsewhere
+    assert time.process_time() - start < 0.5
 
 
 def test_settings_and_names():
