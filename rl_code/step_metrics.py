@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_code.rewards.combine import SIGNAL_ERROR
 from rl_code.rollout.actor import ActorStats
 from rl_code.schedule import solved
 from rl_code.types import Group
@@ -88,6 +89,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
+        "reward/signal_errors": float(sum(SIGNAL_ERROR in t.reward.flags for t in trajectories)),
         # no mean where they are not known
         **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),

@@ -162,7 +162,7 @@ class ServedStore(RecordedStore):
         keep_days: float = math.inf,
     ):
         """The numbers are as of ``FeedbackConfig``."""
-        parts = [f"reward/{config.component}" for config, _ in reward.signals]
+        parts = [f"reward/{signal.config.component}" for signal in reward.signals]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
         self._feedback, self._silence_s = record, silence_s
         self._poisoning = poisoning

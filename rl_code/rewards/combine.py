@@ -1,8 +1,10 @@
 """All reward signals by name, which of them a config makes active, and their sum.
 
 A signal is a function of one finished episode. One with settings is a frozen dataclass whose fields
-are its settings and which is called in the same way. It must not raise on anything that a model can
-write: an exception of a signal is a bug and ends the run.
+are its settings and which is called in the same way. Whatever it raises on an episode is an
+outcome: the episode earns no more than an honest failure, has the flag SIGNAL_ERROR, and is
+counted. With ``reward.on_error="stop"`` the run ends instead, to find bugs of a signal of one's
+own. A ConfigError of a signal always ends it, and a SandboxFault masks the episode.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from rl_code import named
+from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.finished import FinishedEpisode
@@ -39,6 +44,8 @@ SIGNALS: dict[str, Any] = {
     "score": Score,
 }
 
+# The flag of an episode of which a signal raised an exception.
+SIGNAL_ERROR = "signal_error"
 # Signals that failures earn, too.
 _PAY_FAILURES = ("partial", "similarity")
 # Keys of an active signal's section that are not settings of the signal itself.
@@ -57,7 +64,8 @@ class SignalConfig:
     signal: Named
     # The signal is multiplied by it. It is at least 0: a penalty is a signal with negative values.
     weight: float = 1.0
-    # The least and the greatest value of the component, after the weight; None for no bounds.
+    # The least and the greatest value of the component, after the weight. None bounds penalties
+    # alone: no episode loses more by one signal than the greater of 1 and its weight.
     cap: tuple[float, float] | None = None
     # The name of the component in the logs; "" for the name of the signal.
     label: str = ""
@@ -72,6 +80,11 @@ class SignalConfig:
     def component(self) -> str:
         """Name of the component."""
         return self.label or self.signal.name.rpartition(":")[2]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest value of the component."""
+        return (-max(1.0, self.weight), math.inf) if self.cap is None else self.cap
 
     @classmethod
     def from_config(cls, value: Any, path: str) -> SignalConfig:
@@ -101,8 +114,11 @@ class RewardConfig:
 
     # The signals. Their components are logged and added up in this order.
     signals: tuple[SignalConfig, ...]
+    # An exception of a signal: "count" it as an outcome of the episode, or "stop" the run.
+    on_error: str = "count"
 
     def __post_init__(self) -> None:
+        check_on_error(self.on_error)
         weights = {signal.component: signal.weight for signal in self.signals}
         if len(weights) < len(self.signals) or not weights:
             names = [signal.component for signal in self.signals]
@@ -116,24 +132,30 @@ class RewardConfig:
             )
 
 
+def check_on_error(value: str) -> None:
+    """Raises ValueError for what is no value of ``on_error``."""
+    if value not in ("count", "stop"):
+        raise ValueError(f"on_error={value!r} must be 'count' or 'stop'")
+
+
 @dataclasses.dataclass(frozen=True)
-class ActiveSignal:
+class ActiveSignal[T]:
     """A signal that was found, with its part of the config."""
 
-    signal: Signal
+    signal: Callable[[T], float]
     config: SignalConfig
+    # Whether an exception of the signal ends the run.
+    stops: bool = False
 
-    def __call__(self, episode: FinishedEpisode) -> float:
-        """The component: the weighted and capped signal. Raises ValueError unless it is finite."""
-        value = self.config.weight * self.signal(episode)
+    def __call__(self, given: T) -> float:
+        """The component: the weighted and capped signal. Raises ValueError unless it is finite, and
+        what the signal raises.
+        """
+        value = self.config.weight * self.signal(given)
         if not math.isfinite(value):
-            raise ValueError(
-                f"the reward signal {self.config.component!r} of task {episode.task.id} is {value}"
-            )
-        if self.config.cap is not None:
-            low, high = self.config.cap
-            value = min(max(value, low), high)
-        return value
+            raise ValueError(f"the reward signal {self.config.component!r} is {value}")
+        low, high = self.config.bounds
+        return min(max(value, low), high)
 
 
 def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[ActiveSignal, ...]:
@@ -155,11 +177,43 @@ def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[Act
                 f"{path}.signals[{i}] = {one.signal.name!r}: {signal!r} cannot be called with a "
                 "finished episode"
             )
-        found.append(ActiveSignal(signal, one))
+        found.append(ActiveSignal(signal, one, config.on_error == "stop"))
     return tuple(found)
 
 
 def combine(episode: FinishedEpisode, signals: Sequence[ActiveSignal]) -> Reward:
-    """The reward of a finished episode: its total is the sum of its components."""
-    components = {one.config.component: one(episode) for one in signals}
-    return Reward(float(sum(components.values())), components, episode.grade.flags)
+    """The reward of a finished episode: its total is the sum of its components. Raises
+    SandboxFault, ConfigError, and what a signal raises that stops the run.
+    """
+    components, error = components_of(episode, signals, f"task {episode.task.id}")
+    flags = (*episode.grade.flags, *([SIGNAL_ERROR] if error else []))
+    return Reward(float(sum(components.values())), components, flags)
+
+
+def components_of[T](
+    given: T, signals: Sequence[ActiveSignal[T]], name: str
+) -> tuple[dict[str, float], bool]:
+    """The components of what is rewarded, and whether a signal raised: then only penalties are
+    left, so that nothing is gained by work on which a signal fails.
+
+    name: of what is rewarded, for messages. Raises as ``combine``.
+    """
+    components = {}
+    error = False
+    for one in signals:
+        try:
+            components[one.config.component] = one(given)
+        except (SandboxFault, ConfigError):
+            raise
+        except Exception as raised:
+            if one.stops:
+                raise
+            logging.warning(
+                "the reward signal %r of %s failed: %r", one.config.component, name, raised,
+                exc_info=True,
+            )  # fmt: skip
+            components[one.config.component] = 0.0
+            error = True
+    if error:
+        components = {one: min(value, 0.0) for one, value in components.items()}
+    return components, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_code.read_config import ConfigError
 from rl_code.rewards.finished import FinishedEpisode
 
 
@@ -15,11 +16,11 @@ class Score:
     of: str = "reward"
 
     def __call__(self, episode: FinishedEpisode) -> float:
-        """Raises ValueError where nobody says it."""
+        """Raises ConfigError where nobody says it."""
         scores = episode.trajectory.scores
         if scores is None and episode.trajectory.status != "submitted":
             return 0.0
         if scores is None or self.of not in scores:
             known = "none: the work is graded by tests" if scores is None else ", ".join(scores)
-            raise ValueError(f"score(of={self.of!r}): task {episode.task.id} has {known}")
+            raise ConfigError(f"score(of={self.of!r}): task {episode.task.id} has {known}")
         return scores[self.of]

@@ -13,9 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from rl_code import named, read_config
@@ -30,10 +28,14 @@ from rl_code.feedback.rewards.retention import retention
 from rl_code.feedback.rewards.tab import Tab
 from rl_code.feedback.rewards.thumbs import thumbs
 from rl_code.read_config import ConfigError
-from rl_code.rewards.combine import SignalConfig
+from rl_code.rewards.combine import (
+    SIGNAL_ERROR,
+    ActiveSignal,
+    SignalConfig,
+    check_on_error,
+    components_of,
+)
 from rl_code.types import Reward
-
-type Signal = Callable[[Answered], float]
 
 # One with settings is its class.
 SIGNALS: dict[str, Any] = {
@@ -79,8 +81,11 @@ class FeedbackRewardConfig:
 
     # They are logged and added up in this order.
     signals: tuple[SignalConfig, ...] = TAB_SIGNALS
+    # An exception of a signal: "count" it as an outcome of the answer, or "stop" the run.
+    on_error: str = "count"
 
     def __post_init__(self) -> None:
+        check_on_error(self.on_error)
         names = [signal.component for signal in self.signals]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"signals {names} must have names of their own; give one a label")
@@ -90,23 +95,15 @@ class FeedbackRewardConfig:
 class FeedbackReward:
     """The reward function of a config. Made by ``make_reward``."""
 
-    signals: tuple[tuple[SignalConfig, Signal], ...]
+    signals: tuple[ActiveSignal[Answered], ...]
 
     def __call__(self, given: Answered) -> Reward:
-        """The reward of an answer; its total is the sum of its components.
-
-        Raises ValueError for a signal that is not finite.
+        """The reward of an answer; its total is the sum of its components. Raises ConfigError, and
+        what a signal raises that stops the run.
         """
-        components = {}
-        for config, signal in self.signals:
-            value = config.weight * signal(given)
-            if not math.isfinite(value):
-                raise ValueError(
-                    f"the reward signal {config.component!r} of answer {given.answer.id} is {value}"
-                )
-            low, high = config.cap or (-math.inf, math.inf)
-            components[config.component] = min(max(value, low), high)
-        return Reward(float(sum(components.values())), components)
+        components, error = components_of(given, self.signals, f"answer {given.answer.id}")
+        flags = (SIGNAL_ERROR,) if error else ()
+        return Reward(float(sum(components.values())), components, flags)
 
     @functools.cached_property
     def version(self) -> str:
@@ -115,7 +112,8 @@ class FeedbackReward:
         It is recorded with a reward, so that rewards of two functions are never mixed unseen.
         """
         found = hashlib.sha256()
-        for config, signal in self.signals:
+        for one in self.signals:
+            config, signal = one.config, one.signal
             kind = signal if inspect.isfunction(signal) else type(signal)
             settings = read_config.to_json(signal) if dataclasses.is_dataclass(signal) else ""
             code = inspect.getsource(sys.modules[kind.__module__])
@@ -139,5 +137,5 @@ def make_reward(config: FeedbackRewardConfig, path: str = "config.reward") -> Fe
                 f"{path}.signals[{i}] = {one.signal.name!r}: {signal!r} cannot be called with an "
                 "answer"
             )
-        found.append((one, signal))
+        found.append(ActiveSignal(signal, one, config.on_error == "stop"))
     return FeedbackReward(tuple(found))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from configs import quickstart, smollm2_mbpp
 from rl_code import read_config
+from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.read_config import ConfigError
-from rl_code.rewards.combine import SIGNALS, RewardConfig, combine
+from rl_code.rewards.combine import SIGNAL_ERROR, SIGNALS, RewardConfig, combine, find_signals
 from rl_code.rewards.finished import CHEATS, FinishedEpisode, Grade, Usage
 from rl_code.run_config import RunConfig
 from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
@@ -187,9 +188,69 @@ def test_a_wrong_signal_is_found_when_the_config_is_built(signal, named):
         read_config.build(RunConfig, config)
 
 
-def test_a_signal_that_is_not_finite_is_named():
-    with pytest.raises(ValueError, match=r"'malformed' of task t is -inf"):
-        combine(finished(Grade(True), math.inf), signals("malformed"))
+def raising(error):
+    def signal(episode):
+        raise error
+
+    return signal
+
+
+ERRORS = [
+    RecursionError("deep"),
+    MemoryError(),
+    KeyError("f"),
+    SyntaxError("no"),
+    TypeError("none"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_what_a_signal_raises_is_an_outcome_that_pays_no_more_than_a_failure(error, caplog):
+    active = signals(
+        "tests", dict(name="malformed", weight=0.25), dict(name="json:dumps", label="x")
+    )
+    active = (*active[:2], dataclasses.replace(active[2], signal=raising(error)))
+    solved = finished(Grade(True, (True,), (True,), ("timeout",)), 2)
+    reward = combine(solved, active)
+    assert reward.components == {"tests": 0.0, "malformed": -0.5, "x": 0.0}
+    assert reward.total == -0.5 and reward.flags == ("timeout", SIGNAL_ERROR)
+    assert "'x' of task t failed" in caplog.text
+    # a key says that it ends the run instead
+    stopping = (*active[:2], dataclasses.replace(active[2], stops=True))
+    with pytest.raises(type(error)):
+        combine(solved, stopping)
+
+
+@pytest.mark.parametrize("error", [SandboxFault("gone"), ConfigError("wrong")], ids=repr)
+def test_faults_and_wrong_configs_are_no_outcomes(error):
+    (one,) = signals("tests")
+    with pytest.raises(type(error)):
+        combine(finished(Grade(True)), (dataclasses.replace(one, signal=raising(error)),))
+
+
+def test_a_config_says_whether_errors_of_signals_stop_the_run():
+    for value, stops in (("count", False), ("stop", True)):
+        config = read_config.build(RewardConfig, {"signals": ["tests"], "on_error": value})
+        assert [one.stops for one in find_signals(config)] == [stops]
+    with pytest.raises(ConfigError, match="on_error='ignore' must be 'count' or 'stop'"):
+        read_config.build(RewardConfig, {"signals": ["tests"], "on_error": "ignore"})
+
+
+def test_a_signal_that_is_not_finite_is_an_error():
+    episode = finished(Grade(True), math.inf)
+    assert combine(episode, signals("malformed")).flags == (SIGNAL_ERROR,)
+    (stopping,) = signals("malformed")
+    with pytest.raises(ValueError, match="'malformed' is -inf"):
+        combine(episode, (dataclasses.replace(stopping, stops=True),))
+
+
+@pytest.mark.parametrize(("weight", "most"), [(0.1, 1.0), (1.0, 1.0), (3.0, 3.0)])
+def test_the_penalties_of_an_episode_have_a_bound(weight, most):
+    episode = finished(Grade(True), 368)
+    assert combine(episode, signals(dict(name="malformed", weight=weight))).total == -most
+    # another one where the config says so
+    given = signals(dict(name="malformed", weight=0.5, cap=(-50.0, 0.0)))
+    assert combine(episode, given).total == -50.0
 
 
 def test_the_config_comes_back_from_json():
