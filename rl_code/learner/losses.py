@@ -21,6 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 Tokens = Float[Array, "R M"]
 
+# Log-ratios above it count as it, so that a ratio is at most e^20 = 4.9e8: no ratio, and no product
+# of two, is infinite. Beyond it a ratio has no gradient.
+MOST_LOG_RATIO = 20.0
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +75,16 @@ class Clip:
         return jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
 
     def surrogate(self, ratio: Tokens, advantages: Tokens) -> tuple[Tokens, Bool[Array, "R M"]]:
-        """-min(r A, clip(r) A), and where the second was less."""
+        """-min(r A, clip(r) A), and where the second was less.
+
+        Where both are equal the gradient is that of r A, also for a ratio on a bound.
+        """
         plain = ratio * advantages
         clipped = self.clip(ratio) * advantages
-        return -jnp.minimum(plain, clipped), clipped < plain
+        # A choice and not ``jnp.minimum``, which shares the gradient of equal values among them:
+        # with ``clip_low`` = 0 a ratio of 1, as all are in a first update, would pass 75 % of it.
+        cut = clipped < plain
+        return -jnp.where(cut, clipped, plain), cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +92,7 @@ class PPO(Clip):
     """-min(r A, clip(r) A) per token (1707.06347, eq. 7; asymmetric bounds 2503.14476, eq. 10)."""
 
     def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
-        return self.surrogate(jnp.exp(terms.logp - terms.prox), terms.advantages)
+        return self.surrogate(ratio(terms.logp - terms.prox), terms.advantages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +107,7 @@ class GSPO(Clip):
     def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
         log_ratio = (terms.logp - terms.prox) * terms.mask
         mean = per_trajectory(log_ratio, terms.trajectories) / terms.lengths
-        return self.surrogate(jnp.exp(mean), terms.advantages)
+        return self.surrogate(ratio(mean), terms.advantages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +119,22 @@ class CISPO(Clip):
     clip_low: float = 1.0
 
     def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
-        ratio = jax.lax.stop_gradient(jnp.exp(terms.logp - terms.prox))
-        clipped = self.clip(ratio)
-        return -clipped * terms.advantages * terms.logp, clipped != ratio
+        weight = jax.lax.stop_gradient(ratio(terms.logp - terms.prox))
+        clipped = self.clip(weight)
+        return -clipped * terms.advantages * terms.logp, clipped != weight
 
 
 LOSSES: dict[str, Callable[..., PolicyLoss]] = {"ppo": PPO, "gspo": GSPO, "cispo": CISPO}
+
+
+def ratio(log_ratio: Tokens) -> Tokens:
+    """exp of a log-ratio, or of MOST_LOG_RATIO where it is greater."""
+    return jnp.exp(bounded(log_ratio))
+
+
+def bounded(log_ratio: Tokens) -> Tokens:
+    """The log-ratio, at most MOST_LOG_RATIO."""
+    return jnp.minimum(log_ratio, MOST_LOG_RATIO)
 
 
 def per_trajectory(

@@ -26,7 +26,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rl_code import named
-from rl_code.learner.losses import LOSSES, LossTerms, PolicyLoss, Tokens, per_trajectory
+from rl_code.learner.losses import (
+    LOSSES,
+    MOST_LOG_RATIO,
+    LossTerms,
+    PolicyLoss,
+    Tokens,
+    bounded,
+    per_trajectory,
+    ratio,
+)
 from rl_code.named import Named
 from rl_code.read_config import follows
 
@@ -138,11 +147,11 @@ def real_slots(segments: Int[Array, "R S"]) -> jax.Array:
 
 
 # KL(pi || ref) of one sampled token from d = log ref - log pi
-# (http://joschu.net/blog/kl-approx.html).
+# (http://joschu.net/blog/kl-approx.html). k3 takes a d above MOST_LOG_RATIO for it.
 KL: dict[str, Callable[[Tokens], Tokens]] = {
     "k1": lambda d: -d,
     "k2": lambda d: 0.5 * jnp.square(d),
-    "k3": lambda d: jnp.expm1(d) - d,
+    "k3": lambda d: jnp.expm1(bounded(d)) - bounded(d),
 }
 
 
@@ -175,8 +184,8 @@ def correction_weights(
 ) -> tuple[Tokens, Bool[Array, "R M"]]:
     """The weight of each token's loss, since mu sampled the token, and where a bound changed it.
 
-    The weights carry no gradient. log_w: log prox - log mu, 0 outside the mask. With w = exp(log_w)
-    the weight is
+    The weights carry no gradient. log_w: log prox - log mu, 0 outside the mask. With w the
+    ``losses.ratio`` of log_w the weight is
 
       none: 1.
       decoupled: w.
@@ -195,15 +204,15 @@ def correction_weights(
     if kind == "none":
         return jnp.ones_like(log_w), nowhere
     if kind == "decoupled":
-        return jnp.exp(log_w), nowhere
+        return ratio(log_w), nowhere
     if kind == "truncated":
-        weight = jnp.exp(log_w)
+        weight = ratio(log_w)
         return jnp.minimum(weight, config.correction_high), weight > config.correction_high
     if kind != "masked_token":
         log_w = per_trajectory(log_w * mask, trajectories)
     if kind == "masked_geometric":
         log_w = log_w / lengths
-    weight = jnp.exp(log_w)
+    weight = ratio(log_w)
     outside = (weight < config.correction_low) | (weight > config.correction_high)
     return jnp.where(outside, 0.0, weight), outside
 
@@ -305,7 +314,7 @@ def policy_loss(
         "policy/entropy": entropy,
         "policy/clip_fraction": clipped,
         "policy/truncated_fraction": cut,
-        "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -20.0, 20.0)),
+        "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -MOST_LOG_RATIO, MOST_LOG_RATIO)),
     }
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
@@ -324,11 +333,11 @@ def mismatch(log_w: Tokens) -> dict[str, Tokens]:
 
     weight and weight_squared become policy/ess once their sums are known (``policy_metrics``).
     """
-    bounded = jnp.clip(log_w, -20.0, 20.0)  # keeps the squares finite
+    near = jnp.clip(log_w, -MOST_LOG_RATIO, MOST_LOG_RATIO)  # keeps the squares finite
     return {
         "policy/mismatch_mean": jnp.abs(log_w),
-        "policy/mismatch_k1": KL["k1"](bounded),
-        "policy/mismatch_k3": KL["k3"](bounded),
-        "weight": jnp.exp(bounded),
-        "weight_squared": jnp.exp(2.0 * bounded),
+        "policy/mismatch_k1": KL["k1"](near),
+        "policy/mismatch_k3": KL["k3"](near),
+        "weight": jnp.exp(near),
+        "weight_squared": jnp.exp(2.0 * near),
     }

@@ -115,6 +115,70 @@ def test_cispo_keeps_every_tokens_gradient_with_a_clipped_weight():
     np.testing.assert_allclose(gradient(loss="cispo"), -weight * ADVANTAGE / 6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("clip_low, clip_high", [(0.0, 0.28), (0.2, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_ratio_of_one_passes_the_whole_gradient_with_any_bounds(loss, clip_low, clip_high):
+    """In a first update every ratio is 1, which lies on a bound of 0."""
+    bounds = dict(loss=loss, clip_low=clip_low, clip_high=clip_high)
+    found = jax.grad(lambda logp: run(logp=logp, **bounds)[0])(jnp.asarray(PROX))
+    wanted = ADVANTAGE * MASK
+    if loss == "gspo":  # the mean over a trajectory, on each of its tokens
+        wanted = np.array([[1, 1, 1, -1], [2, 2, 0, 0]])
+    np.testing.assert_allclose(found, -wanted / 6, rtol=1e-5)
+
+
+# Each loss, each estimator and each correction at least once.
+EXTREME = {
+    "ppo": dict(kl_coef=0.1, correction="decoupled"),
+    "gspo": dict(kl_coef=0.1, kl_estimator="k2", correction="truncated"),
+    "cispo": dict(kl_coef=0.1, kl_estimator="k1", correction="masked_token"),
+    "ppo of sequences": dict(correction="masked_sequence", aggregation="sequence"),
+    "gspo of sequences": dict(correction="masked_geometric", aggregation="constant"),
+    "cispo alone": dict(),
+}
+
+
+@pytest.mark.parametrize("way", EXTREME)
+@pytest.mark.parametrize("by", [100.0, -100.0])
+def test_log_ratios_of_any_size_overflow_nowhere(way, by):
+    """Of pi to prox, of prox to mu and of the reference to pi, for tokens of either advantage."""
+    moved = by * np.array([[1, 0, 0, 1], [0, 1, 0, 0]], np.float32)
+    for places in (
+        dict(logp=PROX + moved),
+        dict(prox=LOGP + moved, sampler=LOGP),
+        dict(prox=PROX, sampler=PROX - moved),
+        dict(logp=PROX + moved, sampler=PROX - moved),
+    ):
+        ref = places.get("logp", LOGP) + moved
+        given = dict(logp=LOGP, ref=ref, loss=way.split()[0]) | places | EXTREME[way]
+
+        def loss_of(logp, given=given):
+            return run(**given | dict(logp=logp))
+
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, metrics), slopes = gradient_of(jnp.asarray(given["logp"]))
+        assert np.isfinite(slopes).all() and np.isfinite(loss), places
+        assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+def test_the_clip_holds_for_a_ratio_that_would_overflow():
+    """Good tokens that have become far likelier: nothing more to gain, and no gradient."""
+    far = dict(logp=PROX + np.array([[100, 0, 0, 0], [0, 0, 0, 0]], np.float32))
+    loss, metrics = run(**far)
+    np.testing.assert_allclose(loss, -(1.28 + 1 + 1 - 1 + 2 + 2) / 6, rtol=1e-6)
+    found = jax.grad(lambda logp: run(logp=logp)[0])(jnp.asarray(far["logp"]))
+    wanted = -(ADVANTAGE * MASK) / 6
+    wanted[0, 0] = 0.0
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert metrics["policy/clip_fraction"] == pytest.approx(1 / 6)
+
+
+def test_a_policy_far_above_the_reference_is_still_pulled_back():
+    """There k3 is almost -d, which needs no bound."""
+    slope = jax.grad(lambda d: KL["k3"](d).sum())(jnp.array([-100.0, -1000.0]))
+    np.testing.assert_allclose(slope, [-1.0, -1.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "aggregation, expected",
     [
