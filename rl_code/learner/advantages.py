@@ -6,7 +6,7 @@ one number. Departures:
 - The standard deviation of GRPO is that of the population.
 - A trajectory that is not valid (a fault of the sandbox) is left out of its group's statistics, and
   its advantage is 0.
-- If all rewards of a group are equal, its advantages are exactly 0, even if the mean is rounded.
+- If all rewards of a group are equal but for rounding, its advantages are exactly 0.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
 tokens.
@@ -22,6 +22,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rl_code.types import Group, Trajectory
+
+# Differences of rewards up to it, relative to the largest of them or to 1, are rounding. It is two
+# units in the last place of float32, the narrowest type that rewards are computed in.
+ROUNDING = 2.0**-22
 
 # What a trajectory is credited with: one number for all its sampled tokens, or float [n], one for
 # each of its n sampled tokens in the order of ``Trajectory.tokens[Trajectory.sampled]``.
@@ -39,7 +43,8 @@ class Advantage(Protocol):
 class GRPO:
     """(R_i - mean) / (std + eps) (2402.03300, section 4.1.2)."""
 
-    # Added to the standard deviation, so that almost equal rewards give no huge advantages.
+    # Added to the standard deviation, so that almost equal rewards give no huge advantages. With 0
+    # the advantages of every group whose rewards differ have the standard deviation 1.
     eps: float = 1e-4
 
     def __post_init__(self):
@@ -129,10 +134,17 @@ def _centre(
 ) -> tuple[Float[np.ndarray, " G"], float]:
     """Rewards minus the mean of the valid ones, and the number of valid ones, at least 1.
 
-    The difference is 0 for a reward that is not valid, and for all if the valid ones are equal.
+    The difference is 0 for a reward that is not valid, and for all if the valid ones are equal but
+    for rounding.
     """
     count = float(max(valid.sum(), 1))
     mean = np.sum(np.where(valid, rewards, 0.0)) / count
     top = np.max(np.where(valid, rewards, -np.inf))
     bottom = np.min(np.where(valid, rewards, np.inf))
-    return np.where(valid & (top > bottom), rewards - mean, 0.0), count
+    differ = top - bottom > rounding_of(rewards[valid])
+    return np.where(valid & differ, rewards - mean, 0.0), count
+
+
+def rounding_of(rewards: Float[np.ndarray, " n"]) -> float:
+    """The greatest difference of rewards that may come from rounding alone."""
+    return ROUNDING * float(np.max(np.abs(rewards), initial=1.0))

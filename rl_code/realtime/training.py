@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from rl_code.feedback.records import AnswerRecord
+from rl_code.learner.advantages import rounding_of
 from rl_code.types import Context, Group, Reward, Task, Trajectory
 
 
@@ -67,7 +68,8 @@ def baselined(group: Group) -> list[float]:
 def leave_one_out(
     rewards: Float64[np.ndarray, " n"], weights: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
-    """weight x (reward - weighted mean of the others' rewards); 0 where there are no others.
+    """weight x (reward - weighted mean of the others' rewards); 0 where there are no others, and
+    where the difference is rounding.
 
     The mean of the others does not depend on the answer itself, so it adds no bias (RLOO,
     2402.14740). It is weighted, so that who counts little moves the advantages of others little.
@@ -76,7 +78,8 @@ def leave_one_out(
     others = count - weights
     has_others = others > 1e-12 * max(count, 1e-12)
     mean = np.where(has_others, total - weights * rewards, 0.0) / np.where(has_others, others, 1.0)
-    return np.where(has_others, weights * (rewards - mean), 0.0)
+    differs = np.abs(rewards - mean) > rounding_of(rewards)
+    return np.where(has_others & differs, weights * (rewards - mean), 0.0)
 
 
 def spoiled(model: Any, noise: float, seed: Sequence[int]) -> Any:

@@ -82,6 +82,31 @@ def test_single_or_equal_rewards_give_exactly_zero(name, eps):
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.3, 0.1 + 0.2, 0.3],
+        [0.0, 0.1 + 0.2 - 0.3, 0.0],
+        [float(np.float32(0.1)), 0.1, 0.1],
+        [1e6 / 3, 1e6 - 2e6 / 3, 1e6 / 3],
+        [-0.7, -0.7 - 1e-12, -0.7],
+    ],
+)
+def test_rewards_that_differ_by_rounding_are_equal(name, rewards):
+    assert len(set(rewards)) > 1
+    for eps in (0.0, 1e-4):
+        np.testing.assert_array_equal(advantages(name, np.array([rewards]), eps), np.zeros((1, 3)))
+
+
+def test_rewards_that_differ_by_little_still_differ():
+    found = advantages("grpo", np.array([[0.5, 0.5, 0.5 + 1e-5, 0.5]]), 0.0)
+    np.testing.assert_allclose(found[0, 2], 3**0.5, rtol=1e-4)
+    np.testing.assert_allclose(
+        advantages("dr_grpo", np.array([[0.0, 1e-5]]), 0.0)[0], [-5e-6, 5e-6]
+    )
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
 def test_invalid_trajectories_change_nothing_for_the_others(name):
     rewards = np.array([[1.0, 99.0, 0.0, 0.5]])
     valid = np.array([[True, False, True, True]])
