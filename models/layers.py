@@ -26,10 +26,13 @@ def make_parameter(
     axes: tuple[str | None, ...],
     std: float | None,
     dtype: str,
+    stacks: int = 0,
 ):
     """One parameter: shape, logical axes and initial values together.
 
     std: standard deviation of a normal truncated at three of them; 0.0 for zeros, None for ones.
+    stacks: how many axes in front number parameters that have nothing to do with each other, as
+    those of layers and of experts do. The others are the axes of one matrix, vector or table.
     """
     if std is None:
         value = jnp.ones(shape, dtype)
@@ -38,7 +41,7 @@ def make_parameter(
     else:
         # drawn in float32, so that models that differ only in dtype start from the same values
         value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
-    return nnx.Param(value.astype(dtype), logical_axes=axes)
+    return nnx.Param(value.astype(dtype), logical_axes=axes, stacks=stacks)
 
 
 # How the model's names for methods' parameters begin; none of its other names begins so.
@@ -78,8 +81,9 @@ class Layers(nnx.Module):
         # with the number of layers
         std_out = (2 * c.num_layers) ** -0.5
 
-        def parameter(shape, axes, std):
-            return make_parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
+        def parameter(shape, axes, std, stacks=1):
+            full = (layers, *shape)
+            return make_parameter(rngs, full, ("layers", *axes), std, c.param_dtype, stacks)
 
         self.attention_norm = parameter((embed,), ("embed",), None)
         self.q = parameter((embed, c.num_heads, head), ("embed", "heads", "head_dim"), std_in)
@@ -114,10 +118,10 @@ class Layers(nnx.Module):
         count = moe.slots or moe.experts
         experts, hidden = ("folded_experts", None) if moe.fold else ("experts", "mlp")
         axes = (experts, "embed", hidden)
-        self.expert_gate = parameter((count, embed, mlp), axes, std_in)
-        self.expert_up = parameter((count, embed, mlp), axes, std_in)
+        self.expert_gate = parameter((count, embed, mlp), axes, std_in, stacks=2)
+        self.expert_up = parameter((count, embed, mlp), axes, std_in, stacks=2)
         self.expert_down = parameter(
-            (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5
+            (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5, stacks=2
         )
 
 
@@ -131,7 +135,8 @@ class MethodLayers(nnx.Module):
         for name, p in parameters.items():
             shape = (c.periods, *p.shape)
             dtype = p.dtype or c.param_dtype
-            setattr(self, name, make_parameter(rngs, shape, ("layers", *p.axes), p.std, dtype))
+            axes = ("layers", *p.axes)
+            setattr(self, name, make_parameter(rngs, shape, axes, p.std, dtype, stacks=1))
 
     def layer(self, period: Any) -> Parameters:
         """The arrays of one layer by name.

@@ -107,12 +107,9 @@ class Adapters(nnx.Module):
             a = jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound)
             b = jnp.zeros((matrix.shape[0], lora.rank, *matrix.shape[inner:]), matrix.dtype)
             a_axes = (*axes[:inner], "rank")
-            setattr(self, f"{name}_a", nnx.Param(a.astype(matrix.dtype), logical_axes=a_axes))
-            setattr(
-                self,
-                f"{name}_b",
-                nnx.Param(b, logical_axes=("layers", "rank", *axes[inner:])),
-            )
+            b_axes = ("layers", "rank", *axes[inner:])
+            for part, x, names in (("a", a.astype(matrix.dtype), a_axes), ("b", b, b_axes)):
+                setattr(self, f"{name}_{part}", nnx.Param(x, logical_axes=names, stacks=1))
 
     def added(self, name: str, y: jax.Array, contract: int) -> jax.Array | None:
         """What the adapter of a layer's matrix adds to its product with y; None without one.

@@ -30,7 +30,8 @@ class OptimizerConfig:
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     # Updates in which the rates rise linearly.
     warmup_steps: int = 0
-    # The update at which a falling schedule reaches 0. In a run None means the last update. If
+    # The update at which a falling schedule reaches 0. In a run None means the last update. Updates
+    # without a gradient, of which the state keeps every bit, do not count (``make_update``). If
     # ``train.steps`` is raised on a finished run, a falling schedule is stretched: the rate, which
     # had reached 0, jumps to its value at this step of the longer schedule.
     total_steps: int | None = None
@@ -144,12 +145,14 @@ def matrix_dimensions(model: Any) -> Any:
 
     def dimensions(leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
         axes = leaf.get_metadata("logical_axes") if isinstance(leaf, nnx.Variable) else ()
-        if "vocab" in axes or "embed" not in axes or len(axes) < 3:
+        if "vocab" in axes or "embed" not in axes:
             return None
         embed = (axes.index("embed"),)
-        # each expert has a matrix of its own
-        stacked = ("layers", "embed", "experts")
-        others = tuple(i for i, name in enumerate(axes) if name not in stacked)
+        # each layer, and each expert of it, has a matrix of its own
+        matrix = range(leaf.get_metadata("stacks"), len(axes))
+        others = tuple(i for i in matrix if i not in embed)
+        if not others:
+            return None
         reads_embed = embed < others
         return optax.contrib.MuonDimensionNumbers(
             *((embed, others) if reads_embed else (others, embed))

@@ -15,12 +15,13 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.logprobs import batch_logprobs
-from rl_code.learner.optimizer import decayed, learning_rate
+from rl_code.learner.optimizer import decayed, learning_rate, make_optimizer
 from rl_code.learner.supervised_batching import Demonstrated, SupervisedBatch, pack_supervised
 from rl_code.learner.update import (
     init_state,
@@ -40,6 +41,7 @@ from tests.rl_code.learner.steps import (
     loss_of,
     shuffled_rows,
 )
+from tests.models.small import small_config
 
 
 def packed(build, config=PACK, groups=None):
@@ -371,6 +373,27 @@ def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(bu
     start = model.embed.table[...]
     # a first step of Adam moves by at most the rate
     assert 0 < np.abs(table - start).max() < 1.01e-2
+
+
+def test_muon_treats_each_expert_by_itself_however_experts_are_cut():
+    """``fold`` says where experts lie, and so changes no update."""
+    muon = make_optimizer(dataclasses.replace(OPTIMIZER, muon_learning_rate=0.1, total_steps=None))
+    found = {}
+    for fold in (False, True):
+        moe = MoE(experts=4, active=2, mlp_dim=8, fold=fold)
+        model = Transformer(small_config(num_layers=1, moe=moe), nnx.Rngs(0))
+        rng = np.random.default_rng(0)
+        slopes = jax.tree.map(lambda x, rng=rng: jnp.array(rng.normal(size=x.shape)), model)
+        updates, _ = jax.jit(muon.update)(slopes, muon.init(model), model)
+        found[fold] = [np.asarray(x) for x in jax.tree.leaves(updates)]
+        # singular values near 1 for each expert, which they are not for all in one matrix
+        for name in ("expert_gate", "expert_down"):
+            steps_of = np.asarray(getattr(updates.layers, name)[...])[0]
+            singular = np.linalg.svd(steps_of, compute_uv=False)
+            scale = 0.1 * max(1.0, steps_of.shape[2] / steps_of.shape[1]) ** 0.5
+            assert (singular > 0.5 * scale).all() and (singular < 1.3 * scale).all()
+    for one, two in zip(found[False], found[True], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
 def test_norms_and_biases_do_not_decay(build):
