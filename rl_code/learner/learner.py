@@ -79,7 +79,8 @@ class Learner:
         begun: Prefilled | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state after the step, and the metrics of the step. ``state`` is donated.
-        "batch/crc32" among them is a checksum of the batch, for the record.
+        "batch/crc32" among them is a checksum of the batch, for the record, and "train/no_signal"
+        counts the updates that left the state as it was (``update.make_update``).
 
         version: the version of the weights in ``state``. begun: what ``begin`` returned for this
         step, or None.
@@ -111,12 +112,15 @@ class Learner:
             else None
         )
         finite = True
+        no_signal = 0.0
         for _ in range(config.epochs):
             parts = (begun, batch) if self._two_phase else (batch,)
             state, metrics = self._update(state, *parts, prox, ref)
             metrics = jax.device_get(metrics)
             finite = finite and metrics["train/finite"]
-        return state, pack_metrics | metrics | {"train/finite": finite}
+            no_signal += metrics["train/no_signal"]
+        over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
+        return state, pack_metrics | metrics | over_epochs
 
 
 def _prompt_of(group: Group) -> np.ndarray:

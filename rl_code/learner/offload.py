@@ -54,9 +54,9 @@ def update_by_layers(
     grads: Any,
     opt_state: Any,
     parameters: Any,
-    finite: jax.Array,
+    moves: jax.Array,
 ) -> tuple[Any, Any]:
-    """(parameters, opt_state) after one step, or as they were where ``finite`` is false.
+    """(parameters, opt_state) after one step, or as they were where ``moves`` is false.
 
     optimizer: what it does to a layer depends on that layer alone. grads: float32. opt_state: with
     moments in the host's memory, where they stay.
@@ -67,7 +67,7 @@ def update_by_layers(
         wide = jax.tree.map(lambda x: x.astype(jnp.float32), parameters)
         updates, after = optimizer.update(grads, before, wide)
         changed = optax.apply_updates(parameters, updates), after
-        chosen = jax.tree.map(lambda x, y: jnp.where(finite, x, y), changed, (parameters, before))
+        chosen = jax.tree.map(lambda x, y: jnp.where(moves, x, y), changed, (parameters, before))
         spaces = jax.tree.map(lambda x: jax.typeof(x).memory_space, opt_state)
         return chosen[0], jax.tree.map(jax.device_put, chosen[1], spaces)
 

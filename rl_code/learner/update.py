@@ -129,7 +129,11 @@ def make_update(
     donated.
 
     prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
-    When the loss or a gradient is not finite the state comes back as it was and train/finite is 0.
+    The state comes back as it was, bit for bit, in two cases. When the loss or a gradient is not
+    finite, train/finite is 0. When the gradient is 0, train/no_signal is 1: no group says in which
+    direction to go, and only momentum, weight decay and the schedule would move the parameters.
+    Parts of the loss beside the policy's (the divergence from a reference, the entropy, the load of
+    experts) have gradients of their own, so that an update with them is made as ever.
     runs, replay: as for ``batch_logprobs``.
 
     Raises (at the first call with such a batch):
@@ -350,39 +354,41 @@ def apply(
     metrics: dict[str, jax.Array],
     load: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Makes one optimizer step, or none if the loss or the gradient is not finite. Returns the
-    state, and the metrics with those of the step added.
+    """Makes one optimizer step, or none if the loss or the gradient is not finite or the gradient
+    is 0. Returns the state, and the metrics with those of the step added.
 
     load: of experts, from ``balance.finished``, which moves their ranking biases.
     """
     grads = tied(grads)
     norm = gradient_norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
+    signal = norm > 0.0
+    moves = finite & signal
     old = trained(state.model)
-    # What is not finite is refused within the jitted step, so that the host need not wait for the
-    # loss.
+    # This is decided within the jitted step, so that the host need not wait for the loss.
     if offload.is_offloaded(state.opt_state):
         optimizer = make_optimizer(config, lambda _: norm)
-        part, moments = offload.update_by_layers(optimizer, grads, state.opt_state, old, finite)
+        part, moments = offload.update_by_layers(optimizer, grads, state.opt_state, old, moves)
         model = with_trained(state.model, part)
         # only the biases of experts are not chosen yet
         moved = jax.tree.map(
-            lambda after, before: after if after is before else jnp.where(finite, after, before),
+            lambda after, before: after if after is before else jnp.where(moves, after, before),
             balance.moved(model, load),
             model,
         )
-        new = TrainState(moved, moments, state.step + finite)
+        new = TrainState(moved, moments, state.step + moves)
     else:
         optimizer = make_optimizer(config, gradient_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, float32(old))
         model = with_trained(state.model, optax.apply_updates(old, updates))
         new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
-        new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+        new = jax.tree.map(lambda after, before: jnp.where(moves, after, before), new, state)
     metrics = metrics | {
         "train/loss": value,
         "train/grad_norm": norm,
         "train/learning_rate": learning_rate(config, state.step),
         "train/finite": finite.astype(jnp.float32),
+        "train/no_signal": (finite & ~signal).astype(jnp.float32),
     }
     return new, metrics
 

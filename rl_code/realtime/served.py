@@ -66,6 +66,7 @@ _ASK_S = 1.0
 _TOLD = (
     "train/loss",
     "train/grad_norm",
+    "train/no_signal",
     "policy/entropy",
     "policy/clip_fraction",
     "policy/mismatch_mean",

@@ -104,6 +104,21 @@ def first_step(
     return optax.tree.get(state.opt_state, "mu"), metrics, state
 
 
+def assert_left_alone(update, state, *args):
+    """Asserts that an update without a target finds that, and gives every bit of the state back."""
+    before = [np.asarray(x).tobytes() for x in jax.tree.leaves(state)]
+    state, metrics = update(state, *args)
+    metrics = jax.device_get(metrics)
+    assert metrics["train/no_signal"] == 1.0 and metrics["train/finite"] == 1.0
+    assert [np.asarray(x).tobytes() for x in jax.tree.leaves(state)] == before
+    return state
+
+
+def without_targets(batch):
+    """The batch as if all its groups were left out."""
+    return dataclasses.replace(batch, mask=np.zeros(batch.mask.shape, np.float32))
+
+
 def shuffled_rows(batch):
     """Rows in an order that gives every device and micro-batch some."""
     order = np.random.default_rng(4).permutation(len(batch.tokens))

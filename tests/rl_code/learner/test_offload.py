@@ -24,7 +24,13 @@ from rl_code.metrics import CompilationCounter
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from tests.rl_code.learner.steps import LOSS, OPTIMIZER, update_for
+from tests.rl_code.learner.steps import (
+    LOSS,
+    OPTIMIZER,
+    assert_left_alone,
+    update_for,
+    without_targets,
+)
 from tests.rl_code.learner.test_fsdp import assert_same_bits, packed, placed, rows_of
 
 MESH = MeshConfig(data=2, tensor=2, fsdp=2)
@@ -54,7 +60,7 @@ def loss(model):
 
 
 def updated(model, mesh, batch, optimizer):
-    """(state, metrics) after two updates and a third one, which is refused."""
+    """(state, metrics) after two updates, a third one, which is refused, and one without targets."""
     model = placed(model, mesh)
     with jax.set_mesh(mesh):
         state = init_state(model, optimizer)
@@ -67,6 +73,9 @@ def updated(model, mesh, batch, optimizer):
         with CompilationCounter() as compilations:
             state, metrics = update(state, batch, *others)
             state, refused = update(state, broken, *others)
+            idle = without_targets(batch)
+            idle = dataclasses.replace(idle, mask=jax.device_put(idle.mask, rows_of(mesh)))
+            state = assert_left_alone(update, state, idle, *others)
         assert metrics["train/finite"] == 1 and refused["train/finite"] == 0
         assert int(state.step) == 2
         # every part is where it was, so all updates are one program

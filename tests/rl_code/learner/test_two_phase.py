@@ -26,10 +26,12 @@ from tests.rl_code.learner.steps import (
     TWO,
     advantages_of,
     assert_close,
+    assert_left_alone,
     first_step,
     fresh,
     laid_out,
     loss_of,
+    without_targets,
 )
 
 
@@ -133,7 +135,10 @@ def test_a_rematerialised_transformer_on_a_mesh_steps_as_without_on_one_device_a
             state, metrics = update(state, prefill(state.model, prompts), completions, prox, ref)
             counts.append(compilations.count)
             steps.append(jax.device_get((optax.tree.get(state.opt_state, "mu"), metrics)))
-        assert counts[0] == counts[1] == counts[2]
+        idle = without_targets(completions)
+        idle = dataclasses.replace(idle, mask=jax.device_put(idle.mask, rows))
+        assert_left_alone(update, state, prefill(state.model, prompts), idle, prox, ref)
+        assert counts[0] == counts[1] == counts[2] == compilations.count
         assert_equal_steps(alone, steps[0])
 
 

@@ -30,18 +30,20 @@ from rl_code.learner.update import (
     supervised_loss,
 )
 from rl_code.metrics import CompilationCounter
+from tests.models.small import small_config
 from tests.rl_code.learner import steps
 from tests.rl_code.learner.steps import (
     LOSS,
     OPTIMIZER,
     PACK,
     assert_close,
+    assert_left_alone,
     first_step,
     fresh,
     loss_of,
     shuffled_rows,
+    without_targets,
 )
-from tests.models.small import small_config
 
 
 def packed(build, config=PACK, groups=None):
@@ -146,8 +148,14 @@ def test_layouts_stay_so_the_second_step_does_not_compile(build):
                 state, batch, batch.logprobs, batch.logprobs
             )
             counts.append(compilations.count)
-        assert counts[0] == counts[1] == counts[2]
-        assert layouts[0] == layouts[1] == layouts[2]
+        update = steps.update_for(LOSS, OPTIMIZER, 2)
+        idle = without_targets(batch)
+        idle = dataclasses.replace(idle, mask=jax.device_put(idle.mask, batch.mask.sharding))
+        state = assert_left_alone(update, state, idle, batch.logprobs, batch.logprobs)
+        layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
+        counts.append(compilations.count)
+        assert counts[0] == counts[1] == counts[2] == counts[3]
+        assert layouts[0] == layouts[1] == layouts[2] == layouts[3]
         wanted = [leaf.sharding for leaf in jax.tree.leaves(state.model)]
         for name in ("mu", "nu"):
             for leaf, layout in zip(
@@ -285,6 +293,43 @@ def test_a_zero_advantage_gives_a_zero_gradient(build):
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["train/loss"] == 0.0
 
 
+# With momentum, weight decay and a schedule, each of which moves a state without any gradient.
+FALLING = dataclasses.replace(OPTIMIZER, b1=0.9, weight_decay=0.1, schedule="linear")
+
+
+@pytest.mark.quick(first=1)
+def test_an_update_without_a_gradient_changes_no_bit(build):
+    """No targets, advantages of 0, or weights of 0: nothing says where to go."""
+    loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
+    update = steps.update_for(loss, FALLING, 1)
+    batch = packed(build)
+    others = batch.logprobs, batch.logprobs
+    state, metrics = update(init_state(fresh(build.toy()), FALLING), batch, *others)
+    assert metrics["train/no_signal"] == 0.0 and int(state.step) == 1
+    equal = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
+    for idle in (without_targets(batch), equal):
+        state = assert_left_alone(update, state, idle, *others)
+    # the correction takes the weight of every trajectory away
+    state = assert_left_alone(update, state, batch, batch.logprobs - 9.0, batch.logprobs)
+    assert int(state.step) == 1
+    # as if they had not been
+    state, metrics = update(state, batch, *others)
+    other, _ = update(init_state(fresh(build.toy()), FALLING), batch, *others)
+    other, _ = update(other, batch, *others)
+    assert metrics["train/no_signal"] == 0.0 and int(state.step) == 2
+    for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def test_other_parts_of_the_loss_move_the_state_where_rewards_are_equal(build):
+    """The divergence from the reference and the entropy have gradients of their own."""
+    batch = packed(build)
+    equal = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
+    _, metrics, state = first_step(build.toy(), equal)
+    assert metrics["train/no_signal"] == 0.0 and metrics["train/grad_norm"] > 0.0
+    assert int(state.step) == 1
+
+
 @pytest.mark.parametrize("entropy_coef", [0.5, -0.5])
 @pytest.mark.quick(first=1)
 def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, entropy_coef):
@@ -373,6 +418,7 @@ def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(bu
     start = model.embed.table[...]
     # a first step of Adam moves by at most the rate
     assert 0 < np.abs(table - start).max() < 1.01e-2
+    assert_left_alone(steps.update_for(LOSS, muon, 1), state, without_targets(batch), prox, ref)
 
 
 def test_muon_treats_each_expert_by_itself_however_experts_are_cut():
