@@ -6,10 +6,14 @@ The adapters of a run that trained them (``model.lora``) are merged into the wei
 they are written alone, in PEFT's format, and adapter_config.json names the model that they belong
 to: the run's ``model.weights``, or --base.
 
-Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. The folder gets
-config.json, safetensors (with an index where there are several), the tokenizer, its
-special tokens and chat template, and generation_config.json. The newest checkpoint is taken unless
---step names another, or the best by --step=best. The run may still be going on.
+Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. --dtype=float16
+does too, and is refused where a weight is too large for it. The folder gets config.json,
+safetensors (with an index where there are several), the tokenizer, its special tokens and chat
+template, and generation_config.json. The latter names every token that ended a turn in training,
+of the run and of the weights that it began with, and no sampling settings of theirs.
+
+The newest checkpoint is taken unless --step names another, or the best by --step=best. The run may
+still be going on.
 
 A model that one host cannot hold is exported by several, on shared storage: each starts the same
 command with --coordinator=<host>:<port> --processes=<n> --process=<i> (under SLURM or on a TPU pod
@@ -21,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -58,7 +61,8 @@ def export(
       ConfigError: the workdir holds no run, ``out`` holds a model already, the model attends in
         ways that Hugging Face has no words for, or it has no adapters to write.
       CheckpointError: the checkpoint cannot be read.
-      ValueError: the checkpoint does not fit the model that the run keeps beside it.
+      ValueError: the checkpoint does not fit the model that the run keeps beside it, or ``dtype``
+        cannot hold its numbers.
     """
     kept = origin.kept_by(workdir)
     if base is not None and not adapter:
@@ -86,7 +90,7 @@ def export(
         return step
     if lora is not None:
         model = origin.merge(model, mesh)
-    special = {key: value for key, value in content.items() if key.endswith("_token_id")}
+    special = huggingface.special_ids(content)
     huggingface.save(
         out,
         model,
@@ -97,8 +101,10 @@ def export(
     )
     if jax.process_index() == 0:
         for path in kept.iterdir():
-            if path.name != "config.json":
+            if path.name not in ("config.json", huggingface.GENERATION_FILE):
                 shutil.copyfile(path, out / path.name)
+        # Tokens alone: engines then stop where training did, and sample as their users say.
+        huggingface.write_json(out / huggingface.GENERATION_FILE, special)
     return step
 
 
@@ -145,10 +151,8 @@ def main(_: list[str]) -> None:
             adapter=given.adapter,
             base=given.base,
         )
-    except ConfigError as error:
+    except (ConfigError, CheckpointError, ValueError) as error:
         command.refuse(str(error))
-    except (CheckpointError, ValueError) as error:
-        sys.exit(str(error))
     if jax.process_index() == 0:
         print(f"step {step} of {WORKDIR.value} is in {given.out} ({given.dtype})")
 

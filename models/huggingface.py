@@ -31,6 +31,7 @@ from models.model_config import ModelConfig
 from models.transformer import Transformer
 
 INDEX = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
 
 
 def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
@@ -129,6 +130,17 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     }
 
 
+def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of special tokens in a ``config.json`` or ``generation_config.json``."""
+    return {key: value for key, value in content.items() if key.endswith("_token_id")}
+
+
+def stop_ids(content: Mapping[str, Any]) -> frozenset[int]:
+    """Ids of the tokens that end a turn by such a file, which gives one, a list or none."""
+    found = content.get("eos_token_id")
+    return frozenset(() if found is None else (found,) if isinstance(found, int) else found)
+
+
 def read_config(directory: str | Path) -> ModelConfig:
     """The ModelConfig of a checkpoint's ``config.json``.
 
@@ -173,10 +185,12 @@ def save(
 
     Raises:
       FileExistsError: the directory already holds a checkpoint.
-      ValueError: the model is none that ``config.json`` can describe.
+      ValueError: the model is none that ``config.json`` can describe, or the dtype cannot hold its
+        numbers.
     """
     directory = Path(directory)
     dtype = dtype or model.config.param_dtype
+    check_range(model, dtype)
     files = _split(model, np.dtype(dtype).itemsize, max_file_bytes)
     content = config_to_dict(model.config, max_positions=max_positions)
     content |= {"torch_dtype": dtype} | dict(extra or {})
@@ -201,6 +215,31 @@ def save(
         # last, so that a folder with a config.json is complete
         write_json(directory / "config.json", content)
     _wait_for_all("wrote config.json")
+
+
+def check_range(model: Any, dtype: str) -> None:
+    """Raises ValueError, which names the parameters, where the dtype would make a finite number of
+    a model infinite.
+    """
+    too_large = {}
+    for path, size in jax.tree_util.tree_leaves_with_path(jax.device_get(_largest(model))):
+        with np.errstate(over="ignore"):  # it is what is looked for
+            stored = np.asarray(size, np.float32).astype(dtype)
+        if np.isfinite(size) and not np.isfinite(stored):
+            too_large[jax.tree_util.keystr(path)] = float(size)
+    if too_large:
+        name = max(too_large, key=too_large.get)
+        raise ValueError(
+            f"dtype={dtype!r} holds numbers up to {float(jnp.finfo(dtype).max):g}, and "
+            f"{len(too_large)} parameters have larger ones, the largest {name} with "
+            f"{too_large[name]:g}; use 'bfloat16' or 'float32'"
+        )
+
+
+@jax.jit
+def _largest(model: Any) -> Any:
+    """The largest absolute value of each parameter, float32, whole on every device."""
+    return jax.tree.map(lambda x: jnp.max(jnp.abs(x)).astype(jnp.float32), model)
 
 
 def _split(

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from models import families
-from models.huggingface import read_json, write_json
+from models.huggingface import check_range, read_json, write_json
 from models.lora import TARGETS, Adapters, LoRA, trained
 from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
@@ -117,9 +117,11 @@ def save(
 
     Raises:
       FileExistsError: the directory already holds adapters.
+      ValueError: the dtype cannot hold their numbers.
     """
     directory = Path(directory)
     adapters = trained(model)
+    check_range(adapters, dtype or model.config.param_dtype)
     found = jax.tree.leaves(adapters)[0].sharding
     if isinstance(found, NamedSharding):
         whole = NamedSharding(found.mesh, PartitionSpec())

@@ -39,6 +39,17 @@ def max_positions(path: Path) -> int | None:
     return gguf_weights.max_positions(path)
 
 
+def stop_ids(path: Path) -> frozenset[int]:
+    """Ids of the tokens that end a turn: those of ``config.json`` and ``generation_config.json``,
+    or that in a GGUF file.
+    """
+    if not path.is_dir():
+        return frozenset({read_tokenizer(path).eos_id})
+    files = [path / name for name in ("config.json", huggingface.GENERATION_FILE)]
+    contents = [huggingface.read_json(file) for file in files if file.is_file()]
+    return frozenset().union(*map(huggingface.stop_ids, contents))
+
+
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a folder (or of a ``tokenizer.json``), or the one in a GGUF file."""
     if path.suffix == ".gguf":

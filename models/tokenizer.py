@@ -61,6 +61,17 @@ _USER_DEFINED = gguf.TokenType.USER_DEFINED
 # What belongs to a tokenizer in a Hugging Face folder, apart from the tokenizer itself.
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+# A class that reads tokenizer.json as it stands, for those who would take another (``save``).
+CLASS_FILE = "tokenization_as_written.py"
+_CLASS = "AsWritten"
+_CLASS_CODE = f'''"""The tokenizer of this folder, as tokenizer.json says."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class {_CLASS}(PreTrainedTokenizerFast):
+    """Reads tokenizer.json alone."""
+'''
 
 
 class Tokenizer:
@@ -239,10 +250,17 @@ class Tokenizer:
         backend.add_special_tokens([_added(token, special=True) for token in special_tokens])
         return cls(backend, eos=eos, pad=pad)
 
-    def save(self, path: str | Path, *, chat_template: str | None = None) -> None:
+    def save(
+        self, path: str | Path, *, chat_template: str | None = None, architecture: str | None = None
+    ) -> None:
         """Writes a ``tokenizer.json``; what transformers needs with it goes into files beside it:
         special tokens into ``tokenizer_config.json`` and ``special_tokens_map.json``, the chat
         template (``chat_template`` where the tokenizer brought none) into ``chat_template.jinja``.
+
+        architecture: ``model_type`` of the model. For a "qwen2" transformers 5 takes Qwen2's class
+        and its rules for cutting text, whatever class is named. A tokenizer with other rules then
+        gets a class of its own in a file beside it. Nobody who reads the folder has to run that
+        file: where code is not trusted, the class that is named counts again.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,12 +273,28 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,  # decoding gives the text back unchanged
             **special,
         }
+        if architecture == "qwen2" and not self._cuts_as_qwen2():
+            path.with_name(CLASS_FILE).write_text(_CLASS_CODE, encoding="utf-8")
+            config["auto_map"] = {
+                "AutoTokenizer": [None, f"{CLASS_FILE.removesuffix('.py')}.{_CLASS}"]
+            }
         for name, content in ((CONFIG_FILE, config), ("special_tokens_map.json", special)):
             text = json.dumps(content, indent=2) + "\n"
             path.with_name(name).write_text(text, encoding="utf-8")
         template = chat_template if self.chat_template is None else self.chat_template
         if template is not None:
             path.with_name(TEMPLATE_FILE).write_text(template, encoding="utf-8")
+
+    def _cuts_as_qwen2(self) -> bool:
+        """Whether text is normalised and cut before merging as Qwen2's own class does it."""
+        like = tokenizers.Tokenizer(models.BPE())
+        like.normalizer = normalizers.NFC()
+        like.pre_tokenizer = pre_tokenizers.Sequence(_split([_QWEN2_PIECES]))
+        own, wanted = (json.loads(x.to_str()) for x in (self._backend, like))
+        for steps in (own, wanted):
+            for step in (steps["pre_tokenizer"] or {}).get("pretokenizers", []):
+                step.pop("trim_offsets", None)  # changes no id
+        return all(own[part] == wanted[part] for part in ("normalizer", "pre_tokenizer"))
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens that it contains are recognised unless they are quoted

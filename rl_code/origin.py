@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention.methods.api import METHODS
 from attention.methods.method import Method
-from models import huggingface, pretrained
+from models import families, huggingface, pretrained
 from models.layers import is_of_method, place_name
 from models.lora import LoRA, merged, new_adapters, trained, with_adapters
 from models.model_config import ModelConfig
@@ -46,7 +46,6 @@ from rl_code.read_config import ConfigError
 
 # The folder of a workdir that holds the model's config, tokenizer and template.
 FOLDER = "model"
-GENERATION_FILE = "generation_config.json"
 # Key of that folder's config.json for methods of attention that Hugging Face has no words for.
 ATTENTION = "rl_code_attention"
 # Its key for the adapters that the checkpoints hold beside the model.
@@ -116,6 +115,10 @@ class Origin:
     def max_positions(self) -> int | None:
         """The longest context that the model was trained for, where known."""
         return pretrained.max_positions(self.files) if self.files else None
+
+    def stop_ids(self) -> frozenset[int]:
+        """Ids of the tokens that end a turn, by its tokenizer; none without weights."""
+        return pretrained.stop_ids(self.files) if self.files else frozenset()
 
     def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
         """The tokenizer of the weights, or the one at ``path``. Raises ConfigError.
@@ -396,22 +399,30 @@ def keep(
     max_positions: int,
     stop_ids: Collection[int],
     chat_template: str | None,
+    own_tokenizer: bool = False,
 ) -> None:
-    """Writes the folder ``model`` of a workdir, unless it is there.
+    """Writes the folder ``model`` of a workdir. Where it is there, adds tokens that end a turn to
+    it, as in a fork with another protocol.
 
     config: methods of attention for which Hugging Face has no words are put under a key of our own.
-    max_positions: where the origin does not say. stop_ids: tokens that end a turn.
-    chat_template: for tokenizers without one.
+    max_positions: where the origin does not say. stop_ids: tokens that end a turn. chat_template:
+    for tokenizers without one. own_tokenizer: whether the tokenizer is the origin's, so that the
+    tokens that end a turn there do so here too.
     """
     target = workdir / FOLDER
     if target.exists():
+        _add_stops(target, stop_ids)
         return
     # beside the target, so that the last step is a rename
     folder = workdir / f".{FOLDER}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tokenizer.save(folder / "tokenizer.json", chat_template=chat_template)
-    special = {"eos_token_id": sorted(stop_ids), "pad_token_id": tokenizer.pad_id}
+    architecture = families.of_config(config).architecture
+    path = folder / "tokenizer.json"
+    tokenizer.save(path, chat_template=chat_template, architecture=architecture)
+    # What the model was trained to end a turn with, here and before.
+    ends = {*stop_ids, *(origin.stop_ids() if own_tokenizer else ())}
+    special = {"eos_token_id": sorted(ends), "pad_token_id": tokenizer.pad_id}
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = origin.max_positions() or max_positions
@@ -422,9 +433,23 @@ def keep(
     if config.lora is not None:
         content[LORA] = dataclasses.asdict(config.lora)
     huggingface.write_json(folder / "config.json", content)
-    before = origin.files / GENERATION_FILE if origin.files else None
-    if before is not None and before.is_file():
-        shutil.copyfile(before, folder / GENERATION_FILE)
-    else:
-        huggingface.write_json(folder / GENERATION_FILE, special)
+    # Not the origin's file: its sampling settings are not those that this run samples with.
+    huggingface.write_json(folder / huggingface.GENERATION_FILE, special)
     folder.rename(target)
+
+
+def _add_stops(folder: Path, stop_ids: Collection[int]) -> None:
+    """Adds tokens that end a turn to the files of a folder that a run keeps.
+
+    Files are replaced and not changed, since a fork shares them with its parent.
+    """
+    content = huggingface.read_json(folder / "config.json")
+    known = huggingface.stop_ids(content)
+    if known.issuperset(stop_ids):
+        return
+    ends = {"eos_token_id": sorted(known.union(stop_ids))}
+    kept = {"config.json": content, huggingface.GENERATION_FILE: huggingface.special_ids(content)}
+    for name, before in kept.items():
+        draft = folder / f".{name}"
+        huggingface.write_json(draft, before | ends)
+        draft.replace(folder / name)

@@ -257,6 +257,7 @@ class Run:
             max_positions=self.config.limits.tokens + (documents.longest if documents else 0),
             stop_ids=self._stop_ids(None),
             chat_template=family.template if family else None,
+            own_tokenizer=not self.config.tokenizer.path,
         )
 
     def demonstration(self, index: int) -> list[Segment]:

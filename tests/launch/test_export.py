@@ -4,6 +4,7 @@ another run starts from it.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file
 
 from attention.methods.api import METHODS
@@ -39,6 +41,11 @@ from tests.models.test_huggingface import GOLDEN, NAMES, assert_same, logits, ra
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eot|>", "<|call|>"]
 TEMPLATE = FAMILIES["compact"].template
 ONE = MESHES["one"]
+# As the tokenizer.json of Qwen2 has it.
+QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +125,79 @@ def test_an_exported_dtype_is_the_one_asked_for(workdir, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize("eos", [7, [7, 9], None])
+def test_engines_stop_where_training_did_and_sample_as_they_like(tokenizer, tmp_path, eos):
+    """Stop tokens of the run and of its base together; the base's way to sample is not the run's."""
+    base = tmp_path / "base"
+    shutil.copytree(GOLDEN / "llama_tied", base)
+    way = dict(temperature=0.6, top_k=20, repetition_penalty=1.05, do_sample=True)
+    before = dict(way, eos_token_id=eos, bos_token_id=5, max_length=99)
+    (base / "generation_config.json").write_text(json.dumps(before))
+    content = json.loads((base / "config.json").read_text())
+    own = content | dict(eos_token_id=8)
+    (base / "config.json").write_text(json.dumps(own))
+    found = origin.find(str(base))
+    model = found.load(found.shape(), make_mesh(ONE))
+    given = (found, model.config, tokenizer)
+    rest = dict(max_positions=288, stop_ids=[2, 3], chat_template=TEMPLATE)
+    for name, own_tokenizer in (("own", True), ("other", False)):
+        origin.keep(tmp_path / name, *given, **rest, own_tokenizer=own_tokenizer)
+        save(tmp_path / name, 1, model)
+    # a fork that goes on with another protocol, and one with the same
+    origin.keep(tmp_path / "own", *given, **rest | dict(stop_ids=[4]), own_tokenizer=True)
+    origin.keep(tmp_path / "own", *given, **rest | dict(stop_ids=[4]), own_tokenizer=True)
+    of_base = {8, *(eos if isinstance(eos, list) else [eos] if eos else [])}
+    for name, ids in (("own", {2, 3, 4} | of_base), ("other", {2, 3})):
+        export(tmp_path / name, tmp_path / f"{name} out")
+        for file in ("config.json", "generation_config.json"):
+            written = json.loads((tmp_path / f"{name} out" / file).read_text())
+            assert written["eos_token_id"] == sorted(ids) and written["pad_token_id"] == 0
+            assert not written.keys() & (way.keys() | {"max_length"})
+
+
+def test_a_dtype_that_cannot_hold_a_weight_is_refused_before_anything_is_written(
+    workdir, tokenizer, tmp_path
+):
+    model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
+    model.layers.up[...] = model.layers.up[...].at[1, 2, 3].set(-70_000.0)
+    save(workdir, 8, model)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"'float16' holds numbers up to 65504.*up.*with 70000"):
+        export(workdir, out, dtype="float16")
+    assert not out.exists()
+    export(workdir, out, dtype="bfloat16")
+    export(workdir, tmp_path / "smaller", dtype="float16", step=5)
+
+
+def test_a_tokenizer_trained_here_is_read_as_written_beside_a_qwen2(tokenizer, tmp_path):
+    """transformers 5 takes Qwen2's class for that architecture, unless the folder has its own."""
+    for architecture in ("llama", "qwen2", "qwen3"):
+        tokenizer.save(tmp_path / architecture / "tokenizer.json", architecture=architecture)
+        content = json.loads((tmp_path / architecture / "tokenizer_config.json").read_text())
+        file = tmp_path / architecture / "tokenization_as_written.py"
+        assert file.exists() == ("auto_map" in content) == (architecture == "qwen2")
+    tokenizer.save(tmp_path / "qwen2" / "tokenizer.json", architecture="qwen2")
+    content = json.loads((tmp_path / "qwen2" / "tokenizer_config.json").read_text())
+    assert content["auto_map"] == {"AutoTokenizer": [None, "tokenization_as_written.AsWritten"]}
+    written = ast.parse((tmp_path / "qwen2" / "tokenization_as_written.py").read_text())
+    assert [node.name for node in written.body if isinstance(node, ast.ClassDef)] == ["AsWritten"]
+    # Qwen2's own way to cut text needs none of that
+    backend = tokenizers.Tokenizer.from_str(
+        (tmp_path / "qwen2" / "tokenizer.json").read_text(encoding="utf-8")
+    )
+    split = tokenizers.pre_tokenizers.Split(
+        tokenizers.Regex(QWEN2_PIECES), behavior="isolated", invert=False
+    )
+    level = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, trim_offsets=False, use_regex=False
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
+    backend.normalizer = tokenizers.normalizers.NFC()
+    like = Tokenizer(backend, eos="<|eot|>", pad="<|pad|>")
+    like.save(tmp_path / "like" / "tokenizer.json", architecture="qwen2")
+    assert "auto_map" not in (tmp_path / "like" / "tokenizer_config.json").read_text()
+
+
 @pytest.mark.long
 def test_two_processes_write_what_one_does(workdir, tmp_path):
     export(workdir, tmp_path / "one", max_file_bytes=20_000)
@@ -182,6 +262,31 @@ def test_transformers_computes_the_logits_of_an_exported_model(name, tokenizer, 
     tokens = np.load(GOLDEN / name / "logits.npz")["tokens"]
     np.savez(tmp_path / name / "logits.npz", tokens=tokens, logits=logits(model, tokens))
     check_with_transformers(tmp_path / name)
+
+
+READ_TEXTS = """
+import json, sys
+from transformers import AutoTokenizer
+texts = json.load(sys.stdin)
+found = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=json.loads(sys.argv[2]))
+json.dump([found.encode(text, add_special_tokens=False) for text in texts], sys.stdout)
+"""
+
+
+@needs_transformers
+@pytest.mark.parametrize("trust", ["null", "false", "true"])
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_gives_the_ids_of_a_tokenizer_trained_here(name, trust, tokenizer, tmp_path):
+    found = origin.find(str(GOLDEN / name))
+    model = found.load(found.shape(), make_mesh(ONE))
+    keep(tmp_path / "run", model, tokenizer, str(GOLDEN / name))
+    save(tmp_path / "run", 1, model)
+    export(tmp_path / "run", tmp_path / "out")
+    texts = ["def f(x):\n    return 12", "don't  a\tb \n\n  c", "1234 <|eot|> e\u0301"]
+    command = [os.environ["TRANSFORMERS_PYTHON"], "-c", READ_TEXTS, tmp_path / "out", trust]
+    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [tokenizer.encode(text) for text in texts]
 
 
 @needs_transformers
