@@ -12,7 +12,8 @@ import rich.console
 from absl import app, flags
 from absl import logging as absl_logging
 
-from launch import usage
+from launch import endings, hear_interrupts, usage
+from launch.endings import INTERRUPTED
 
 _OURS = tuple(
     f"{Path(__file__).resolve().parents[1] / name}/"
@@ -23,7 +24,9 @@ _OURS = tuple(
 def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoReturn:
     """Parses the command line, calls ``main(argv)`` and exits.
 
-    arguments: whether the command takes words that are no flags, which ``main`` checks.
+    arguments: whether the command takes words that are no flags, which ``main`` checks. Errors that
+    ``endings`` knows end in one line on standard error; any other one is a bug and keeps its
+    traceback.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
@@ -39,11 +42,24 @@ def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoRetur
             )
         return rest
 
+    def guarded(argv: list[str]) -> Any:
+        hear_interrupts()
+        try:
+            return main(argv)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return INTERRUPTED
+        except Exception as error:
+            if (told := endings.ending(error)) is None:
+                raise
+            print(" ".join(told[0].split()), file=sys.stderr)
+            return told[1]
+
     if wants_help():
         usage.show(console(), None, config=False)
         sys.exit(0)
     keep_ours()
-    app.run(main, flags_parser=parse)
+    app.run(guarded, flags_parser=parse)
 
 
 def refuse(text: str) -> NoReturn:

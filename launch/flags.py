@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import os
 import platform
@@ -24,8 +23,9 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import usage
-from launch.command import console, keep_ours, wants_help
+from launch import endings, hear_interrupts, usage
+from launch.command import console, keep_ours, refuse, wants_help
+from launch.endings import INTERRUPTED
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code import read_config
@@ -38,13 +38,16 @@ from rl_code.workdir import CONFIG_FILE
 
 _LAST_S = 60.0  # that a program which gave up may take to end
 
-config_flags.DEFINE_config_file(
-    "config",
-    None,
-    "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke; or the config.json "
-    "of a run.",
-    lock_config=True,
-)
+try:
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke; or the "
+        "config.json of a run.",
+        lock_config=True,
+    )
+except flags.Error as error:  # the library reads --flagfile here
+    refuse(" ".join(str(error).split()))
 COMPILATION_CACHE = flags.DEFINE_string(
     "compilation_cache",
     None,
@@ -114,9 +117,10 @@ def run(
       that run's unless --config is given.
 
     Expected errors end in one paragraph on standard error. The exit code is 2 if starting again
-    does not help: for a wrong command line, a ConfigError, a TaskFileError and the errors in
-    ``lasting``. It is 1 for a CheckpointError, a full disk and the errors in ``expected``. Any
-    other exception is a bug and keeps its traceback.
+    does not help: for a wrong command line, a TaskFileError, the errors in ``lasting`` and those
+    that ``endings`` says, such as a folder that may not be written. It is 1 for a CheckpointError,
+    a full disk and the errors in ``expected``. Any other exception is a bug and keeps its
+    traceback.
     """
 
     switched_off: list[str] = []
@@ -127,22 +131,27 @@ def run(
         # What was imported stays to the end. The collector need not look at it again, neither while
         # the program runs nor when it exits.
         gc.freeze()
+        hear_interrupts()
         keep_ours()
         use_compilation_cache()
         try:
             main(flags.FLAGS.config, WORKDIR.value)
-        except (ConfigError, TaskFileError, *lasting) as error:
+        except (TaskFileError, *lasting) as error:
             return _give_up(str(error), 2)
         except (CheckpointError, *expected) as error:
             return _give_up(str(error), 1)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return _give_up(str(error), 1)
         except Stopped as error:
-            return _complain(f"{error}; the same command continues from the last checkpoint", 130)
+            return _complain(
+                f"{error}; the same command continues from the last checkpoint", INTERRUPTED
+            )
         except KeyboardInterrupt:
-            return _complain("stopped; the same command goes on from what is on the disk", 130)
+            return _complain(
+                "stopped; the same command goes on from what is on the disk", INTERRUPTED
+            )
+        except Exception as error:
+            if (told := endings.ending(error)) is None:
+                raise
+            return _give_up(*told)
         return 0
 
     if kind is not None:
@@ -262,19 +271,27 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
         last = str(error).strip().splitlines()[-1]
         # raised inside the config file, and quoted with its traceback
         if "Traceback" in str(error):
-            if not last.startswith("ValueError: "):
-                raise
-            _refuse(last.removeprefix("ValueError: "))
+            if last.startswith("ValueError: "):
+                _refuse(last.removeprefix("ValueError: "))
+            places = re.findall(r'File "(.+)", line (\d+)', str(error))
+            ours = [place for place in places if str(Path(place[0]).resolve()) in _config_files()]
+            if not ours:
+                raise  # a bug of ours
+            _refuse(f"{ours[-1][0]}, line {ours[-1][1]}: {last}")
         # a key that is None has no type to read the text with: in the file it wants a
         # placeholder(type)
         _refuse(str(error).split(" Currently supported")[0])
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-            raise  # a bug in the config file
+            _refuse(_in_config_file(error))
         _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
+    except Exception as error:
+        _refuse(_in_config_file(error))
     needed = needs_workdir() if callable(needs_workdir) else needs_workdir
     if needed and not WORKDIR.value:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
+    if needed and "://" not in WORKDIR.value and (why := endings.refuse_workdir(WORKDIR.value)):
+        _refuse(why)
     if WORKDIR.value and "://" in WORKDIR.value:
         _refuse(
             f"--workdir={WORKDIR.value} is an object store, which has no locks and no hard links; "
@@ -283,6 +300,25 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
     if rest[1:]:
         _refuse(f"{' '.join(rest[1:])!r} is not a flag; flags look like --config.steps=10")
     return rest
+
+
+def _in_config_file(error: Exception) -> str:
+    """What is wrong inside of the config file, with the file and the line that it is at. Raises the
+    error again if it comes from elsewhere: that is a bug of ours.
+    """
+    if isinstance(error, SyntaxError) and str(Path(error.filename).resolve()) in _config_files():
+        return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if str(Path(frame.filename).resolve()) in _config_files()]
+    if not ours:
+        raise error
+    return f"{ours[-1].filename}, line {ours[-1].lineno}: {type(error).__name__}: {error}"
+
+
+def _config_files() -> set[str]:
+    """Absolute paths of the files that --config names."""
+    values = [word.partition("=")[2] for word in sys.argv if re.match("--?config=", word)]
+    return {str(Path(value.partition(":")[0]).resolve()) for value in values}
 
 
 def _refuse_missing_file(argv: Sequence[str]) -> None:

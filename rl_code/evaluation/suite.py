@@ -71,7 +71,9 @@ class SuiteResult:
 
     def __post_init__(self) -> None:
         repeated = [id for id, count in collections.Counter(self.ids).items() if count > 1]
-        if repeated or not self.tasks:
+        if not self.tasks:
+            raise ValueError(f"suite {self.suite!r}: no task was played")
+        if repeated:
             raise ValueError(
                 f"suite {self.suite!r}: needs tasks with unique ids, repeated: {_some(repeated)}"
             )

@@ -34,6 +34,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from rl_code.feedback.tables import SUSPECTS, TRAINING_SETS
+from rl_code.read_config import ConfigError
 from rl_code.realtime.cycle import STATES, CycleConfig
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Sessions, Store
@@ -67,7 +68,10 @@ class Dashboard:
         through. Raises ValueError for a shorter one.
         """
         if admin_key is not None and len(admin_key) < 16:
-            raise ValueError(f"an admin key of {len(admin_key)} characters can be guessed; take 16")
+            raise ConfigError(
+                f"the admin key has {len(admin_key)} characters, which can be guessed; take at "
+                "least 16 (RL_CODE_ADMIN_KEY)"
+            )
         self._ledger = ledger
         self._store = store
         self._config = config

@@ -40,6 +40,8 @@ def main(config, workdir):
         raise KeyboardInterrupt
     if config.steps == 103:
         raise OSError(28, "the disk is full", "metrics.jsonl")
+    if config.steps == 106:
+        raise PermissionError(13, "may not", "w/metrics.jsonl")
     print(json.dumps([config.to_dict(), workdir]))
 
 for number, case in enumerate(json.loads(sys.argv[1])):
@@ -57,6 +59,13 @@ for number, case in enumerate(json.loads(sys.argv[1])):
     os.wait()
 """
 
+# Config files with a mistake.
+WRONG = {
+    "brackets.py": "def get_config(\n",
+    "imports.py": "import json\nimport no_such_module\n",
+    "divides.py": "def get_config():\n    return 1 / 0\n",
+    "misspells.py": "def get_config():\n    return int.no_such_name\n",
+}
 COMPLAINTS = {
     "--config=c.py --workdir=gs://bucket/run": "gs://bucket/run is an object store",
     "--config=c.py --workdir=w --config.stps=3": 'Did you mean "steps"',
@@ -71,6 +80,12 @@ COMPLAINTS = {
     "--workdir=w": "--config=<file> is missing",
     "--config=c.py --workdri=w": "workdri",
     "--config=c.py --workdir=w steps=3": "'steps=3' is not a flag",
+    "--config=c.py --workdir=c.py": "--workdir=c.py: {folder}/c.py is a file; name a folder",
+    "--config=c.py --workdir=c.py/a/b": "{folder}/c.py is a file; name a folder",
+    "--config=brackets.py --workdir=w": "brackets.py, line 1: SyntaxError: '(' was never closed",
+    "--config=imports.py --workdir=w": "imports.py, line 2: ModuleNotFoundError: No module named",
+    "--config=divides.py --workdir=w": "divides.py, line 2: ZeroDivisionError: division by zero",
+    "--config=misspells.py --workdir=w": "misspells.py, line 2: AttributeError: type object 'int'",
 }
 ENDINGS = {
     "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 2",
@@ -82,7 +97,13 @@ ENDINGS = {
     "--config=c.py --workdir=w --config.steps=105": (
         "stopped; the same command goes on from what is on the disk\nEXIT 130"
     ),
-    "--config=c.py --workdir=w --config.steps=103": "[Errno 28] the disk is full: 'metrics.jsonl'\nEXIT 1",
+    "--config=c.py --workdir=w --config.steps=103": (
+        "metrics.jsonl: the disk is full; make room, and give the same command again\nEXIT 1"
+    ),
+    "--config=c.py --workdir=w --config.steps=106": (
+        "w/metrics.jsonl: may not: this user may not; name a place that they may use, or change its owner or mode\n"
+        "EXIT 2"
+    ),
 }
 GOOD = "--config=c.py:smoke --workdir=w --config.loss.low=1 --config.loss.levels=(3,4)"
 
@@ -91,14 +112,18 @@ GOOD = "--config=c.py:smoke --workdir=w --config.loss.low=1 --config.loss.levels
 def outputs(tmp_path_factory) -> dict[str, str]:
     """What each command line prints, and how it ends."""
     folder = tmp_path_factory.mktemp("flags")
-    (folder / "c.py").write_text(CONFIG)
+    for name, text in {"c.py": CONFIG, **WRONG}.items():
+        (folder / name).write_text(text)
     cases = [*COMPLAINTS, *ENDINGS, GOOD]
     arguments = json.dumps([case.split() for case in cases])
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
     subprocess.run(
         [sys.executable, "-c", SCRIPT, arguments], cwd=folder, env=environment, check=True
     )
-    return {case: (folder / f"{number}.txt").read_text() for number, case in enumerate(cases)}
+    texts = [(folder / f"{number}.txt").read_text() for number in range(len(cases))]
+    return {
+        case: text.replace(str(folder), "{folder}") for case, text in zip(cases, texts, strict=True)
+    }
 
 
 @pytest.mark.parametrize("line", COMPLAINTS)
