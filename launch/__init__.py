@@ -1,7 +1,8 @@
 """Commands, each a module that runs as ``python -m launch.<name>``.
 
-A command imports for seconds before it reads its command line. Ctrl-C meanwhile ends it at once,
-with one line and the exit code of a command that was asked to stop.
+A command imports for seconds before it reads its command line. One that works for long says at once
+that it starts. Ctrl-C meanwhile ends it, with one line and the exit code of a command that was
+asked to stop.
 """
 
 from __future__ import annotations
@@ -9,7 +10,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+# Commands that work for minutes or longer.
+LONG = (
+    *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks", "plan"),
+    *("realtime", "redteam", "replay", "serve", "sft", "sweep", "train", "tune", "validate"),
+)
+
+
+def first_line(words: Sequence[str]) -> str | None:
+    """What a command says before it imports anything; None for one that is soon done, and for help.
+
+    words: Python's own command line, with ``-m``.
+    """
+    if "-m" not in words:
+        return None
+    at = list(words).index("-m") + 1
+    folder, _, name = "".join(words[at : at + 1]).partition(".")
+    helps = {"-h", "-help", "--help"} & set(words[at:])
+    return f"{folder}.{name} starts" if folder == "launch" and name in LONG and not helps else None
 
 
 def leave_quietly(number: int, frame: Any) -> None:
@@ -26,5 +47,8 @@ def hear_interrupts() -> None:
 
 
 # While Python looks for the module of ``-m``, this word stands for it. Nothing else is a command.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, leave_quietly)
+if sys.argv[:1] == ["-m"]:
+    if line := first_line(sys.orig_argv):
+        print(line, file=sys.stderr, flush=True)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave_quietly)

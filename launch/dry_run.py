@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import rich.box
 import rich.console
 import rich.markup
@@ -17,6 +18,9 @@ from rl_code.dry_run import Plan, plan
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 
+# Columns of the config's table, in characters.
+VALUE_WIDTH, FROM_WIDTH = 36, 44
+
 
 def show(console: rich.console.Console, config: RunConfig, written: Collection[str]) -> Plan:
     """Prints the config and the plan of its run; trains nothing and touches no workdir.
@@ -25,7 +29,7 @@ def show(console: rich.console.Console, config: RunConfig, written: Collection[s
     """
     console.print(config_table(config, written))
     with tempfile.TemporaryDirectory() as folder, Run(config, Path(folder)) as run:
-        found = plan(run)
+        found = plan(run, lambda name: console.print(f"compiling {name} …", style="dim"))
     tables = (size_table, memory_table, attention_table, tools_table)
     for table in tables:
         console.print(table(found))
@@ -36,8 +40,9 @@ def config_table(config: RunConfig, written: Collection[str]) -> rich.table.Tabl
     """Every key with its value and where that comes from."""
     table = rich.table.Table(box=rich.box.SIMPLE, title="config", title_justify="left")
     table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", no_wrap=True)
+    # a column of texts that may be long: it has what the others leave, and they wrap before it does
+    table.add_column("value", overflow="fold", min_width=VALUE_WIDTH)
+    table.add_column("from", overflow="fold", max_width=FROM_WIDTH)
     for key, value in flat(read_config.to_dict(config)):
         source = source_of(key, value, written)
         style = "bold" if source.startswith("derived") else "dim" if source == "default" else None
@@ -98,8 +103,10 @@ def size_table(found: Plan) -> rich.table.Table:
     table.add_row("trajectories per step", f"{found.trajectories:,}")
     table.add_row("sampled tokens per step, at most", f"{found.sampled_tokens:,}")
     table.add_row("slots of a batch (empty rows cost nothing)", f"{found.batch_slots:,}")
+    # a run on CPU takes about twice as long, once: it keeps what it compiled
+    how = "(not optimised)" if jax.default_backend() == "cpu" else ""
     for program in found.programs:
-        table.add_row(f"compiled {program.name}", f"{program.seconds:.1f} s")
+        table.add_row(f"compiled {program.name} {how}", f"{program.seconds:.1f} s")
     return table
 
 

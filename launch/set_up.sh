@@ -41,15 +41,22 @@ install_requirements() {
     fi
     log=.venv/install.log
     : >"$log"
-    printf 'Installing %s into .venv, once' "$REQUIREMENTS" >&2
+    printf 'Installing %s into .venv, once; this takes a minute or more' "$REQUIREMENTS" >&2
+    if [ ! -t 2 ]; then # a log gets whole lines
+        echo >&2
+    fi
     while read -r line; do
         echo "$line" >>"$log"
-        if [ -t 2 ] && [[ $line = Collecting* ]]; then
+        if [[ $line = Collecting* ]]; then
             count=$((count + 1))
-            printf '\rInstalling %s into .venv, once: %d packages' "$REQUIREMENTS" "$count" >&2
+            if [ -t 2 ]; then
+                printf '\r\033[KInstalling %s into .venv, once: %d packages' "$REQUIREMENTS" "$count" >&2
+            elif [ $((count % 20)) -eq 0 ]; then
+                echo "  $count packages found after $((SECONDS - started)) s" >&2
+            fi
         fi
     done < <(.venv/bin/python -m pip install --disable-pip-version-check --require-hashes "${files[@]}" 2>&1 || echo FAILED)
-    echo " ($((SECONDS - started)) s)" >&2
+    echo "  $count packages, installed after $((SECONDS - started)) s" >&2
     if [ "$(tail -n 1 "$log")" = FAILED ]; then
         tail -n 15 "$log" >&2
         echo "Could not install $REQUIREMENTS; everything pip said is in $log." >&2

@@ -65,8 +65,8 @@ def expert_calls(
 def log_attention(
     config: RunConfig, model: ModelConfig, platform: str | None = None, role: str = "all"
 ) -> None:
-    """Logs what each attention call takes, and the experts; on an accelerator, one without a kernel
-    as a warning.
+    """Logs what each attention call takes, and the experts: for whoever asks for details
+    (--verbosity=1), and on an accelerator, for one without a kernel, as a warning.
 
     Arguments as for ``attention_calls``.
     """
@@ -78,7 +78,7 @@ def log_attention(
     for what, found in calls.items():
         for call in found:
             slow = accelerated and call.implementation == XLA
-            level = logging.WARNING if slow else logging.INFO
+            level = logging.WARNING if slow else logging.DEBUG
             logging.log(level, f"{what} without a kernel: %s" if slow else f"{what}: %s", call)
 
 

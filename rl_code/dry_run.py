@@ -8,6 +8,7 @@ beside their arguments.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,13 @@ from rl_code.rollout.engine import Engine
 from rl_code.run import Run
 from rl_code.run_config import check_rows
 from rl_code.types import Task, Tests
+
+# Nothing that is compiled here runs. On CPU most of the time goes into the machine code, and what a
+# program holds in memory is settled before that.
+_QUICKLY: dict[str, bool | int | str] = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +97,10 @@ class Plan:
         return kept + max(working, default=0)
 
 
-def plan(run: Run) -> Plan:
+def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
     """Compiles the programs of a run and adds up what they take.
 
-    Raises ConfigError as ``check_rows``.
+    tell: gets the name of each program before it is compiled. Raises ConfigError as ``check_rows``.
     """
     config = run.config
     check_rows(config, row_shards(run.mesh))
@@ -100,7 +108,7 @@ def plan(run: Run) -> Plan:
     model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):
         state = abstract_state(model, train.optimizer)
-        programs = list(_update(run, state))
+        programs = list(_update(run, state, tell))
     # as it lies on the devices that sample
     sampling = abstract_model(run.sampling_model().config, run.rollout_mesh, whole=True)
     engine = run.engine(
@@ -110,10 +118,9 @@ def plan(run: Run) -> Plan:
         config.rollout.dtype,
         run.rollout_mesh,
     )
-    begin = time.perf_counter()
-    for name, compiled in engine.compiled(sampling).items():
-        programs.append(_program(name, compiled, begin))
-        begin = time.perf_counter()
+    for name, trace in engine.tracers(sampling).items():
+        tell(name)
+        programs.append(_program(name, trace))
     shared = run.rollout_mesh == run.mesh
     rows, slots = train.pack.rows, train.pack.slots + train.pack.prompt_slots
     trajectories = train.tasks_per_step * train.group_size
@@ -153,7 +160,7 @@ def tool_tokens(prompt_tokens: Callable[[Task], int], names: Sequence[str]) -> d
     return found | {"(any tool)": every - tokens(()) - sum(found.values())}
 
 
-def _update(run: Run, state: TrainState) -> Iterator[Program]:
+def _update(run: Run, state: TrainState, tell: Callable[[str], None]) -> Iterator[Program]:
     """Compiles the programs of a step's update."""
     train = run.config.train
     loss = train.loss.for_staleness(train.pack.max_staleness)
@@ -163,19 +170,19 @@ def _update(run: Run, state: TrainState) -> Iterator[Program]:
     targets = batch.mask
     prox = targets if train.epochs > 1 else None
     ref = targets if loss.kl_coef else None
-    begin = time.perf_counter()
     if train.pack.prompt_slots == 0:
         update = make_update(*way, train.picks == "replay")
-        compiled = update.lower(state, batch, prox, ref).compile()
-        yield _program("update", compiled, begin)
+        tell("update")
+        yield _program("update", functools.partial(update.trace, state, batch, prox, ref))
         return
     prefill, update = make_two_phase_update(*way)
     prompts = _abstract(pack_prompts([], train.pack), run.rows_sharding)
-    yield _program("update, prompts", prefill.lower(state.model, prompts).compile(), begin)
-    begin = time.perf_counter()
+    tell("update, prompts")
+    yield _program("update, prompts", functools.partial(prefill.trace, state.model, prompts))
     prefilled = jax.eval_shape(prefill, state.model, prompts)
-    compiled = update.lower(state, prefilled, batch, prox, ref).compile()
-    yield _program("update, completions", compiled, begin)
+    tell("update, completions")
+    trace = functools.partial(update.trace, state, prefilled, batch, prox, ref)
+    yield _program("update, completions", trace)
 
 
 def _memory(
@@ -227,8 +234,12 @@ def _abstract(arrays: Any, sharding: jax.sharding.Sharding) -> Any:
     )
 
 
-def _program(name: str, compiled: jax.stages.Compiled, begin: float) -> Program:
-    found = compiled.memory_analysis()
+def _program(name: str, trace: Callable[[], jax.stages.Traced]) -> Program:
+    """Traces and compiles a program, and says how long that took."""
+    begin = time.perf_counter()
+    lowered = trace().lower()
+    on_cpu = jax.default_backend() == "cpu"
+    found = lowered.compile(_QUICKLY if on_cpu else None).memory_analysis()
     # some backends do not say
     temporary = 0 if found is None else found.temp_size_in_bytes
     return Program(name, time.perf_counter() - begin, temporary)

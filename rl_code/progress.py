@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from typing import IO
 
@@ -12,18 +13,27 @@ import jax
 import rich.console
 import rich.progress
 
+from rl_code.metrics import CompilationCounter
+
 # Time left is told from the updates of the last minute, at least the last few: steps can come in
 # bursts.
 _PACE_UPDATES, _PACE_SECONDS = 5, 60.0
 # Off a terminal: seconds between two lines, so that a log stays readable.
 _PLAIN_S = 15.0
+# Off a terminal: seconds without a line after which one says that the work goes on; then twice as
+# many, and so on up to the second number.
+_ALIVE_S, _ALIVE_MOST_S = 30.0, 600.0
+# Shown before the first update, for which programs may have to be compiled.
+_BEGINS = "begins; the first result waits for programs to be compiled"
 
 
 class Progress:
     """Shows where a run is: step, what matters now, time left.
 
-    On a terminal one line that is overwritten. Elsewhere plain lines: the first update, the last,
-    and between them about a hundred, but never two within ``_PLAIN_S`` seconds.
+    On a terminal one line that is overwritten. Elsewhere plain lines: one at the beginning, the
+    first update, the last, and between them about a hundred, but never two within ``_PLAIN_S``
+    seconds. While no update comes, as during compilation, further lines say that the work goes on
+    and how many programs were compiled.
     """
 
     def __init__(self, title: str, total: int, start: int = 0, file: IO[str] | None = None) -> None:
@@ -45,10 +55,13 @@ class Progress:
             rich.progress.TextColumn(
                 "{task.completed}/{task.total}  {task.fields[values]}", markup=False
             ),
+            rich.progress.TimeElapsedColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(title, total=total, completed=start, values="")
+        self._task = self._bar.add_task(title, total=total, completed=start, values=_BEGINS)
+        self._compilations = CompilationCounter()
+        self._ended = threading.Event()
 
     def update(self, done: int, **values: float | str) -> None:
         """Reports that ``done`` steps are finished, with numbers to show (known ones are formatted
@@ -85,11 +98,33 @@ class Progress:
         """Prints a line above the bar."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def _stay_alive(self) -> None:
+        """Prints lines while no update comes, until the end."""
+        pause = _ALIVE_S
+        printed_at = self._printed_at
+        since = time.monotonic()
+        while not self._ended.wait(pause):
+            if self._printed_at != printed_at:
+                printed_at, pause, since = self._printed_at, _ALIVE_S, self._printed_at
+                continue
+            pause = min(2 * pause, _ALIVE_MOST_S)
+            self.note(
+                f"{self._title}  {self._done}/{self._total}  goes on, "
+                f"{_duration(time.monotonic() - since)} since the last line, "
+                f"{self._compilations.count} programs compiled so far"
+            )
+
     def __enter__(self) -> Progress:
         self._bar.start()
+        self._compilations.__enter__()
+        if not self._console.is_terminal and self._done < self._total:
+            self.note(f"{self._title}  {self._done}/{self._total}  {_BEGINS}")
+            threading.Thread(target=self._stay_alive, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._compilations.__exit__()
         self._bar.stop()
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -398,7 +399,11 @@ class Engine:
         return {name: traced.lower().compile() for name, traced in self.traced(model).items()}
 
     def traced(self, model: Transformer) -> dict[str, jax.stages.Traced]:
-        """The programs "prefill" and "decode" before they are compiled.
+        """The programs "prefill" and "decode" before they are compiled, as of ``tracers``."""
+        return {name: trace() for name, trace in self.tracers(model).items()}
+
+    def tracers(self, model: Transformer) -> dict[str, Callable[[], jax.stages.Traced]]:
+        """Functions that trace the programs "prefill" and "decode".
 
         model: abstract, or on the devices.
         """
@@ -412,10 +417,10 @@ class Engine:
             for size in (c.table, c.prefill_tokens)
         )
         return {
-            "prefill": self._run(
-                self._prefill.trace, model, cache, table, chunk, chunk, runs, None
+            "prefill": functools.partial(
+                self._run, self._prefill.trace, model, cache, table, chunk, chunk, runs, None
             ),
-            "decode": self._run(self._decode.trace, model, cache, inputs),
+            "decode": functools.partial(self._run, self._decode.trace, model, cache, inputs),
         }
 
     @staticmethod

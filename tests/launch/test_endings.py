@@ -12,6 +12,7 @@ import jax
 import pytest
 
 import launch
+from launch import __main__ as launch_main
 from launch import endings
 from rl_code.read_config import ConfigError
 
@@ -70,6 +71,27 @@ def test_a_workdir_that_cannot_be_written_is_refused_before_anything_begins(tmp_
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for others than root
     told = endings.refuse_workdir(str(tmp_path / "a" / "b"))
     assert f"this user cannot write into {tmp_path}; name a folder" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("python -m launch.train --config=c.py", "launch.train starts"),
+        ("python -X dev -m launch.plan", "launch.plan starts"),
+        ("python -m launch.train --help", None),
+        ("python -m launch.report --workdir=runs/a", None),
+        ("python -m pytest launch.train", None),
+        ("python -m", None),
+        ("python launch/train.py", None),
+    ],
+)
+def test_a_long_command_says_at_once_that_it_starts(words, line):
+    assert launch.first_line(words.split()) == line
+
+
+def test_every_long_command_is_one():
+    commands = {command for command, _ in launch_main.commands()}
+    assert {f"python -m launch.{name}" for name in launch.LONG} <= commands
 
 
 def test_interrupts_are_heard_once_a_command_has_begun():

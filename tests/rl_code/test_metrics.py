@@ -11,6 +11,7 @@ import json
 import math
 import struct
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -371,7 +372,7 @@ def test_progress_off_a_terminal_leaves_time_between_two_lines(monkeypatch):
             now[0] += 1.0
             progress.update(done)
     lines = text.getvalue().splitlines()
-    assert len(lines) <= 467 / progress_lib._PLAIN_S + 1
+    assert len(lines) <= 467 / progress_lib._PLAIN_S + 2
     assert lines[-1].startswith("suite  467/467")
 
 
@@ -395,6 +396,7 @@ def test_progress_off_a_terminal_prints_plain_lines(every_line):
             progress.update(step + 1, reward=0.5, pass_rate=0.25, tokens_per_s=1234.5, phase="[rl]")
         progress.note("wrote [report]")
     lines = text.getvalue().splitlines()
+    assert lines.pop(0).startswith("train  0/3  begins; the first result waits for programs")
     assert (
         lines[0].startswith("train  1/3  reward 0.50  pass 25%  1,234 tok/s  phase [rl]")
         and "left" in lines[0]
@@ -408,4 +410,26 @@ def test_progress_prints_about_a_hundred_lines_of_a_long_run(every_line):
     with Progress("train", total=2000, start=1000, file=text) as progress:
         for step in range(1000, 2000):
             progress.update(step + 1)
-    assert len(text.getvalue().splitlines()) == 50
+    assert len(text.getvalue().splitlines()) == 1 + 50
+
+
+def test_progress_says_that_the_work_goes_on_while_no_update_comes(monkeypatch):
+    waits = []
+
+    class Event(threading.Event):
+        """An end that comes in the third wait."""
+
+        def wait(self, timeout=None):
+            waits.append(timeout)
+            return len(waits) == 3
+
+    monkeypatch.setattr(progress_lib.threading, "Event", Event)
+    text = io.StringIO()
+    progress = Progress("suite", total=9, file=text)
+    progress._stay_alive()
+    assert waits == [30.0, 60.0, 120.0]
+    assert [line.startswith("suite  0/9  goes on, ") for line in text.getvalue().splitlines()] == [
+        True,
+        True,
+    ]
+    assert "0 programs compiled so far" in text.getvalue()
