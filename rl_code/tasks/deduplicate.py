@@ -133,7 +133,7 @@ def _tokens(text: str) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
-            tree = ast.parse(text)
+            tree = ast.parse(text.removeprefix("\ufeff"))
         except SyntaxError:
             return text.split()
         for node in ast.walk(tree):

@@ -27,7 +27,7 @@ def ids_of(files: Mapping[str, str]) -> tuple[str, ...]:
 
 def _ids(path: str, text: str) -> Iterator[str]:
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError) as error:
         raise UnknownIds(f"{path} is no Python: {error}") from error
     for node in tree.body:

@@ -222,6 +222,7 @@ def _resolved(
 def _functions(text: str) -> list[str]:
     """Names of the functions at the top of a module; none for what is no Python."""
     try:
-        return [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        body = ast.parse(text.removeprefix("\ufeff")).body
+        return [node.name for node in body if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, ValueError):
         return []

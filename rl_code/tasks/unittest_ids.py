@@ -81,7 +81,7 @@ def _paths(module: str) -> list[str]:
 def _classes(text: str) -> set[str]:
     """Names of the classes of a module; none for what is no Python."""
     try:
-        nodes = ast.walk(ast.parse(text))
+        nodes = ast.walk(ast.parse(text.removeprefix("\ufeff")))
         return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     except (SyntaxError, ValueError):
         return set()

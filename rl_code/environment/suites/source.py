@@ -32,14 +32,17 @@ class Source:
 
     def __init__(self, text: str):
         self.data = text.encode()
-        self.tree = ast.parse(text)
+        # The mark is no part of the program, and places in the first line do not count it.
+        mark = "\ufeff"
+        self._mark = len(mark.encode()) if text.startswith(mark) else 0
+        self.tree = ast.parse(text.removeprefix(mark))
         self._starts = [0]
         for line in self.data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
 
     def place(self, line: int, column: int) -> int:
         """The offset in bytes of a place as syntax trees name it."""
-        return self._starts[line - 1] + column
+        return self._starts[line - 1] + column + (self._mark if line == 1 else 0)
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Where a node begins and ends, in bytes."""
@@ -51,7 +54,7 @@ class Source:
         """Where the lines of a function begin and end, those of its decorators included."""
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         assert node.end_lineno is not None
-        return self._starts[first - 1], self._starts[node.end_lineno]
+        return self.place(first, 0), self._starts[node.end_lineno]
 
     def function(self, names: Sequence[str]) -> ast.FunctionDef | None:
         """The test function of this name, behind those of its classes, if there is just one."""

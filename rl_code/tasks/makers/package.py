@@ -264,7 +264,7 @@ def _is_test(path: str, text: str) -> bool:
     if not _TEST_FILES.fullmatch(PurePosixPath(path).name):
         return False
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text.removeprefix("\ufeff"))
     except SyntaxError:
         return False
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -22,8 +22,10 @@ def first_line(node: ast.AST) -> int:
     return min([node.lineno, *(one.lineno for one in decorators)])  # ty: ignore[missing-attribute]
 
 
-# Trees are read only.
-parse = functools.lru_cache(64)(ast.parse)
+@functools.lru_cache(64)
+def parse(text: str) -> ast.Module:
+    """The syntax tree of a file, which is read only. Raises SyntaxError and ValueError."""
+    return ast.parse(text.removeprefix("\ufeff"))
 
 
 @functools.lru_cache(512)
@@ -69,7 +71,7 @@ def bodies(text: str) -> dict[int, str]:
 
 def _tables(text: str, kept: frozenset[int]) -> set[str]:
     """Names of containers at the top of the part of a file that has these test functions."""
-    tree = ast.parse(part(text, kept))
+    tree = parse(part(text, kept))
     found: set[str] = set()
     for node in tree.body:
         value = getattr(node, "value", None)

@@ -145,7 +145,8 @@ def _load(path: str) -> types.ModuleType:
     """The module in the file at ``path``, under the name that an import from the workspace's root
     would give it, or one from the folder src if that is no package.
     """
-    with open(path, encoding="utf-8") as file:
+    # as bytes, since a file may begin with a mark or say how it is encoded
+    with open(path, "rb") as file:
         source = file.read()
     below = path
     if path.startswith("src/") and not os.path.exists("src/__init__.py"):
