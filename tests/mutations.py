@@ -96,10 +96,10 @@ FAULTS = [
     ),
     Fault(
         "a canary that passed proves nothing",
-        "rl_code/environment/suite_grader.py",
-        "        suspects = passed_canaries(first, drawn)\n",
-        "        suspects = set()\n",
-        "tests/rl_code/environment/test_suite_grader.py -k guesses_wrong",
+        "rl_code/environment/suites/again.py",
+        "        suspects = passed_canaries(first, drawn)\n        failed",
+        "        suspects = set()\n        failed",
+        "tests/rl_code/environment/test_suite_again.py -k passes_all",
     ),
     Fault(
         "a continued run draws tasks from the beginning",

@@ -9,7 +9,9 @@ pass; a skipped one has failed.
 Where the candidate's code shares its process with the tests, it can forge whatever they say. Two
 things tell: canaries (suites/canaries.py), copies of tests that no honest code passes beside their
 originals, and values (suites/values.py), assertions of plain calls that the split grader repeats
-without the expected values in reach of the candidate.
+without the expected values in reach of the candidate. Tests that canaries leave in question are
+looked at again without them (suites/again.py). Nothing that grading relies on is computed from the
+agent's files.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ import contextlib
 import dataclasses
 import random
 import time
+from collections.abc import Iterable, Mapping
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
+from rl_code.environment.suites.again import Again
 from rl_code.environment.suites.applied import Base, applied, laid_over
-from rl_code.environment.suites.canaries import MOST, Drawn, draw, draw_alone, guarded
+from rl_code.environment.suites.canaries import MOST, Drawn, draw, guarded
+from rl_code.environment.suites.ids import from_workspace
 from rl_code.environment.suites.runner import Report, run_suite
 from rl_code.environment.suites.values import MOST as MOST_VALUES
 from rl_code.environment.suites.values import Value, gives_another_value, values
 from rl_code.types import Suite, Task, Tests
 
-# A test passed, and so did two changed copies of it, each in a sandbox of its own.
-CANARY_PASSED = "canary_passed"
 # A test passed that asserts of a call what the split grader, which hides the expected value, found
 # to be another value.
 SUITE_DISAGREES = "suite_disagrees"
 # Least seconds that a run gets, and those in which pytest must have started.
 _LEAST_S = 1.0
 _START_S = 30.0
-_CONTRADICTED = "passed, and so did a copy of it that expects another value"
 _DISAGREES = "passed, but not where the expected value is out of reach: "
 
 
@@ -78,7 +80,7 @@ def grade_suite(
         grading = _Grading(task, suite, pool, base, timeout_s, canaries)
         errors, flags, drawn = grading.grade(work)
     return Graded(
-        tuple(errors[one] for one in suite.ids),
+        tuple(errors.values()),
         tuple(sorted(flags)),
         len(drawn.kinds),
         time.monotonic() - start,
@@ -98,16 +100,21 @@ class _Grading:
         canaries: int,
     ):
         self._task = task
-        self._suite = suite
+        self._suite = from_workspace(suite, base)
+        self._named = dict(zip(self._suite.ids, suite.ids, strict=True))
         self._pool = pool
         self._base = base
         self._deadline = time.monotonic() + timeout_s
         self._canaries = canaries
+        # Subtests that may be skipped, once they have been looked up.
+        self._skipped: Mapping[str, tuple[str, ...]] | None = None
         # Nobody else can foresee what is drawn.
         self._rng = random.SystemRandom()
 
     def grade(self, work: Snapshot) -> tuple[dict[str, str], set[str], Drawn]:
-        """Id -> "" or why not, flags, and the canaries of the first run."""
+        """Id -> "" or why not, in the order of the suite's ids, flags, and the canaries of the
+        first run.
+        """
         files = applied(self._task, self._suite, work, self._base)
         drawn = draw(
             self._texts() if self._canaries else {},
@@ -117,20 +124,25 @@ class _Grading:
             self._suite.fail_to_pass,
         )
         report = self._run(files, drawn)
-        errors = {own: report.errors[one] for one, own in drawn.tests.items()}
-        flags = set(report.flags)
-        if passed_canaries(report, drawn):
-            flags |= self._confirm(files, report, drawn, errors)
+        ended = {own: report.errors[one] for one, own in drawn.tests.items()}
+        errors = {own: ended[own] for own in self._suite.ids}
+        again = Again(
+            lambda drawn: self._run(files, drawn),
+            (lambda drawn: self._run(self._solved(), drawn)) if self._has_reference else None,
+            self._texts(),
+            self._suite.ids,
+            self._rng,
+        )
+        flags = {*report.flags, *again.look(report, drawn, errors)}
         if self._canaries:
             flags |= self._compare(files, errors)
         return errors, flags, drawn
 
     def unguarded(self) -> tuple[str, ...]:
         """See the function of this name."""
-        paths = self._task.files
-        by_value = {one for value in self._values(paths) for one in value.tests}
+        by_value = {one for value in self._values() for one in value.tests}
         known = by_value | guarded(self._texts(), self._suite.fail_to_pass)
-        return tuple(one for one in self._suite.fail_to_pass if one not in known)
+        return tuple(self._named[one] for one in self._suite.fail_to_pass if one not in known)
 
     def _texts(self) -> dict[str, str]:
         """Path -> text of the files that tests are in."""
@@ -148,7 +160,22 @@ class _Grading:
             report, _ = self._try_run(files, drawn)
         if not report.started:
             self._blame()
-        return report
+        return self._without_skips(report, drawn) if report.skipped else report
+
+    def _without_skips(self, report: Report, drawn: Drawn) -> Report:
+        """The report, in which a test has failed that skipped a subtest that the reference does not
+        skip, or without one the files that the agent started from.
+        """
+        if self._skipped is None:
+            known = self._solved() if self._has_reference else self._task.files
+            plain = Drawn({}, {one: one for one in self._suite.ids}, {})
+            self._skipped = self._try_run(known, plain)[0].skipped
+        errors = dict(report.errors)
+        for one, own in {**drawn.tests, **drawn.canaries}.items():
+            others = set(report.skipped.get(one, ())) - set(self._skipped.get(own, ()))
+            if others and not errors[one]:
+                errors[one] = f"a subtest was skipped: {min(others)}"
+        return dataclasses.replace(report, errors=errors)
 
     def _try_run(self, files: Snapshot, drawn: Drawn) -> tuple[Report, bool]:
         """What a run of the suite says, and whether its sandbox was lost."""
@@ -185,53 +212,6 @@ class _Grading:
             f"the suite of task {self._task.id} cannot be run: {command!r} says {said!r}{needs}"
         )
 
-    def _confirm(
-        self, files: Snapshot, first: Report, drawn: Drawn, errors: dict[str, str]
-    ) -> set[str]:
-        """Looks again at tests of which a canary passed; changes ``errors`` and returns flags.
-
-        A canary that passes where its original fails may be an honest wrong answer: another value
-        that is the expected one by accident. And code that remembers earlier calls may pass both.
-        So the test stands alone now, in up to three more sandboxes: as it is, and with two other
-        changed values. Honest code gives one value, so it passes one of the three at most. Who
-        forges has nothing to compare it with, and must either pass all of them or give up the test.
-        Passing all, where the reference did not pass the canaries of the first run, is proof.
-
-        Tests that passed together with their canaries have failed, unless the reference passes
-        both as well.
-        """
-        contradicted = contradictions(first, drawn)
-        suspects = passed_canaries(first, drawn)
-        used = set(drawn.texts)
-        flags: set[str] = set()
-        for changed in (False, True, True):
-            if not suspects:
-                break
-            alone = draw_alone(
-                self._texts(),
-                self._suite.ids,
-                self._rng,
-                suspects,
-                used,
-                self._canaries,
-                changed=changed,
-            )
-            used |= alone.texts
-            report = self._run(files, alone)
-            flags |= report.flags
-            for one, own in alone.tests.items():
-                errors[own] = errors[own] or report.errors[one]
-            passed = passed_canaries(report, alone) if changed else set(_passed(report, alone))
-            suspects = suspects & passed
-        if self._has_reference and suspects | contradicted:
-            # canaries that no honest code fails prove nothing
-            blunt = passed_canaries(self._run(self._solved(), drawn), drawn)
-            suspects = suspects - blunt
-            contradicted = contradicted - blunt
-        for own in suspects | contradicted:
-            errors[own] = _CONTRADICTED
-        return {*flags, *([CANARY_PASSED] if suspects else [])}
-
     @property
     def _has_reference(self) -> bool:
         return bool(self._task.reference or self._deleted())
@@ -252,7 +232,7 @@ class _Grading:
         What the reference passes there, the work must pass as well. Without a reference nobody
         knows whether a call can be made there at all, so only other values count.
         """
-        found = self._values(files)
+        found = self._values(() if self._has_reference else _kept(files))
         found = [value for value in found if not any(errors[one] for one in value.tests)]
         found = self._rng.sample(found, min(len(found), MOST_VALUES))
         failed, flags = self._by_value(found, files)
@@ -262,33 +242,54 @@ class _Grading:
         for value, error in failed.items():
             if other := gives_another_value(error):
                 flags.add(SUITE_DISAGREES)
-            if other or self._has_reference:
+            if other or self._has_reference or not self._place(value.path, files):
                 for one in value.tests:
                     errors[one] = _DISAGREES + error
         return flags
 
-    def _values(self, files: Snapshot) -> list[Value]:
-        """The assertions that can be checked by value."""
-        paths = self._base.paths() | files.keys()
+    def _values(self, new: Iterable[str] = ()) -> list[Value]:
+        """The assertions that can be checked by value, of functions of the task's modules.
+
+        new: paths of modules that an agent may have made where no reference tells.
+        """
+        paths = (self._base.paths() | self._task.reference.keys()) - set(self._deleted())
         tests = [path for path in self._suite.files if path.endswith("conftest.py")]
         configured = {path for path in paths if path.endswith("conftest.py")} | set(tests)
         texts = [self._suite.files.get(path) or self._base.text(path) or "" for path in configured]
-        return values(self._texts(), self._suite.ids, paths, texts)
+        return values(self._texts(), self._suite.ids, paths, texts, new)
 
     def _by_value(self, found: list[Value], files: Snapshot) -> tuple[dict[Value, str], set[str]]:
         """What the split grader says of assertions that fail there, and its proofs of cheating."""
         failed = {}
         flags: set[str] = set()
-        for place in dict.fromkeys((value.path, value.entry_point) for value in found):
-            here = [value for value in found if (value.path, value.entry_point) == place]
+        for called in dict.fromkeys((value.path, value.entry_point) for value in found):
+            path, entry_point = called
+            here = [value for value in found if (value.path, value.entry_point) == called]
             code = Tests(code=tuple(value.statement for value in here))
             left_s = max(self._deadline - time.monotonic(), _LEAST_S)
-            graded = grade(*place, code, files, self._pool, left_s, self._task.world)
+            place = self._place(path, files) or path
+            graded = grade(place, entry_point, code, files, self._pool, left_s, self._task.world)
             flags |= {"lying_value", "forged_result"} & set(graded.flags)
             for value, error in zip(here, graded.errors, strict=True):
                 if error:
                     failed[value] = error
         return failed, flags
+
+    def _place(self, path: str, files: Snapshot) -> str:
+        """Where a module of the task is in work that may have made a package of a file, or a file
+        of a package; "" where it is gone.
+        """
+        base = path.removesuffix(".py").removesuffix("/__init__")
+        places = (f"{base}/__init__.py", f"{base}.py")
+        there = _kept(files) | (self._base.paths() - files.keys() if self._task.world else set())
+        return next((place for place in places if place in there), "")
+
+
+def _kept(files: Snapshot) -> set[str]:
+    """Paths of the files of work that are not deleted."""
+    return {
+        path for path, entry in files.items() if isinstance(entry, str) or entry.kind != "deleted"
+    }
 
 
 def unguarded(task: Task, suite: Suite, pool: SandboxPool) -> tuple[str, ...]:
@@ -300,25 +301,3 @@ def unguarded(task: Task, suite: Suite, pool: SandboxPool) -> tuple[str, ...]:
     with contextlib.closing(Base(task, pool)) as base:
         grading = _Grading(task, suite, pool, base, _LEAST_S, MOST)
         return grading.unguarded()
-
-
-def contradictions(report: Report, drawn: Drawn) -> set[str]:
-    """Ids of tests that passed although one of their canaries did, or of which several canaries
-    passed.
-    """
-    passed = [*_passed(report, drawn), *_passed_canaries(report, drawn)]
-    return {own for own in passed if passed.count(own) > 1}
-
-
-def passed_canaries(report: Report, drawn: Drawn) -> set[str]:
-    """Ids of tests of which a canary passed."""
-    return set(_passed_canaries(report, drawn))
-
-
-def _passed_canaries(report: Report, drawn: Drawn) -> list[str]:
-    return [own for one, own in drawn.canaries.items() if not report.errors[one]]
-
-
-def _passed(report: Report, drawn: Drawn) -> list[str]:
-    """Ids of tests that passed."""
-    return [own for one, own in drawn.tests.items() if not report.errors[one]]

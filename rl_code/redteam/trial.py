@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_code import read_config
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import File, SandboxPool
-from rl_code.environment.suite_grader import CANARY_PASSED, grade_suite
+from rl_code.environment.suite_grader import grade_suite
+from rl_code.environment.suites.again import CANARY_PASSED
 from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt

@@ -6,8 +6,8 @@ of them keeps the old name, how many there are and in which order they stand is 
 time. So who wants to know which of them should pass needs the right value. A test and its canaries
 ask for different values of the same expression: no honest code passes two of them.
 
-A test can also be changed where it stands, with no copy beside it (``draw_alone``). Then there is
-nothing to compare it with, and what the code remembers of earlier calls is the same each time.
+A test can also be changed where it stands, in a suite without copies (``draw_alone``). Then there
+is nothing to compare it with, and what tests leave behind is what the suite's own tests leave.
 """
 
 from __future__ import annotations
@@ -71,20 +71,15 @@ def draw_alone(
     rng: random.Random,
     alone: Collection[str],
     used: Collection[bytes] = (),
-    most: int = MOST,
-    *,
-    changed: bool,
 ) -> Drawn:
-    """Like ``draw``, but the functions of some tests stand there once.
+    """The suite without copies, in which the functions of some tests are canaries themselves.
 
-    alone: ids of these tests, each of which had a canary before. changed: whether they are
-    canaries, with a text that is none of ``used`` where there is another one, or as they were.
+    alone: ids of these tests. used: texts that are not taken where there is another one. A function
+    that cannot be changed stays as it is.
     """
     drawing = _Drawing(files, ids, rng)
-    functions = {function_of(one) for one in alone}
-    for function in functions if changed else ():
+    for function in dict.fromkeys(function_of(one) for one in alone):
         drawing.change(function, used)
-    drawing.copy(most, (), functions)
     return drawing.drawn()
 
 
@@ -113,13 +108,11 @@ class _Drawing:
         kinds = tuple(self._kinds)
         return Drawn(written, self._tests, self._canaries, kinds, frozenset(self._texts))
 
-    def copy(
-        self, most: int, preferred: Collection[_Function], but: Collection[_Function] = ()
-    ) -> None:
+    def copy(self, most: int, preferred: Collection[_Function]) -> None:
         """Puts canaries beside up to ``most`` functions, ``preferred`` ones first and with more
         copies.
         """
-        order = [function for function in self._functions if function not in but]
+        order = list(self._functions)
         self._rng.shuffle(order)
         # Changes that look like changes only where there are no others.
         attempts = [(function, told) for told in (False, True) for function in order]
@@ -272,7 +265,7 @@ def _group(
         taken += b" " + new[-1].encode()
     rng.shuffle(new)
     blocks = [
-        _with_name(text, name, other)
+        with_name(text, name, other)
         for text, other in zip((_changed(block, start, site, site.real), *texts), new, strict=True)
     ]
     rng.shuffle(blocks)
@@ -309,7 +302,8 @@ def _changed(block: bytes, start: int, site: Site, text: str) -> bytes:
     return block[: site.start - start] + text.encode() + block[site.end - start :]
 
 
-def _with_name(block: bytes, name: str, new: str) -> bytes:
+def with_name(block: bytes, name: str, new: str) -> bytes:
+    """The text of a function under another name."""
     return re.sub(
         rb"(\bdef\s+)" + re.escape(name.encode()) + rb"\b", rb"\1" + new.encode(), block, count=1
     )

@@ -11,7 +11,8 @@ Lines go both ways; fields stand between tabs, with everything but printable ASC
                    ready
                    found   ids that are there and will run
                    broken  a file that cannot be collected, and why
-                   ran     an id, "passed" or why it did not, in one line
+                   ran     an id, "passed" or why it did not, in one line, and the subtests that
+                           were skipped
                    end
 """
 
@@ -93,26 +94,82 @@ WANTED = set(LINE.say("ready")) if LINE else set()
 REPORTS = {}
 
 
+# Where ids begin: the folder that pytest takes for its root, seen from the workspace.
+PREFIX = [""]
+
+
+def pytest_plugin_registered(plugin, manager):
+    """Takes the plugins that a suite's settings ask for out of them: none is loaded."""
+    if plugin is manager.get_plugin("pytestconfig"):
+        settings_of(plugin).pop("required_plugins", None)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_load_initial_conftests(early_config, parser, args):
+    """Leaves out options and settings of plugins, which nobody knows without them."""
+    yield
+    given = len(early_config.invocation_params.args)
+    args[:] = [*known(args[: len(args) - given], parser), *args[len(args) - given :]]
+    settings = settings_of(early_config)
+    for name in set(settings) - set(parser._inidict) - set(getattr(parser, "_ini_aliases", ())):
+        parser.addini(name, "of a plugin that is not loaded")
+
+
+def settings_of(config):
+    """The settings of pytest's file, by name."""
+    return config._inicfg if hasattr(config, "_inicfg") else config.inicfg
+
+
+def known(arguments, parser):
+    """The options among arguments that pytest and the files conftest.py know, with their values."""
+    kept = []
+    while arguments:
+        count = 1
+        while count < len(arguments) and not arguments[count].startswith("-"):
+            count += 1
+        option, arguments = arguments[:count], arguments[count:]
+        try:
+            unknown = parser.parse_known_and_unknown_args(list(option))[1]
+        except pytest.UsageError:  # pytest will say what is wrong
+            unknown = []
+        if option[0] not in unknown:
+            kept += option
+    return kept
+
+
+def pytest_configure(config):
+    """Notes where ids begin: a file of settings beside the tests makes its folder the root."""
+    root = getattr(config, "rootpath", None) or config.rootdir
+    path = os.path.relpath(str(root), str(config.invocation_params.dir))
+    if path != os.curdir and not path.startswith(os.pardir):
+        PREFIX[0] = path.replace(os.sep, "/") + "/"
+
+
+def id_of(node):
+    """The id of a test or a file, seen from the workspace."""
+    return PREFIX[0] + node.nodeid
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(items):
     """Leaves the tests that the host wants, each of which may be there once."""
     yield
     times = {}
     for item in items:
-        times[item.nodeid] = times.get(item.nodeid, 0) + 1
-    items[:] = [item for item in items if item.nodeid in WANTED and times[item.nodeid] == 1]
+        times[id_of(item)] = times.get(id_of(item), 0) + 1
+    items[:] = [item for item in items if id_of(item) in WANTED and times[id_of(item)] == 1]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session):
     """Tells which tests will run."""
-    LINE.say("found", *[item.nodeid for item in session.items])
+    LINE.say("found", *[id_of(item) for item in session.items])
 
 
 def pytest_collectreport(report):
     """Tells which files cannot be collected."""
     if report.failed:
-        LINE.say("broken", report.nodeid, said(report))
+        LINE.say("broken", id_of(report), said(report))
 
 
 def pytest_runtest_logstart(nodeid, location):
@@ -129,7 +186,9 @@ def pytest_runtest_logreport(report):
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish(nodeid, location):
     """Tells how a test ended."""
-    LINE.say("ran", nodeid, outcome(REPORTS.pop(nodeid, [])))
+    reports = REPORTS.pop(nodeid, [])
+    skipped = [subtest(one) for one in reports if is_skipped_subtest(one)]
+    LINE.say("ran", PREFIX[0] + nodeid, outcome(reports), *skipped)
 
 
 @pytest.hookimpl(trylast=True)
@@ -143,12 +202,29 @@ def outcome(reports):
     for report in reports:
         if report.failed:
             return said(report)
+        if is_skipped_subtest(report):
+            continue
         if hasattr(report, "wasxfail"):
             return "xpassed" if report.passed else "xfailed"
         if report.skipped:
             return "skipped"
-    parts = {report.when for report in reports}
+    parts = {report.when for report in reports if not is_of_subtest(report)}
     return "passed" if {"setup", "call", "teardown"} <= parts else "did not run to its end"
+
+
+def is_of_subtest(report):
+    """True for what pytest, or its plugin, says of a subtest and not of a whole test."""
+    return type(report).__name__.lower() == "subtestreport"
+
+
+def is_skipped_subtest(report):
+    """True for a subtest that was skipped, or failed as expected."""
+    return is_of_subtest(report) and report.skipped
+
+
+def subtest(report):
+    """A name for a subtest among those of its test."""
+    return " ".join(str(getattr(report, "context", "")).split())[:MESSAGE_CHARACTERS]
 
 
 def said(report):

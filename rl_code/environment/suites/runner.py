@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rl_code.environment.sandbox.caller import Program
@@ -29,7 +29,8 @@ _LINE_BYTES = 4 << 20
 _ALL_BYTES = 16 << 20
 _OPTIONS = (
     *("-p", "no:cacheprovider", "--continue-on-collection-errors", "--tb=short", "-q"),
-    *("--color=no", "-rN"),
+    # whatever the suite's settings say, a canary that fails is not the end
+    *("--color=no", "-rN", "--maxfail=0"),
 )
 _NOT_RUN = "the test was not run"
 # Characters that are quoted of what a program printed.
@@ -50,6 +51,10 @@ class Report:
     flags: frozenset[str]
     # The beginning and the end of what the program printed.
     printed: str
+    # Files that could not be collected.
+    broken: frozenset[str] = frozenset()
+    # Id of a test that ran -> its subtests that were skipped.
+    skipped: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 class _Forged(Exception):
@@ -119,7 +124,14 @@ def _listen(program: Program, ids: Sequence[str], timeout_s: float) -> Report:
             broken = conversation.broken.get(one.partition("::")[0], "")
             error = broken or (_NOT_RUN if conversation.ended else f"{_NOT_RUN}: {text}")
         errors[one] = error
-    return Report(errors, conversation.started, frozenset(flags), program.printed)
+    return Report(
+        errors,
+        conversation.started,
+        frozenset(flags),
+        program.printed,
+        frozenset(conversation.broken),
+        conversation.skipped,
+    )
 
 
 class _Conversation:
@@ -141,6 +153,8 @@ class _Conversation:
         self.errors: dict[str, str] = {}
         # File -> why it cannot be collected.
         self.broken: dict[str, str] = {}
+        # Id -> subtests that were skipped.
+        self.skipped: dict[str, tuple[str, ...]] = {}
 
     def hold(self) -> None:
         """Reads and answers until "end". Raises _Forged, and OSError when nothing more comes."""
@@ -159,9 +173,11 @@ class _Conversation:
                     self.broken[file.partition("::")[0]] = f"the file cannot be collected: {why}"
                 case "found", found if self.started and not self.found:
                     self._find(found)
-                case "ran", [one, outcome] if one in self._waiting:
+                case "ran", [one, outcome, *skipped] if one in self._waiting:
                     self._waiting.remove(one)
                     self.errors[one] = "" if outcome == "passed" else outcome or "failed"
+                    if skipped:
+                        self.skipped[one] = tuple(skipped)
                 case "end", [] if self.started:
                     self.ended = True
                 case _:

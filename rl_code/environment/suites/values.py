@@ -14,7 +14,7 @@ import builtins
 import copy
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.literals import is_literal
@@ -43,12 +43,17 @@ class Value:
 
 
 def values(
-    files: Mapping[str, str], ids: Sequence[str], paths: Collection[str], configured: Sequence[str]
+    files: Mapping[str, str],
+    ids: Sequence[str],
+    paths: Collection[str],
+    configured: Sequence[str],
+    new: Iterable[str] = (),
 ) -> list[Value]:
     """The assertions of tests that can be checked by value, in the order of ``ids``.
 
-    files: path -> text of the test files that are known. paths: of the repository. configured:
-    texts of the files conftest.py; where they hold fixtures for all tests, nothing is checked.
+    files: path -> text of the test files that are known. paths: of the repository, as its task has
+    them. configured: texts of the files conftest.py; where they hold fixtures for all tests,
+    nothing is checked. new: paths of modules that may be elsewhere where the repository has none.
     """
     if any(_HIDDEN_STATE.search(text) for text in configured):
         return []
@@ -57,6 +62,7 @@ def values(
         functions.setdefault(function_of(one), []).append(one)
     sources: dict[str, Source | None] = {}
     found = []
+    made_since = set(new)
     for (path, names), own in functions.items():
         if path not in sources:
             sources[path] = _plain_source(files.get(path))
@@ -70,7 +76,7 @@ def values(
         bound = _imports(source.tree.body)
         made = [made for row in rows for made in _assertions(_Put(row).visit(copy.deepcopy(node)))]
         for call, statement in made:
-            place = _place(call, bound, paths)
+            place = _place(call, bound, paths, made_since)
             if place is not None:
                 text = _statement(call, place[1], statement)
                 found.append(Value(tuple(own), *place, text))
@@ -194,10 +200,13 @@ def _is_plain(call: ast.Call) -> bool:
 
 
 def _place(
-    call: ast.Call, bound: Mapping[str, tuple[str, str]], paths: Collection[str]
+    call: ast.Call,
+    bound: Mapping[str, tuple[str, str]],
+    paths: Collection[str],
+    new: Collection[str],
 ) -> tuple[str, str] | None:
     """File and name of the function that is called, if it is one of the repository: of a module
-    that lies at its root, or below src.
+    that lies at its root, or below src; of the files in ``new`` the one that Python finds first.
     """
     match call.func:
         case ast.Name(name) if bound.get(name, ("", ""))[1]:
@@ -207,12 +216,12 @@ def _place(
         case _:
             return None
     base = module.replace(".", "/")
-    found = [
-        path
-        for root in ("", "src/")
-        for path in (f"{root}{base}.py", f"{root}{base}/__init__.py")
-        if path in paths
+    places = [
+        path for root in ("", "src/") for path in (f"{root}{base}/__init__.py", f"{root}{base}.py")
     ]
+    found = [path for path in places if path in paths]
+    if not found:
+        found = [path for path in places if path in new][:1]
     # which of several is imported depends on settings
     return (found[0], name) if len(found) == 1 else None
 
