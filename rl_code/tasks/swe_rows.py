@@ -32,6 +32,8 @@ _SWE = {
 }
 _R2E_TESTS = "r2e_tests"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\r")
+# An id, whose parameters may hold spaces, and perhaps why the test did not pass.
+_ID = re.compile(r"((?:(?! - )[^\[])+?::(?:(?! - )[^\[])+?(?:\[.*?\])?)(?: - .*)?$")
 _SUMMARY = "short test summary info"
 _ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)
 # SWE-smith names the commit behind the repository's name: owner__name.1a2b3c4d.
@@ -128,8 +130,8 @@ def _read_r2e(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
             "as many test_file_names as test_file_codes, both lists of strings",
             f"{str(names)[:60]} and {len(codes) if isinstance(codes, list) else codes!r} codes",
         )
-    before = _statuses(_log(result, "old_commit"))
-    after = _statuses(_log(result, "new_commit"))
+    before = statuses(_log(result, "old_commit"))
+    after = statuses(_log(result, "new_commit"))
     passing = [id for id, status in after.items() if status == "PASSED"]
     failing = [id for id in passing if before.get(id) != "PASSED"]
     if not failing:
@@ -162,15 +164,17 @@ def _log(result: Mapping[str, Any], which: str) -> str:
     return next((result[name] for name in names if isinstance(result.get(name), str)), "")
 
 
-def _statuses(log: str) -> dict[str, str]:
+def statuses(log: str) -> dict[str, str]:
     """Id of a test -> its status, from the summary that ``pytest -rA`` writes."""
     _, _, summary = _ANSI.sub("", log).partition(_SUMMARY)
     found = {}
     for line in summary.splitlines():
         status, _, rest = line.strip().partition(" ")
-        id = rest.split(" - ")[0].strip()
-        if status in ("PASSED", "FAILED", "ERROR") and "::" in id:
-            found[id] = status
+        known = _ID.match(rest.strip())
+        if status == "PASSED" and "::" in rest:
+            found[rest.strip()] = status
+        elif status in ("FAILED", "ERROR") and known:
+            found[known[1]] = status
     return found
 
 

@@ -8,7 +8,8 @@ runner of its own, as Django does. The module is looked for in the repository an
 ``tests``, from which such runners import.
 
 A test with a docstring is printed on two lines, and the rows may hold the second one: the first
-line of the docstring, which names no test.
+line of the docstring. It names the one test that has it, in the files of tests and in the modules
+that other ids of the row name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rl_code.tasks.source import NoTask
 
@@ -36,11 +37,19 @@ class ForeignId(NoTask):
 class UnittestIds:
     """Finds pytest's ids in one version of a repository.
 
-    text_of: the text of a file by its path; None where there is none.
+    text_of: the text of a file by its path; None where there is none. files: path -> text of the
+    files of tests. ids: all ids of the row.
     """
 
-    def __init__(self, text_of: Callable[[str], str | None]):
-        self._text_of = text_of
+    def __init__(
+        self,
+        text_of: Callable[[str], str | None],
+        files: Mapping[str, str | None],
+        ids: Iterable[str],
+    ):
+        self._text_of = functools.cache(text_of)
+        self._ids = ids
+        self._tests = files
         # A row has hundreds of ids of a few modules.
         self._files = functools.cache(self._find_files)
 
@@ -49,9 +58,12 @@ class UnittestIds:
         shown = repr(id[:_WIDTH])
         matched = _ID.fullmatch(id)
         if matched is None:
+            described = self._described.get(id.strip(), [])
+            if len(described) == 1:
+                return described[0]
             raise ForeignId(
                 f"{shown} is a description of a test and not its id: unittest prints the first "
-                "line of a docstring"
+                f"line of a docstring, which {len(described)} tests have"
             )
         name, place = matched.groups()
         module, _, owner = place.removesuffix(f".{name}").rpartition(".")
@@ -68,6 +80,18 @@ class UnittestIds:
             raise ForeignId(f"{shown}: {which} {count} class {owner}")
         return f"{holding[0]}::{owner}::{name}"
 
+    @functools.cached_property
+    def _described(self) -> dict[str, list[str]]:
+        """First line of a docstring -> ids of the tests that have it."""
+        found: dict[str, list[str]] = {}
+        named = [matched[2] for matched in map(_ID.fullmatch, self._ids) if matched]
+        modules = [".".join(place.split(".")[:count]) for place in named for count in (-1, -2)]
+        paths = [*self._tests, *(path for module in modules for path in _paths(module))]
+        for path in dict.fromkeys(paths):
+            for line, name in _docstrings(self._text_of(path) or ""):
+                found.setdefault(line, []).append(f"{path}::{name}")
+        return found
+
     def _find_files(self, module: str) -> dict[str, set[str]]:
         """The files that may be a module, path -> names of the classes in it."""
         texts = {path: self._text_of(path) for path in _paths(module)}
@@ -76,6 +100,20 @@ class UnittestIds:
 
 def _paths(module: str) -> list[str]:
     return [f"{root}{module.replace('.', '/')}.py" for root in _ROOTS]
+
+
+def _docstrings(text: str) -> Iterator[tuple[str, str]]:
+    """First line of the docstring of each test of a module, and the test's class and name."""
+    try:
+        tree = ast.parse(text.removeprefix("\ufeff"))
+    except (SyntaxError, ValueError):
+        return
+    for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for node in owner.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                line, _, _ = (ast.get_docstring(node, clean=False) or "").strip().partition("\n")
+                if line.strip():
+                    yield line.strip(), f"{owner.name}::{node.name}"
 
 
 def _classes(text: str) -> set[str]:
