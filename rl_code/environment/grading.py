@@ -110,6 +110,15 @@ def mark(
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault, and
     SuiteError where the task's world cannot run its suite.
+    """
+    return grade_in_words(task, files, pool, limits)[0]
+
+
+def grade_in_words(
+    task: Task, files: Snapshot, pool: SandboxPool, limits: Limits
+) -> tuple[Grade, tuple[str, ...]]:
+    """As ``grade_work``, and beside the grade one text for each visible and then each hidden test:
+    "" if it passed, or why not. The texts quote expected values.
 
     Visible and hidden cases run together, in an order that the candidate cannot foresee, so that it
     cannot tell them apart; suites run together where their files allow it. If the work itself makes
@@ -127,31 +136,28 @@ def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -
         ]
     except _PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
-        return failed(task, f"{type(error).__name__}: {error}")
-    passed, *ran = [[not error for error in part.errors] for part in marks]
+        cause = f"{type(error).__name__}: {error}"
+        count = len(visible) + len(hidden)
+        return failed(task, cause), (cause,) * count
+    errors, *ran = [part.errors for part in marks]
     by_id = [
         dict(zip(suite.ids, part, strict=True)) for suite, part in zip(suites, ran, strict=True)
     ]
-    cases = passed[: len(both.cases)]
-    code = passed[len(both.cases) :]
+    cases = errors[: len(both.cases)]
+    code = errors[len(both.cases) :]
 
-    def ids(suite: Suite | None, place: int) -> list[bool]:
+    def ids(suite: Suite | None, place: int) -> list[str]:
         return [] if suite is None else [by_id[place][one] for one in suite.ids]
 
-    return Grade(
+    shown = (*cases[: len(visible.cases)], *code[: len(visible.code)], *ids(visible.suite, 0))
+    kept = (*cases[len(visible.cases) :], *code[len(visible.code) :], *ids(hidden.suite, -1))
+    grade = Grade(
         submitted=True,
-        visible=(
-            *cases[: len(visible.cases)],
-            *code[: len(visible.code)],
-            *ids(visible.suite, 0),
-        ),
-        hidden=(
-            *cases[len(visible.cases) :],
-            *code[len(visible.code) :],
-            *ids(hidden.suite, -1),
-        ),
+        visible=tuple(not error for error in shown),
+        hidden=tuple(not error for error in kept),
         flags=tuple(sorted({flag for part in marks for flag in part.flags})),
     )
+    return grade, (*shown, *kept)
 
 
 def joined(visible: Suite | None, hidden: Suite | None) -> tuple[Suite, ...]:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.suites.again import Again
-from rl_code.environment.suites.applied import Base, applied, laid_over
+from rl_code.environment.suites.applied import Base, applied, laid_over, solved
 from rl_code.environment.suites.canaries import MOST, Drawn, draw, guarded
 from rl_code.environment.suites.ids import from_workspace
 from rl_code.environment.suites.runner import Report, run_suite
@@ -222,9 +222,7 @@ class _Grading:
 
     def _solved(self) -> Snapshot:
         """The reference, as work that is graded."""
-        written = {**self._task.files, **self._task.reference}
-        solved = laid_over(self._task, written, dict.fromkeys(self._deleted()).items())
-        return applied(self._task, self._suite, solved, self._base)
+        return applied(self._task, self._suite, solved(self._task), self._base)
 
     def _compare(self, files: Snapshot, errors: dict[str, str]) -> set[str]:
         """Repeats assertions of tests that passed by value; changes ``errors`` and returns flags.

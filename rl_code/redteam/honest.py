@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.suites.applied import solved
 from rl_code.redteam.ground import GRADERS, LIMITS, task
 from rl_code.redteam.trial import Outcome
 from rl_code.tasks import generated, humaneval, mbpp, repositories
@@ -68,7 +69,7 @@ def as_suite(task: Task, world: World) -> Task:
 def outcomes(pool: SandboxPool, world: World, count: int, data: str = "") -> Iterator[Outcome]:
     """The outcome of each reference. What does not pass, or is flagged, is harm."""
     for source, one in references(world, count, data):
-        grade = grade_work(one, {**one.files, **one.reference}, pool, LIMITS)
+        grade = grade_work(one, solved(one), pool, LIMITS)
         harm = ()
         if not grade.solved or grade.cheated:
             harm = (f"the reference fails: {grade.flags} {grade.cause}",)

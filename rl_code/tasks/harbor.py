@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import hashlib
+import os
 import posixpath
 import shlex
 import tomllib
@@ -106,7 +107,16 @@ def _task(
         visible_tests=Tests(),
         hidden_tests=Tests(suite=Suite(tests, ids_of(runs), (), command)),
         reference={},
-        meta={"source": "harbor", "split": "test", "description": instruction},
+        meta={
+            "source": "harbor",
+            "split": "test",
+            "description": instruction,
+            "modes": {
+                path: 0o755
+                for path in tests
+                if os.access(folder / "tests" / path.removeprefix(f"{TESTS}/"), os.X_OK)
+            },
+        },
         world=world,
     )
 
@@ -183,16 +193,19 @@ def _with_reference(task: Task, folder: Path, pool: SandboxPool, cache: Cache) -
     if not (folder / "solve.sh").is_file():
         return task
     script = _texts(folder)
-    key = hashlib.sha256(dumps(("solve", task.files, task.world, script))).hexdigest()
+    key = hashlib.sha256(dumps(("solve", "modes", task.files, task.world, script))).hexdigest()
     if (known := cache.get(key)) is None:
         known = _solve(task, script, pool)
         cache.put({key: known})
-    meta = {**task.meta, "deleted": tuple(known["deleted"])}
+    modes = {**known["modes"], **task.meta["modes"]}
+    meta = {**task.meta, "deleted": tuple(known["deleted"]), "modes": modes}
     return dataclasses.replace(task, reference=known["texts"], meta=meta)
 
 
 def _solve(task: Task, script: Mapping[str, str], pool: SandboxPool) -> dict[str, Any]:
-    """What solve.sh leaves: "texts", path -> text, and "deleted", paths. Raises NoTask."""
+    """What solve.sh leaves: "texts", path -> text, "modes", path -> rights that are not the usual
+    ones, and "deleted", paths. Raises NoTask.
+    """
     files = {**task.files, **{f"{_SOLUTION}/{path}": text for path, text in script.items()}}
     try:
         sandbox = pool.open(files, task.world)
@@ -212,7 +225,12 @@ def _solve(task: Task, script: Mapping[str, str], pool: SandboxPool) -> dict[str
         raise NoTask(f"solution/solve.sh makes {odd[0]}, which is no text")
     gone = [path for path in task.files if path not in after]
     gone += [path for path, entry in changed.items() if _gone(entry)]
-    return {"texts": texts(changed), "deleted": sorted(set(gone))}
+    modes = {
+        path: entry.mode
+        for path, entry in changed.items()
+        if isinstance(entry, File) and entry.kind == "file"
+    }
+    return {"texts": texts(changed), "modes": modes, "deleted": sorted(set(gone))}
 
 
 def _gone(entry: str | File) -> bool:

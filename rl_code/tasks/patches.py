@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_code.environment.layers.repository import RepositoryError, git
@@ -27,7 +27,8 @@ _PERSON = {
         ("DATE", "2000-01-01T00:00:00+0000"),
     )
 }
-_TEXT_MODES = {"100644", "100755"}
+_EXECUTABLE = "100755"
+_TEXT_MODES = {"100644", _EXECUTABLE}
 _LINK = "120000"
 
 
@@ -114,11 +115,8 @@ class Scratch:
 
         Raises PatchError for a link, a submodule, and a file that is no text.
         """
-        listed = git(self.folder, "diff-tree", "-r", "-z", "--no-renames", before, after)
-        fields = listed.decode(errors="surrogateescape").split("\0")[:-1]
         found: dict[str, str | None] = {}
-        for told, path in zip(fields[::2], fields[1::2], strict=True):
-            _, mode, _, blob, _ = told.split(" ")
+        for _, mode, blob, path in self._differences(before, after):
             if mode == "000000":
                 found[path] = None
             elif mode not in _TEXT_MODES:
@@ -126,6 +124,22 @@ class Scratch:
             else:
                 found[path] = self._text(path, blob)
         return found
+
+    def modes(self, before: str, after: str) -> dict[str, int]:
+        """Path -> rights of the files that differ and may be executed in just one of two trees."""
+        found = {}
+        for old, mode, _, path in self._differences(before, after):
+            if _EXECUTABLE in (old, mode) and old != mode and mode in _TEXT_MODES:
+                found[path] = int(mode, 8) & 0o777
+        return found
+
+    def _differences(self, before: str, after: str) -> Iterator[tuple[str, str, str, str]]:
+        """Mode before and after, the blob after, and the path of each file that differs."""
+        listed = git(self.folder, "diff-tree", "-r", "-z", "--no-renames", before, after)
+        fields = listed.decode(errors="surrogateescape").split("\0")[:-1]
+        for told, path in zip(fields[::2], fields[1::2], strict=True):
+            old, mode, _, blob, _ = told.removeprefix(":").split(" ")
+            yield old, mode, blob, path
 
     def text(self, tree: str, path: str) -> str | None:
         """Text of a file of a tree; None where there is none. Raises PatchError for no text."""
@@ -222,14 +236,6 @@ class Scratch:
         self._remove(path)
         line = f"{mode} {blob}\t{path}\0".encode(errors="surrogateescape")
         self._index("update-index", "-z", "--replace", "--index-info", given=line)
-
-
-def solution(before: Mapping[str, str], changed: Mapping[str, str | None]) -> Snapshot:
-    """The files of a solved task: those that the agent starts from, and the changes over them."""
-    files: dict[str, str | File] = {**before}
-    for path, text in changed.items():
-        files[path] = File(b"", kind="deleted") if text is None else text
-    return files
 
 
 def _objects(source: Path) -> Path:

@@ -67,7 +67,7 @@ def make(
     # Parquet has a value for every path that another row has.
     texts = row.texts("files", fields.get("files") or {})
     files = {path: text for path, text in texts.items() if text is not None}
-    world, reference = _start(row, files, places, store)
+    world, reference, modes = _start(row, files, places, store)
     shown = fields["messages"]
     messages = shown if isinstance(shown, list) else [{"role": "user", "content": shown}]
     return Task(
@@ -84,6 +84,7 @@ def make(
             "split": fields.get("split", ""),
             "description": shown if isinstance(shown, str) else str(shown[-1].get("content", "")),
             "deleted": tuple(path for path, text in reference.items() if text is None),
+            "modes": modes,
             **({"repository": fields["repo"]} if fields.get("repo") else {}),
         },
         world=world,
@@ -101,8 +102,8 @@ def _suite(row: _Row) -> Suite:
 
 def _start(
     row: _Row, files: Mapping[str, str], places: Places, store: Callable[[], LayerStore]
-) -> tuple[World | None, dict[str, str | None]]:
-    """The world that the agent starts from, and what the reference changes."""
+) -> tuple[World | None, dict[str, str | None], dict[str, int]]:
+    """The world that the agent starts from, what the reference changes, and rights of files."""
     fields = row.fields
     world = None
     if fields.get("world"):
@@ -118,11 +119,10 @@ def _start(
         with Scratch([source] if source else []) as scratch:
             base = scratch.commit_id(fields["commit"]) if source else scratch.empty()
             start = scratch.with_files(base, files)
-            reference = _reference(fields.get("reference"), scratch, start)
+            reference, modes = _reference(fields.get("reference"), scratch, start)
             if source is not None:
-                return bare(
-                    store(), places, repository_layer(store(), scratch.folder, base)
-                ), reference
+                layer = repository_layer(store(), scratch.folder, base)
+                return bare(store(), places, layer), reference, modes
     except PatchError as error:
         row.wrong("reference", "a patch that git applies to the repository", str(error))
     except (RepositoryError, NoWorld) as error:
@@ -132,7 +132,7 @@ def _start(
             world = World(places.package_layers(store()))
         except NoWorld as error:
             row.wrong("world", "packages that can be installed", str(error))
-    return world, reference
+    return world, reference, modes
 
 
 def _repository(name: str, places: Places) -> Path | None:
@@ -145,12 +145,17 @@ def _repository(name: str, places: Places) -> Path | None:
         return None
 
 
-def _reference(value: Any, scratch: Scratch, start: str) -> dict[str, str | None]:
-    """Path -> text of what a reference changes. Raises PatchError."""
+def _reference(
+    value: Any, scratch: Scratch, start: str
+) -> tuple[dict[str, str | None], dict[str, int]]:
+    """Path -> text of what a reference changes, and path -> rights where a patch changes them.
+    Raises PatchError.
+    """
     if not value:
-        return {}
+        return {}, {}
     if isinstance(value, str):
-        return scratch.changes(start, scratch.apply(start, value))
+        changed = scratch.apply(start, value)
+        return scratch.changes(start, changed), scratch.modes(start, changed)
     if not all(isinstance(text, str | None) for text in value.values()):
         raise PatchError("it holds something else than texts")
-    return dict(value)
+    return dict(value), {}

@@ -105,8 +105,8 @@ def _task(row: Row, source: Swe, store: LayerStore) -> Task:
     known += object_folders(store, image) if image else []
     with Scratch(known) as scratch:
         base = scratch.commit_id(row.base)
-        files = _test_files(row, scratch, base)
-        start, reference = _versions(row, scratch, base)
+        files, modes = _test_files(row, scratch, base)
+        start, reference, mended = _versions(row, scratch, base)
         ids = _resolved(row, files, lambda path: scratch.text(base, path))
         if row.breaks:  # tests that show the bug do not stand in the agent's workspace
             hidden = sorted({id.partition("::")[0] for id in ids[0]})
@@ -138,6 +138,7 @@ def _task(row: Row, source: Swe, store: LayerStore) -> Task:
             "description": row.statement,
             "base_commit": base,
             "deleted": tuple(path for path, text in reference.items() if text is None),
+            "modes": {**mended, **modes},
         },
         world=world,
     )
@@ -151,27 +152,39 @@ def asked(statement: str) -> str:
     )
 
 
-def _test_files(row: Row, scratch: Scratch, base: str) -> dict[str, str | None]:
-    """The files of tests as they grade: those that the row patches, and those that it holds."""
+def _test_files(
+    row: Row, scratch: Scratch, base: str
+) -> tuple[dict[str, str | None], dict[str, int]]:
+    """The files of tests as they grade, those that the row patches and those that it holds, and
+    their rights.
+    """
     if not row.test_patch:
-        return {**row.test_files}
+        return {**row.test_files}, {}
     try:
-        patched = scratch.changes(base, scratch.apply(base, row.test_patch))
+        tested = scratch.apply(base, row.test_patch)
+        patched = scratch.changes(base, tested)
     except PatchError as error:
         raise PatchError(f"test_patch: {error}") from error
-    return {**patched, **row.test_files}
+    return {**patched, **row.test_files}, scratch.modes(base, tested)
 
 
-def _versions(row: Row, scratch: Scratch, base: str) -> tuple[str, dict[str, str | None]]:
-    """The commit or tree that the agent starts from, and the reference's changes of it."""
+def _versions(
+    row: Row, scratch: Scratch, base: str
+) -> tuple[str, dict[str, str | None], dict[str, int]]:
+    """The commit or tree that the agent starts from, the reference's changes of it, and the rights
+    of files that are changed.
+    """
     if row.breaks:
-        broken = scratch.apply(base, row.breaks)
-        return broken, scratch.changes(broken, base)
-    if row.mends:
-        return base, scratch.changes(base, scratch.apply(base, row.mends))
-    fixed = scratch.commit_id(row.fixed)
-    every = scratch.changes(base, fixed)
-    return base, {path: text for path, text in every.items() if not is_test(path)}
+        start, solved = scratch.apply(base, row.breaks), base
+    elif row.mends:
+        start, solved = base, scratch.apply(base, row.mends)
+    else:
+        start, solved = base, scratch.commit_id(row.fixed)
+    every = scratch.changes(start, solved)
+    if row.fixed:
+        every = {path: text for path, text in every.items() if not is_test(path)}
+    modes = {path: mode for path, mode in scratch.modes(start, solved).items() if path in every}
+    return start, every, modes
 
 
 def is_test(path: str) -> bool:
@@ -191,7 +204,11 @@ def _resolved(
 
     files: those of tests as they grade. text_before: of the other files, by path.
     """
-    of_unittest = UnittestIds(lambda path: files[path] if path in files else text_before(path))
+    of_unittest = UnittestIds(
+        lambda path: files[path] if path in files else text_before(path),
+        files,
+        row.fail_to_pass + row.pass_to_pass,
+    )
     found = {}
     for path, text in files.items():
         for name in _functions(text or ""):

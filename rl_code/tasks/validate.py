@@ -18,15 +18,14 @@ from typing import Any
 import rich.table
 import rich.text
 
-from rl_code.environment.grading import grade_work
+from rl_code.environment.grading import grade_in_words
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.suite_grader import SuiteError, unguarded
+from rl_code.environment.suites.applied import solved
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
-from rl_code.tasks.patches import solution
 from rl_code.tasks.source import FAULT, NoTask, Refusal
 from rl_code.types import Limits, Task, Tests
 
@@ -44,6 +43,7 @@ FORGEABLE = "can be forged"
 REVISION = 2
 _SHOWN_IDS = 5
 _SHOWN_TESTS = 3
+_SHOWN_CHARACTERS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +114,6 @@ def digest_of(task: Task, limits: Limits, runs: int) -> str:
     return hashlib.sha256(parts).hexdigest()
 
 
-def solved_files(task: Task) -> Snapshot:
-    """The files of a task with its reference in place."""
-    deleted = dict.fromkeys(task.meta.get("deleted", ()))
-    return solution(task.files, {**task.reference, **deleted})
-
-
 def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[str, str]:
     """Reason and detail."""
     names = [*names_of(task.visible_tests, "visible "), *names_of(task.hidden_tests)]
@@ -127,8 +121,9 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
         return NO_TESTS, ""
     if not task.reference and not task.meta.get("deleted"):
         return NO_REFERENCE, ""
-    for files, check in ((task.files, _before), (solved_files(task), _after)):
-        grades = [grade_work(task, files, pool, limits) for _ in range(runs)]
+    for files, check in ((task.files, _before), (solved(task), _after)):
+        graded = [grade_in_words(task, files, pool, limits) for _ in range(runs)]
+        grades = [grade for grade, _ in graded]
         for grade in grades:
             if grade.cause:
                 return NOT_GRADED, grade.cause
@@ -137,33 +132,36 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
             if _passed(grade) != first:
                 pairs = zip(names, first, _passed(grade), strict=True)
                 return DIFFERS, _some([name for name, one, other in pairs if one != other])
-        if found := check(task, names, grades[0]):
+        if found := check(task, dict(zip(names, graded[0][1], strict=True)), grades[0]):
             return found
     return "", ""
 
 
-def _before(task: Task, names: Sequence[str], grade: Grade) -> tuple[str, str] | None:
-    """What is wrong with a task of whose files, as the agent gets them, the tests say this."""
-    passed = dict(zip(names, _passed(grade), strict=True))
-    if all(passed.values()):
+def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, str] | None:
+    """What is wrong with a task of whose files, as the agent gets them, the tests say this.
+
+    errors: name of each test -> "" or why it did not pass.
+    """
+    if not any(errors.values()):
         return PASSES_BEFORE, "all tests"
     suite = task.hidden_tests.suite
     if suite is None:
         return None
-    if early := [id for id in suite.fail_to_pass if passed[id]]:
+    if early := [id for id in suite.fail_to_pass if not errors[id]]:
         return PASSES_BEFORE, _some(early)
-    if broken := [id for id in suite.pass_to_pass if not passed[id]]:
-        return BROKEN_BEFORE, _some(broken)
+    if broken := [id for id in suite.pass_to_pass if errors[id]]:
+        return BROKEN_BEFORE, f"{_some(broken)}: {_why(errors[broken[0]])}"
     return None
 
 
-def _after(task: Task, names: Sequence[str], grade: Grade) -> tuple[str, str] | None:
-    """What is wrong with a task of whose reference the tests say this."""
+def _after(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, str] | None:
+    """What is wrong with a task of whose reference the tests say this; ``errors`` as above."""
     if grade.solved:
         return None
-    failed = [name for name, one in zip(names, _passed(grade), strict=True) if not one]
+    failed = [name for name, error in errors.items() if error]
     flags = f" ({', '.join(grade.flags)})" if grade.flags else ""
-    return REFERENCE_FAILS, f"{_some(failed)}{flags}"
+    why = f": {_why(errors[failed[0]])}" if failed else ""
+    return REFERENCE_FAILS, f"{_some(failed)}{flags}{why}"
 
 
 def names_of(tests: Tests, kind: str = "") -> list[str]:
@@ -176,6 +174,12 @@ def names_of(tests: Tests, kind: str = "") -> list[str]:
 
 def _passed(grade: Grade) -> tuple[bool, ...]:
     return grade.visible + grade.hidden
+
+
+def _why(error: str) -> str:
+    """The beginning of the reason that a test failed, on one line."""
+    words = " ".join(error.split())
+    return words if len(words) <= _SHOWN_CHARACTERS else f"{words[:_SHOWN_CHARACTERS]}..."
 
 
 def _some(names: Sequence[str]) -> str:

@@ -110,16 +110,26 @@ def applied(task: Task, suite: Suite, work: Snapshot, base: Base) -> dict[str, s
 def laid_over(
     task: Task, files: Snapshot, laid: Iterable[tuple[str, str | None]]
 ) -> dict[str, str | File]:
-    """Files with others laid over them; None takes a file away."""
+    """Files with others laid over them, with the rights that the task knows (``meta["modes"]``: of
+    its reference and its suites). None takes a file away.
+    """
     result = dict(files)
+    modes = task.meta.get("modes", {})
     for path, text in laid:
         if text is not None:
-            result[path] = text
+            content = text.encode(errors="surrogatepass")
+            result[path] = File(content, modes[path]) if path in modes else text
         elif task.world is None:
             result.pop(path, None)
         else:
             result[path] = File(b"", kind="deleted")
     return result
+
+
+def solved(task: Task) -> dict[str, str | File]:
+    """The files of a task with its reference in place."""
+    gone = dict.fromkeys(task.meta.get("deleted", ()))
+    return laid_over(task, task.files, {**task.reference, **gone}.items())
 
 
 class Protected:

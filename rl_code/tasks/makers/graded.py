@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suite_grader import SuiteError
+from rl_code.environment.suites.applied import solved
 from rl_code.types import Limits, Task
 
 # Wide in time: what is asked is how tests end, not how long a busy machine takes.
@@ -25,7 +26,7 @@ def problem(task: Task, pool: SandboxPool) -> str:
     """
     try:
         start = grade_work(task, task.files, pool, LIMITS)
-        solved = grade_work(task, {**task.files, **task.reference}, pool, LIMITS)
+        right = grade_work(task, solved(task), pool, LIMITS)
     except SuiteError as error:
         return f"its suite cannot be run: {error}"
     suite = task.hidden_tests.suite
@@ -33,7 +34,7 @@ def problem(task: Task, pool: SandboxPool) -> str:
     failed = {one for one, passed in zip(suite.ids, start.hidden, strict=True) if not passed}
     if failed != set(suite.fail_to_pass):
         return f"at the start {len(failed)} tests fail, not {len(suite.fail_to_pass)}"
-    if not all(solved.hidden + solved.visible):
+    if not all(right.hidden + right.visible):
         return "the reference does not pass"
-    flags = {*start.flags, *solved.flags}
+    flags = {*start.flags, *right.flags}
     return f"the grader noticed {', '.join(sorted(flags))}" if flags else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import Refusal
-from rl_code.tasks.unittest_ids import ForeignId
+from rl_code.tasks.swe_rows import statuses
+from rl_code.tasks.unittest_ids import ForeignId, UnittestIds
 from rl_code.tasks.validate import judge, judge_all
 from rl_code.types import Limits, Suite
 from tests.rl_code.environment.layers.test_image import entry, tarred, write_image
@@ -355,12 +357,72 @@ def test_ids_of_unittest_become_those_of_pytest(of_unittest, pool, packages, tmp
     assert (verdict.reason, verdict.detail) == ("", "")
 
 
+def test_files_that_may_be_executed_stay_so(shop, pool, packages, tmp_path):
+    script = "diff --git a/{0} b/{0}\nnew file mode 100755\n--- /dev/null\n+++ b/{0}\n"
+    script += "@@ -0,0 +1,2 @@\n+#!/bin/sh\n+echo {1}\n"
+    test = "tests/test_scripts.py"
+    lines = [
+        "import subprocess",
+        "def test_run():",
+        "    for path in ('./run.sh', 'tests/help.sh'):",
+        "        done = subprocess.run([path], capture_output=True, text=True)",
+        "        assert done.stdout == 'done\\n'",
+    ]
+    added = "".join(f"+{line}\n" for line in lines)
+    tests = f"--- /dev/null\n+++ b/{test}\n@@ -0,0 +1,{len(lines)} @@\n{added}"
+    row = projects.swe_row(
+        shop,
+        patch=script.format("run.sh", "done") + "diff --git a/old.txt b/old.txt\n"
+        "old mode 100644\nnew mode 100755\n",
+        test_patch=tests + script.format("tests/help.sh", "done"),
+        FAIL_TO_PASS=[f"{test}::test_run"],
+        PASS_TO_PASS=[],
+    )
+    (task,) = load([row], shop, pool, tmp_path, places={"packages": packages})
+    assert task.meta["modes"] == dict.fromkeys(("run.sh", "old.txt", "tests/help.sh"), 0o755)
+    limits = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=60.0)
+    verdict = judge(task, pool, limits, runs=1)
+    assert (verdict.reason, verdict.detail) == ("", "")
+
+
+def test_an_id_that_is_the_first_line_of_a_docstring_names_the_one_test_that_has_it():
+    files = {FILE: CASES}
+    others = {"tests/more/tests.py": CASES.replace("first price", "second price")}
+    ids = ("The first price is one of them.", "test_total (more.tests.PriceTests)")
+    found = UnittestIds({**files, **others}.get, files, ids)
+    assert found.find(ids[0]) == f"{FILE}::PriceTests::test_total"
+    second = "The second price is one of them."
+    assert found.find(second) == "tests/more/tests.py::PriceTests::test_total"
+    with pytest.raises(ForeignId, match="which 0 tests have"):
+        UnittestIds({**files, **others}.get, files, ids[:1]).find(second)
+    with pytest.raises(ForeignId, match="which 2 tests have"):
+        UnittestIds({**files, "tests/b.py": CASES}.get, {**files, "tests/b.py": ""}, ids).find(
+            ids[0]
+        )
+
+
+def test_ids_in_a_log_of_pytest_may_hold_spaces_and_dashes():
+    log = """= short test summary info =
+PASSED tests/test_a.py::test_b[one - two]
+PASSED tests/test_a.py::test_b[a] - b]
+FAILED tests/test_a.py::test_c[one - two] - assert [1] - 2 == 3
+ERROR tests/test_a.py::TestD::test_e - no [thing] - at all
+FAILED tests/test_a.py
+"""
+    assert statuses(log) == {
+        "tests/test_a.py::test_b[one - two]": "PASSED",
+        "tests/test_a.py::test_b[a] - b]": "PASSED",
+        "tests/test_a.py::test_c[one - two]": "FAILED",
+        "tests/test_a.py::TestD::test_e": "ERROR",
+    }
+
+
 @pytest.mark.parametrize(
     ("id", "why"),
     [
         ("test_total (money.tests.PriceTests)", "neither money/tests.py nor tests/money/tests.py"),
         ("test_total (prices.tests.Gone)", f"prices/tests.py and {FILE} has no class Gone"),
-        ("The first price is one of them.", "is a description of a test and not its id"),
+        ("No test says this.", "is a description of a test and not its id.*which 0 tests have"),
         ("test_total (prices.tests.PriceTests) (i=1)", "is a description of a test"),
         ("setUpClass (prices.tests.PriceTests)", "is a step around tests and no test"),
         ("test_nothing", "is none of pytest's"),
@@ -375,7 +437,7 @@ def test_ids_that_pytest_cannot_be_asked_for_are_counted_apart(
     missing = good | {"repo": "lab/none", "instance_id": "missing"}
     path = projects.write_rows(tmp_path / "tasks.jsonl", good, other, missing)
     (_, task), (_, refused), (_, unbuilt) = source(path, shop).load_each(pool, None)
-    assert task.id == good["instance_id"] and why in refused
+    assert task.id == good["instance_id"] and re.search(why, str(refused))
     assert refused.reason == ForeignId.reason != unbuilt.reason
     verdicts = []
     refusals = [("other", refused), ("missing", unbuilt)]
