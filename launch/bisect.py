@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from launch import command
+from launch import command, trusted
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.recording.bisect import Comparison, compare
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 3:
         command.refuse("name the workdirs of two runs, as in python -m launch.bisect runs/a runs/b")
     one, other = map(Path, argv[1:])
+    trusted.take(sys.argv)
     jax.config.update("jax_platforms", "cpu")  # no device is needed
     try:
         found = compare(one, other)

@@ -23,7 +23,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import endings, hear_interrupts, usage
+from launch import endings, hear_interrupts, trusted, usage
 from launch.command import console, keep_ours, refuse, wants_help
 from launch.endings import INTERRUPTED
 from launch.workdir import WORKDIR
@@ -161,6 +161,7 @@ def run(
         off = [argument.partition("config.")[2].partition("=")[0] for argument in switched_off]
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
+    trusted.take(sys.argv)
     if wants_help():
         usage.show(console(), kind)
         sys.exit(0)

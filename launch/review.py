@@ -21,7 +21,7 @@ import jax
 import rich.table
 from absl import flags
 
-from launch import command
+from launch import command, trusted
 from launch.step import STEP
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool, SandboxUnavailable
@@ -41,6 +41,7 @@ from rl_code.workdir import STORE
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or STEP.value is None:
         command.refuse("name a run and a step, as in python -m launch.review runs/first --step=40")
+    trusted.take(sys.argv)
     jax.config.update("jax_platforms", "cpu")  # no device is needed
     workdir = Path(argv[1])
     try:

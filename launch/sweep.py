@@ -51,7 +51,7 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_costs, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired
+from launch import flags, sweep_costs, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired, trusted
 from launch.ray_placing import RayError, needs
 from launch.step import STEP
 from launch.sweep_figure import Panel
@@ -233,9 +233,8 @@ def execute(
             while waiting and len(active) < jobs and not interrupts.count:
                 run = waiting.pop(0)
                 take_over_warm_start(run, runs)
-                own = (
-                    [f"--config={(run.workdir / CONFIG_FILE).resolve()}"] if forked else run.flags()
-                )
+                kept = f"--config={(run.workdir / CONFIG_FILE).resolve()}"
+                own = [kept, *trusted.passed_on()] if forked else run.flags()
                 active[(begin or start)(run, [*command, *own], jobs > 1)] = run
             if interrupts.count > passed_on:
                 passed_on = interrupts.count

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from launch import trusted
 from rl_code import checkpoint, derive, lineage, read_config
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
@@ -68,7 +69,8 @@ def fork(parent: Path, step: int, workdir: Path, changes: Sequence[str]) -> int:
     """
     if (workdir / CONFIG_FILE).exists():
         return 0
-    command = [*FORK, str(parent), f"--step={step}", f"--workdir={workdir}", *changes]
+    place = [f"--step={step}", f"--workdir={workdir}", *trusted.passed_on()]
+    command = [*FORK, str(parent), *place, *changes]
     if code := subprocess.run(command).returncode:
         print(f"{workdir.name} could not be forked from {parent}: exit code {code}", flush=True)
     return code

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import read_config
+from rl_code import read_config, trust
 from rl_code.files import write_atomically
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
@@ -68,9 +68,12 @@ def read(workdir: Path) -> list[Fork]:
     if not path.exists():
         return []
     try:
-        return [Fork(**entry) for entry in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
+        found = [Fork(**entry) for entry in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    for fork in found:
+        trust.check(fork.config, path)
+    return found
 
 
 def write(workdir: Path, forks: Sequence[Fork]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,6 +85,8 @@ def find(family: Mapping[str, Any], name: str, path: str) -> Any:
         if not hasattr(found, attribute):
             raise ConfigError(f"{path} = {name!r}: {module_name} has no {attributes!r}")
         found = getattr(found, attribute)
+        if inspect.ismodule(found):  # an import of the module's own
+            raise ConfigError(f"{path} = {name!r}: {attribute!r} is a module; name it itself")
     return found
 
 

@@ -10,6 +10,12 @@ import dataclasses
 import functools
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rl_code.read_config import ConfigError
+
+# A config, and with it a template, may come from anybody.
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +53,15 @@ class CommandChat:
 
 
 def _render(template: str, **variables: object) -> str:
-    """As the package renders its templates. Raises jinja2.UndefinedError for other variables."""
-    return _compiled(template).render(**variables)
+    """As the package renders its templates. Raises ConfigError for one that asks for other
+    variables, or for what a template must not reach.
+    """
+    try:
+        return _compiled(template).render(**variables)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"a template of the harness, {template[:80]!r}: {error}") from error
 
 
 @functools.cache
 def _compiled(template: str) -> jinja2.Template:
-    return jinja2.Template(template, undefined=jinja2.StrictUndefined)
+    return _ENVIRONMENT.from_string(template)

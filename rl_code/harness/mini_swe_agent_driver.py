@@ -21,6 +21,8 @@ class Package:
     """What is used of mini-swe-agent."""
 
     def __init__(self) -> None:
+        sandbox_templates()  # before the package takes them by name
+
         def find(module: str, name: str) -> Any:
             return getattr(importlib.import_module(f"minisweagent.{module}"), name)
 
@@ -64,6 +66,17 @@ class Package:
         )
         done = made.run(job["task"])
         return {"status": str(done.get("exit_status", "")), "error": ""}
+
+
+def sandbox_templates() -> None:
+    """Lets jinja2 render all templates in its sandbox: those of a config may come from anybody."""
+    jinja2 = importlib.import_module("jinja2")
+    environment = importlib.import_module("jinja2.sandbox").ImmutableSandboxedEnvironment
+
+    def sandboxed(source: str, **settings: Any) -> Any:
+        return environment(**settings).from_string(source)
+
+    jinja2.Template = sandboxed
 
 
 def sandbox_environment(local: Any, base_url: str) -> Any:

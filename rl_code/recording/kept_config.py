@@ -7,14 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_code import derive, read_config
+from rl_code import derive, read_config, trust
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 
 
 def read(workdir: Path) -> RunConfig:
-    """The config of the run in a workdir. Raises ConfigError when there is none."""
+    """The config of the run in a workdir. Raises ConfigError when there is none, or
+    one that would run code of others (``trust``).
+    """
     return read_config.build(RunConfig, _load(workdir / CONFIG_FILE))
 
 
@@ -35,11 +37,13 @@ def as_written(path: Path) -> dict[str, Any]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}; name the workdir of a run that has begun"
         ) from error
+    trust.check(found, path)
+    return found
 
 
 def _follows(stored: dict[str, Any], key: str) -> bool:

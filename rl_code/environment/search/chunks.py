@@ -107,7 +107,11 @@ class Parser:
 
 
 def package_folder(name: str) -> str:
-    """The folder of an installed package. Raises ValueError where there is none."""
+    """The folder of an installed package, which is not imported. Raises ValueError where there is
+    none.
+    """
+    if not name.isidentifier():  # its parent would be imported
+        raise ValueError(f"{name!r} must be the name of a package")
     found = importlib.util.find_spec(name)
     if found is None or not found.origin:
         raise ValueError(f"there is no package {name!r}; pip install {name.replace('_', '-')}")

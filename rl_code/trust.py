@@ -1,0 +1,82 @@
+"""Refuses what would run code of others in a config that was read from a workdir.
+
+A config file in Python is its reader's own program. The ``config.json`` of a run may come from
+anybody, and looking at a run must not run what it names: objects outside this tree, an agent's
+program, another Python. A command with --trust takes all of that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_code.read_config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+# Its packages. Other folders at its root may be workdirs.
+_TREE = {
+    *("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models"),
+    *("pallas_kernels", "rl_code", "tests"),
+}
+# Members of families whose process runs what their settings name.
+_PROGRAMS = ("program", "verifiers")
+
+_everything = False
+
+
+def everything() -> None:
+    """From now on all configs are trusted."""
+    global _everything
+    _everything = True
+
+
+def given() -> bool:
+    """True if all configs are trusted."""
+    return _everything
+
+
+def check(config: Any, path: Path) -> None:
+    """Raises ConfigError for a config, as JSON, that names what would run code of others.
+
+    path: of its file, for the message.
+    """
+    if _everything:
+        return
+    for key, words in _foreign(config, "config"):
+        raise ConfigError(
+            f"{path}: {key} names {words}, which is not part of this tree; reading a run does not "
+            "run code that comes with it. If you trust it, add --trust"
+        )
+
+
+def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """What would run code of others: dotted keys, and what is named there."""
+    if isinstance(value, str):
+        if _outside(value):
+            yield key, repr(value)
+    elif isinstance(value, Mapping):
+        if value.get("name") in _PROGRAMS:
+            yield key, f"the agent or environment {value['name']!r} with a program of its own"
+        if isinstance(python := value.get("python"), str) and python:
+            yield f"{key}.python", f"the Python {python!r}"
+        for name, inner in value.items():
+            yield from _foreign(inner, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            yield from _foreign(inner, f"{key}[{at}]")
+
+
+def _outside(text: str) -> bool:
+    """True for ``package.module:object`` of a package that does not lie in this tree."""
+    module, colon, names = text.partition(":")
+    parts = [*module.split("."), *names.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        return False
+    top = parts[0]
+    found = importlib.util.find_spec(top) if top in _TREE else None  # which does not import it
+    if found is None:
+        return True
+    places = [found.origin and Path(found.origin).parent, *(found.submodule_search_locations or ())]
+    return any(place and Path(place).resolve() != ROOT / top for place in places)
