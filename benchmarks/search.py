@@ -43,6 +43,7 @@ from rl_code.environment.search.index import Chunk, Index
 from rl_code.environment.search.library import Library
 from rl_code.environment.tools.grep import search
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.lines import split_lines
 from rl_code.tasks.repositories import generate
 from rl_code.types import Limits, Task, Tests
 
@@ -128,7 +129,7 @@ def functions(size: int, count: int, seed: int) -> list[Asked]:
         documented = [(path, one) for path in files for one in _documented(files[path])]
         if documented:
             path, function = rng.choice(documented)
-            question = (ast.get_docstring(function) or "").splitlines()[0]
+            question = split_lines(ast.get_docstring(function) or "")[0]
             without = {**files, path: _without(files[path], function)}
             found.append(Asked(question, path, without, "functions"))
     return found
@@ -147,7 +148,7 @@ def _documented(text: str) -> list[ast.FunctionDef]:
 
 def _without(text: str, function: ast.FunctionDef) -> str:
     """The file without a function's documentation."""
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     written = function.body[0]
     return "".join(lines[: written.lineno - 1] + lines[written.end_lineno or 0 :])
 
@@ -173,7 +174,7 @@ def ranked_files(asked: Asked, pool: SandboxPool, library: Library) -> dict[str,
 
 def _rarest(files: Mapping[str, str], words: Sequence[str]) -> str:
     """The pattern of the word that the fewest lines have; of those that some line has."""
-    lines = [line.lower() for text in files.values() for line in text.splitlines()]
+    lines = [line.lower() for text in files.values() for line in split_lines(text)]
     counts = {word: sum(word in line for line in lines) for word in words}
     known = [word for word in words if counts[word]]
     return f"(?i){min(known, key=counts.__getitem__)}" if known else r"\Z\A."

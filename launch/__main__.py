@@ -10,6 +10,8 @@ import rich.box
 import rich.console
 import rich.table
 
+from rl_code.lines import split_lines
+
 ROOT = Path(__file__).resolve().parents[1]
 # Where commands are: python -m <folder>.<name>.
 FOLDERS = ("launch", "experiments")
@@ -32,7 +34,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 name = ".".join(part for part in parts if part != "__main__")
                 yield f"python -m {name}", first_sentence(ast.get_docstring(tree) or "")
     for path in sorted((ROOT / "launch").glob("*.sh")):
-        lines = path.read_text().splitlines()
+        lines = split_lines(path.read_text())
         words = [line.lstrip("# ") for line in lines[:3] if line.startswith("# ")]
         # a script that sets up the shell itself says so in its first line
         program = "source" if lines[0].startswith("# Sourced") else "bash"

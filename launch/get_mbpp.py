@@ -22,6 +22,7 @@ from absl import flags
 
 from launch import command
 from rl_code.files import write_atomically
+from rl_code.lines import split_lines
 
 URL = (
     "https://raw.githubusercontent.com/amazon-science/mxeval/"
@@ -43,7 +44,7 @@ def convert(text: str) -> list[dict[str, Any]]:
       ValueError: the text is not the published file.
     """
     try:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = [json.loads(line) for line in split_lines(text) if line.strip()]
         rows = [{name: row[name] for name in COLUMNS} for row in rows]
         rows.sort(key=lambda row: int(row["task_id"].removeprefix("MBPP/")))
     except (ValueError, KeyError, TypeError) as error:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from rl_code.files import write_atomically
+from rl_code.lines import split_lines
 
 STARTS_FILE = "starts.jsonl"
 # Folder of a workdir with the digests of the source files of its starts, a file for each code.
@@ -67,7 +68,7 @@ def read(workdir: Path) -> list[dict[str, Any]]:
     path = workdir / STARTS_FILE
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [json.loads(line) for line in split_lines(path.read_text()) if line.endswith("}")]
 
 
 def last(workdir: Path, when: float | None = None) -> dict[str, Any]:

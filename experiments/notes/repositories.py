@@ -18,6 +18,7 @@ import functools
 import random
 from collections.abc import Sequence
 
+from rl_code.lines import split_lines
 from rl_code.tasks.operations import NUMBERS, Failure
 from rl_code.tasks.programs import (
     Program,
@@ -68,7 +69,7 @@ class Line:
 
     def text(self, step: Step) -> str:
         """The line with another step in it."""
-        first, last = body((step, step), "ints").splitlines()
+        first, last = split_lines(body((step, step), "ints"))
         return last if self.returns else first
 
 
@@ -200,7 +201,7 @@ def request(repository: Repository, number: int) -> Task:
             for i, line in enumerate(lines)
             if line.path == path and line == repository.lines(numbers[link])[-1 - place.step]
         )
-        text = repository.files[path].splitlines(keepends=True)
+        text = split_lines(repository.files[path], keepends=True)
         text[lines[changed].number - 1] = lines[changed].text(wanted) + "\n"
         return Task(
             id=f"{repository.name}/{number}",

@@ -19,6 +19,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import shown
+from rl_code.lines import split_lines
 from rl_code.named import Named
 from rl_code.types import Task, ToolCall, ToolResult
 
@@ -58,7 +59,7 @@ def _request(repository: Repository, task: Task) -> Iterator[Message]:
     found = [
         Match(path, number, line)
         for path, text in repository.files.items()
-        for number, line in enumerate(text.splitlines(), start=1)
+        for number, line in enumerate(split_lines(text), start=1)
         if pattern in line
     ]
     told = describe_found(Found(found, len(found)), verbose=False)
@@ -121,7 +122,7 @@ def _thought(task: Task, lines: Sequence[Line], passed: int) -> ToolCall:
     """Of each of these lines, up to the one that is to be changed. passed: how many lines stand
     before them on the way inward.
     """
-    should = task.messages[0]["content"].splitlines()[0].partition(": ")[2].split(", ")
+    should = split_lines(task.messages[0]["content"])[0].partition(": ")[2].split(", ")
     thought = []
     for at, line in enumerate(lines, start=passed):
         verdict = "no" if at == task.meta["changed"] else "yes"

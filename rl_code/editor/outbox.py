@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rl_code.feedback.records import Event
 from rl_code.files import lock
+from rl_code.lines import split_lines
 
 
 def outbox_of(url: str, key: str) -> Path:
@@ -62,7 +63,7 @@ class Outbox:
                 continue
             with contextlib.suppress(OSError):  # its process is at work, or another took it first
                 with os.fdopen(lock(path), encoding="utf-8", errors="replace") as file:
-                    events = list(_waiting(file.read().splitlines()))
+                    events = list(_waiting(split_lines(file.read())))
                     for event in events:
                         self.add(event)
                     # only now: whoever is killed before leaves them twice, under one key

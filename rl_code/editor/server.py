@@ -15,18 +15,20 @@ import asyncio
 import dataclasses
 import logging
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
-from pygls.workspace import TextDocument
+from pygls.workspace import TextDocument, Workspace
 
 from rl_code.editor.clock import Clock, LoopClock, ManualClock
 from rl_code.editor.next_edit import Rename, next_place, rename
 from rl_code.editor.outbox import Outbox
 from rl_code.editor.reporter import Reporter
 from rl_code.editor.tracker import Tracker
+from rl_code.lines import ending, split_lines
 from rl_code.people.client import Client, ServerRefused, Suggestion
 
 # Seconds that the end of the editor may take for events that are not acknowledged yet.
@@ -109,6 +111,14 @@ class EditorServer(LanguageServer):
 
 def _add_features(server: EditorServer) -> None:
     """What the editor may send."""
+
+    @server.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:
+        made = server.workspace
+        folders = list(made.folders.values())
+        server.protocol._workspace = _Workspace(
+            made.root_uri, made._sync_kind, folders, made.position_encoding
+        )
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def did_open(params: types.DidOpenTextDocumentParams) -> None:
@@ -198,7 +208,36 @@ def _part(position: Any, name: str) -> Any:
 def _position(document: TextDocument, offset: int) -> dict[str, int]:
     """The place of a character as the editor counts."""
     before = document.source[:offset]
-    line = before.count("\n")
-    column = before[before.rfind("\n") + 1 :]
+    *lines, column = [*split_lines(before, keepends=True), ""]
+    if lines and not ending(lines[-1]):
+        column = lines.pop()
     units = document.position_codec.client_num_units(column)
-    return {"line": line, "character": units}
+    return {"line": len(lines), "character": units}
+
+
+class _Document(TextDocument):
+    """A document whose lines end where the protocol says; those of pygls also end elsewhere."""
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return split_lines(self.source, keepends=True)
+
+
+class _Workspace(Workspace):
+    """The documents that an editor has open."""
+
+    def _create_text_document(
+        self,
+        doc_uri: str,
+        source: str | None = None,
+        version: int | None = None,
+        language_id: str | None = None,
+    ) -> TextDocument:
+        return _Document(
+            doc_uri,
+            source=source,
+            version=version,
+            language_id=language_id,
+            sync_kind=self._sync_kind,
+            position_codec=self._position_codec,
+        )

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_code.lines import split_lines
+
 FILE = "copilot_sessions.jsonl"
 # Moments after the acceptance at which the accepted text was looked at again. The file says only
 # that there are five; these are the seconds at which the product of that time is known to have
@@ -52,7 +54,7 @@ class Seen:
             place = "blank"
         else:
             place = "word" if line[-1].isalnum() or line[-1] == "_" else "other"
-        lines = suggestion.strip("\n").count("\n") + 1
+        lines = len(split_lines(suggestion.strip("\n"))) or 1
         return cls(confidence, max(len(suggestion), 1), lines, len(line), place)
 
 
@@ -95,7 +97,7 @@ def read(path: Path) -> list[Decision]:
       TelemetryError: the file cannot be read, a line is not as expected, or nothing was decided.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = split_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise TelemetryError(f"{path} cannot be read: {error}") from error
     decisions = []

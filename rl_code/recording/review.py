@@ -24,6 +24,7 @@ from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.lines import split_lines
 from rl_code.types import Limits, Task, Trajectory
 
 
@@ -63,8 +64,8 @@ def hunks(before: Mapping[str, str], now: Mapping[str, str]) -> list[Hunk]:
     """The hunks between two sets of files, by path and line; a new file is one of them."""
     found = []
     for path in sorted({*before, *now}):
-        old = before.get(path, "").splitlines(keepends=True)
-        new = now.get(path, "").splitlines(keepends=True)
+        old = split_lines(before.get(path, ""), keepends=True)
+        new = split_lines(now.get(path, ""), keepends=True)
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
         for kind, i, i_end, j, j_end in matcher.get_opcodes():
             if kind != "equal":
@@ -80,7 +81,7 @@ def without(files: Snapshot, hunk: Hunk, before: Mapping[str, str]) -> Snapshot:
     """
     reverted = dict(files)
     now = reverted.get(hunk.path, "")
-    lines = texts({hunk.path: now}).get(hunk.path, "").splitlines(keepends=True)
+    lines = split_lines(texts({hunk.path: now}).get(hunk.path, ""), keepends=True)
     lines[hunk.now_at : hunk.now_at + len(hunk.now)] = hunk.before
     text = "".join(lines)
     if not lines and hunk.path not in before:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suites.applied import solved
+from rl_code.lines import split_lines
 from rl_code.redteam.ground import GRADERS, LIMITS, task
 from rl_code.redteam.trial import Outcome
 from rl_code.tasks import generated, humaneval, mbpp, repositories
@@ -53,7 +54,7 @@ def as_suite(task: Task, world: World) -> Task:
     ]
     statements += task.hidden_tests.code
     for number, statement in enumerate(statements):
-        body = [f"    {line}" for line in statement.splitlines()]
+        body = [f"    {line}" for line in split_lines(statement)]
         lines += ["", f"def test_value_{number}():", *body, ""]
     ids = tuple(f"{_FILE}::test_value_{number}" for number in range(len(statements)))
     suite = Suite({_FILE: "\n".join(lines)}, ids)

@@ -12,6 +12,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_code.lines import split_lines
+
 _MOST_LINES = 200
 
 
@@ -57,7 +59,7 @@ def _edited(arguments: Mapping[str, Any], seen: Mapping[str, str]) -> tuple[str,
 
 def diff(before: str, after: str) -> list[str]:
     """Lines of a unified diff without its head, at most ``_MOST_LINES``."""
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))
+    lines = list(difflib.unified_diff(split_lines(before), split_lines(after), lineterm="", n=2))
     if len(lines) > _MOST_LINES + 2:
         more = len(lines) - _MOST_LINES - 2
         lines = [*lines[: _MOST_LINES + 2], f"@@ {more} more lines"]

@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rl_code.lines import split_lines
+
 # Diagnostics that count: errors and warnings of pycodestyle but the length of lines, pyflakes,
 # bugbear, pylint's errors and warnings. And complexity, which is read from its diagnostic.
 _RULES = "E,W,F,B,PLE,PLW"
@@ -68,7 +70,7 @@ def measures(folder: str, trees: Sequence[Sequence[str]], ruff: str) -> list[tup
             diagnostics[number] + sum(len(_SUPPRESSION.findall(text)) for text in texts),
             complexity[number],
             _repeated(texts),
-            sum(bool(line.strip()) for text in texts for line in text.splitlines()),
+            sum(bool(line.strip()) for text in texts for line in split_lines(text)),
         )
         for number, texts in enumerate(trees)
     ]
@@ -103,7 +105,7 @@ def _repeated(texts: Sequence[str]) -> int:
     seen = set()
     count = 0
     for text in texts:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in split_lines(text) if line.strip()]
         for start in range(len(lines) - _WINDOW + 1):
             run = tuple(lines[start : start + _WINDOW])
             count += run in seen

@@ -9,6 +9,8 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 
+from rl_code.lines import split_lines
+
 _WORDS = re.compile(r"\w+|[^\w\s]")
 # Work whose change has more than this times the words of the reference's earns nothing; its ratio
 # would be below 0.2.
@@ -43,7 +45,7 @@ def _words(before: Texts, after: Texts) -> Iterator[str]:
     """The words of a change: of each file its path, and then the lines that went and that came."""
     for path in sorted({*before, *after}):
         yield path
-        lines = before.get(path, "").splitlines(), after.get(path, "").splitlines()
+        lines = split_lines(before.get(path, "")), split_lines(after.get(path, ""))
         for line in difflib.unified_diff(*lines, n=0, lineterm=""):
             if not line.startswith(("---", "+++", "@@")):
                 yield line[0]

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 
+from rl_code.lines import split_lines
 from rl_code.rewards.disguise import disguised
 from rl_code.tasks.makers import mutations
 
@@ -59,8 +60,8 @@ def _written_anew(text: str) -> str | None:
 
 def _changed_lines(before: str, now: str) -> set[int]:
     """Numbers of the lines, from 1, that do not stand in the file as it was, written anew."""
-    old = set((_written_anew(before) or before).splitlines())
-    return {n for n, line in enumerate(now.splitlines(), 1) if line.strip() and line not in old}
+    old = set(split_lines(_written_anew(before) or before))
+    return {n for n, line in enumerate(split_lines(now), 1) if line.strip() and line not in old}
 
 
 def _bugs(
@@ -79,7 +80,7 @@ def _bugs(
     for (path, line), edits in by_line.items():
         drawn.shuffle(edits)
         ranked += [(rank, drawn.random(), path, line) for rank in range(len(edits))]
-    split = {path: text.splitlines(keepends=True) for path, text in sources.items()}
+    split = {path: split_lines(text, keepends=True) for path, text in sources.items()}
     for rank, _, path, line in sorted(ranked):
         node, edit = by_line[path, line][rank]
         end = node.end_lineno or node.lineno

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 from typing import Any, Literal
 
+from rl_code.lines import split_lines
+
 Form = Literal["raw", "chat", "agent"]
 PATH = "solution.py"
 INDENT = "    "
@@ -55,7 +57,7 @@ def unfinished(signature: str, text: str) -> str:
     lines = [
         signature,
         f'{INDENT}"""',
-        *(INDENT + line.strip() for line in text.strip().splitlines()),
+        *(INDENT + line.strip() for line in split_lines(text.strip())),
         f'{INDENT}"""',
     ]
     return "".join(f"{line.rstrip()}\n" for line in lines)

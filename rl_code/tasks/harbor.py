@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
+from rl_code.lines import split_lines
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
@@ -137,7 +138,7 @@ def _copied(folder: Path) -> dict[str, str]:
     files: dict[str, str] = {}
     number, further = 1, 0
     # a line that goes on below keeps a mark for each line break
-    for joined in read_text(folder / "Dockerfile").replace("\\\n", "\0").splitlines():
+    for joined in split_lines(read_text(folder / "Dockerfile").replace("\\\n", "\0")):
         number += further
         further = 1 + joined.count("\0")
         line = joined.replace("\0", " ")

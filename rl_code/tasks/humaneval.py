@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rl_code.lines import split_lines
 from rl_code.tasks.forms import PATH, Form, present
 from rl_code.tasks.records import Read, each_task, malformed, parse_python, readable
 from rl_code.types import Task, Tests
@@ -94,7 +95,7 @@ def _before(file: Path, line: int, prompt: str, entry_point: str) -> str:
     """
     for node in parse_python(file, line, "prompt", prompt).body:
         if isinstance(node, ast.FunctionDef) and node.name == entry_point:
-            return "\n".join(prompt.splitlines()[: node.lineno - 1])
+            return "\n".join(split_lines(prompt)[: node.lineno - 1])
     malformed(
         file, line, "prompt", f"a definition of the entry point {entry_point!r}", repr(prompt[:80])
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import re
 
+from rl_code.lines import split_lines
 from rl_code.tasks import generated
 from rl_code.tasks.operations import OPERATIONS
 from rl_code.tasks.programs import Program, describe, source, wrong_version
@@ -45,7 +46,7 @@ def generate(
     is_silent = random.Random(f"silent/{base.id}").random() < silent
     comment = _SILENT if is_silent else describe(program, stated=stated)
     text = f"# {comment}\n{source(program, _takes(program))}"
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     number = rng.randrange(2, len(lines))  # neither the comment nor the head of the function
     line = lines[number].rstrip("\n")
     starts = [m.start() for m in _PIECE.finditer(line, _INDENT)]
@@ -97,7 +98,7 @@ def demonstrate(task: Task, rng: random.Random, p_right: float) -> str:
         return task.meta["wanted"]
     program = wrong_version(task.meta["program"], rng)
     # the comment is no part of it, so its lines have other numbers
-    lines = source(program, _takes(task.meta["program"])).splitlines()
+    lines = split_lines(source(program, _takes(task.meta["program"])))
     line = lines[min(task.meta["line"] - 1, len(lines) - 1)]
     return line[task.meta["column"] :] or line[_INDENT:]
 

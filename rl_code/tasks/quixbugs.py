@@ -22,6 +22,7 @@ from typing import Any
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.lines import split_lines
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import NoTask, SourceOfWorlds, read_text, store_of
@@ -138,7 +139,7 @@ class QuixBugs(SourceOfWorlds):
 
 def _statements(name: str, path: Path) -> Iterator[str]:
     """A test for each line of a file. Raises NoTask."""
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in enumerate(split_lines(read_text(path)), start=1):
         if not line.strip():
             continue
         try:

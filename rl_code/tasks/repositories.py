@@ -33,6 +33,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_code.lines import split_lines
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
 from rl_code.tasks.programs import (
     SPLITS,
@@ -331,7 +332,7 @@ def _places(
 
 def _first_line(one: Function, text: str) -> int:
     """The number of the line of a function's first step."""
-    return text.splitlines().index(f"def {one.name}(xs):") + 2 + bool(one.calls)
+    return split_lines(text).index(f"def {one.name}(xs):") + 2 + bool(one.calls)
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:
@@ -370,7 +371,7 @@ def line_of(function: Function, at: int, step: Step) -> str:
     """The line of a function's step, without indentation, with ``step`` in its place."""
     steps = (*function.steps[:at], step, *function.steps[at + 1 :])
     changed = dataclasses.replace(function, steps=steps)
-    lines = changed.text().splitlines()[1:]
+    lines = split_lines(changed.text())[1:]
     return lines[at + bool(function.calls)].strip()
 
 
@@ -424,7 +425,7 @@ def _texts(
 
 def _differences(path: str, before: str, after: str) -> list[Changed]:
     """The lines in which two texts of a file differ."""
-    lines = zip(before.splitlines(), after.splitlines(), strict=True)
+    lines = zip(split_lines(before), split_lines(after), strict=True)
     return [Changed(path, i, old) for i, (old, new) in enumerate(lines, start=1) if old != new]
 
 

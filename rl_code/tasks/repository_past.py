@@ -17,6 +17,7 @@ from rl_code.environment.layers.commits import Commit
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import WORKSPACE
 from rl_code.environment.tools.history import short_blame
+from rl_code.lines import split_lines
 from rl_code.types import Layer, Task, World
 
 
@@ -46,7 +47,7 @@ def commits_of(task: Task) -> list[Commit]:
     past = _past(task)
     states = [dict(task.files)]
     for path, number, before in reversed(past):
-        lines = states[-1][path].splitlines(keepends=True)
+        lines = split_lines(states[-1][path], keepends=True)
         lines[number - 1] = f"{before}\n"
         states.append({**states[-1], path: "".join(lines)})
     subjects = ["Write the modules", *(f"Change {one.path}" for one in past)]
@@ -71,7 +72,7 @@ def blame(task: Task, path: str) -> str:
     ages = {(one.path, one.number): age for age, one in enumerate(reversed(_past(task)))}
     return "\n".join(
         short_blame(ages.get((path, number), ""), number, line)
-        for number, line in enumerate(task.files[path].splitlines(), start=1)
+        for number, line in enumerate(split_lines(task.files[path]), start=1)
     )
 
 

@@ -34,6 +34,7 @@ import random
 from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
+from rl_code.lines import split_lines
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
 from rl_code.tasks.repositories import alternatives
@@ -197,7 +198,7 @@ def lines_with(task: Task, text: str) -> list[tuple[str, int, str]]:
     return [
         (path, number, line)
         for path, content in sorted(task.files.items())
-        for number, line in enumerate(content.splitlines(), start=1)
+        for number, line in enumerate(split_lines(content), start=1)
         if text in line
     ]
 
@@ -250,14 +251,14 @@ def _guess(task: Task, link: int, rng: random.Random) -> Change:
 def misnamed_line(task: Task) -> int:
     """The number of the line whose call has a wrong name."""
     wrong, _ = task.meta["misnamed"]
-    lines = task.files[task.meta["cause"]].splitlines()
+    lines = split_lines(task.files[task.meta["cause"]])
     return next(i for i, line in enumerate(lines, start=1) if f" {wrong}(" in line)
 
 
 def _named_right(task: Task) -> Change:
     """The right name in that line."""
     path, number = task.meta["cause"], misnamed_line(task)
-    line = task.files[path].splitlines()[number - 1]
+    line = split_lines(task.files[path])[number - 1]
     return Change(path, number, line.replace(*task.meta["misnamed"]))
 
 
@@ -266,7 +267,7 @@ def _change(task: Task, at: int, step: Step) -> Change:
     path, number = task.meta["places"][at]
     (span,) = (one for one in task.meta["spans"] if at in range(*one))
     changed = _with(task.meta["broken"], at, step)
-    return Change(path, number, body(changed[slice(*span)], "ints").splitlines()[at - span[0]])
+    return Change(path, number, split_lines(body(changed[slice(*span)], "ints"))[at - span[0]])
 
 
 def _with(program: Program, at: int, step: Step) -> Program:

@@ -16,6 +16,7 @@ from rl_code.environment.parts import Part
 from rl_code.environment.protocols.compact import Compact
 from rl_code.harness.agent import text_of
 from rl_code.harness.command_chat import CommandChat
+from rl_code.lines import split_lines
 from rl_code.tasks.repository_walks import (
     Change,
     Message,
@@ -56,7 +57,7 @@ def command_of(task: Task, move: Move) -> Command:
             # the lines with their numbers, but for blank ones, which would only take tokens
             lines = [
                 f"{number}:{line}\n"
-                for number, line in enumerate(task.files[path].splitlines(), start=1)
+                for number, line in enumerate(split_lines(task.files[path]), start=1)
                 if line
             ]
             return Command(f"grep -n . {path}", "".join(lines), 0 if lines else 1)

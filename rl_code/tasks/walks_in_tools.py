@@ -37,6 +37,7 @@ from rl_code.environment.tools.semantic_search import describe as describe_piece
 from rl_code.environment.tools.terminal import described
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
+from rl_code.lines import split_lines
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.repository_past import blame
@@ -200,7 +201,7 @@ class ToolWords:
                         f"{task.id}: a walk that jumps does not see the imports, which say what "
                         "the name should be; offer read_file or diagnostics, or have no wrong names"
                     )
-                lines = task.files[path].splitlines()
+                lines = split_lines(task.files[path])
                 line = lines.index(f"def {name}(xs):") + 1
                 told = Jump(numbered=True).shown(path, lines, line, verbose=False)
                 return ToolCall("jump", {"to": name}), ToolResult("jump", told)
@@ -236,7 +237,7 @@ def _problems(task: Task) -> list[Diagnostic]:
         return []
     path, line = task.meta["cause"], misnamed_line(task)
     wrong, right = task.meta["misnamed"]
-    lines = task.files[path].splitlines()
+    lines = split_lines(task.files[path])
     at = next(i for i, one in enumerate(lines, start=1) if one.endswith(f" import {right}"))
     module = lines[at - 1].split()[1]
     problems = (

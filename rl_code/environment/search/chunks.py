@@ -21,6 +21,7 @@ from rl_code.environment.sandbox.programs import ProgramsLost
 from rl_code.environment.search import parse
 from rl_code.environment.servers.companion import Companion, CompanionConfig
 from rl_code.environment.servers.stream import Stream, StreamEnded
+from rl_code.lines import split_lines
 
 # Characters of the longest file that is parsed. Seconds that a parser may take for one, and to
 # start.
@@ -48,7 +49,7 @@ class Piece(NamedTuple):
 
 def windows(text: str) -> list[Piece]:
     """The text in windows of lines."""
-    count = text.count("\n") + (not text.endswith("\n"))
+    count = max(len(split_lines(text)), 1)
     return [
         Piece(first, min(first + _WINDOW - 1, count), "") for first in range(1, count + 1, _WINDOW)
     ]

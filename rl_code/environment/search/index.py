@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
+from rl_code.lines import split_lines
+
 if TYPE_CHECKING:
     from wordllama.inference import WordLlamaInference
 
@@ -81,7 +83,7 @@ def make_chunks(path: str, text: str, pieces: Sequence[tuple[int, int, str]]) ->
     """The chunks of a file. pieces: first line, last line and name of each; blank ones are left
     out.
     """
-    lines = text.splitlines()
+    lines = split_lines(text)
     kept = [
         (first, last, name, "\n".join(lines[first - 1 : last]))
         for first, last, name in pieces

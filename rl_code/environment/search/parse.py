@@ -19,6 +19,8 @@ import tree_sitter
 # Lines of the longest piece, and classes in classes that are looked into.
 LONGEST = 60
 _DEEPEST = 4
+# A line's end in text from old machines.
+_RETURN = re.compile(r"\r(?!\n)")
 # What grammars call definitions.
 _DEFINITION = re.compile(
     r"(decorated|function|method|constructor|class|struct|impl|enum|trait|interface|module|type|"
@@ -88,6 +90,8 @@ def _parser(grammar: str) -> tree_sitter.Parser:
 
 def cut(grammar: str, text: str) -> list[tuple[int, int, str]]:
     """The pieces of a file."""
+    # the parser ends lines at line feeds alone
+    text = _RETURN.sub("\n", text)
     return pieces(_parser(grammar).parse(text.encode()).root_node)
 
 

@@ -10,6 +10,7 @@ from rl_code.environment.tools.read_file import unreadable
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
+from rl_code.lines import common_ending, with_endings
 
 _WORDS = Words("edit", below={"old": "old text", "new": "new text"})
 
@@ -51,6 +52,10 @@ class EditFile(Tool):
             text = workspace.read(path)
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
+        end = common_ending(text)
+        new = with_endings(new, end)
+        if old not in text:  # perhaps written with other ends of lines than the file's
+            old = with_endings(old, end)
         times = text.count(old)
         if times != 1:
             advice = (

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
+from rl_code.lines import split_lines
 
 _WIDTH = 60
 _VERBOSE_WIDTH = 200
@@ -32,9 +33,10 @@ _NO_PROGRAM = 127
 _LITERAL = re.compile(r"[\w ,:;=/<>@\"'-]+")
 _LEFT_OUT = {".git", "__pycache__"}
 
-# Reads what to search for from its standard input, as JSON, and prints what it found as JSON.
+# Reads what to search for from its standard input, as JSON, and prints what it found as JSON. Its
+# lines are those of ``split_lines``.
 _PROGRAM = """
-import json, os, re, sys
+import io, json, os, re, sys
 asked = json.load(sys.stdin)
 root = os.path.realpath(".")
 start = os.path.realpath(asked["path"])
@@ -62,7 +64,8 @@ for path in files():
         continue
     if b"\\0" in data:
         continue
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(io.StringIO(data.decode("utf-8", "replace"), newline=""), 1):
+        line = line.rstrip("\\r\\n")
         if search(line):
             total += 1
             match = (os.path.relpath(path, root), number, line[:asked["kept"]])
@@ -153,7 +156,7 @@ def _in_memory(
         data = texts[one].encode(errors="replace")[: 1 << 20]
         if _LEFT_OUT.intersection(parts[:-1]) or b"\0" in data:
             continue
-        for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        for number, line in enumerate(split_lines(data.decode(errors="replace")), 1):
             if matches_line(line):
                 total += 1
                 match = Match(one, number, line[:_KEPT])

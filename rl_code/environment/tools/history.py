@@ -158,15 +158,17 @@ def _in_short(blamed: str, names: Sequence[str]) -> str:
     task starts from, the last one first.
     """
     lines = []
-    for line in blamed.splitlines():
+    for line in blamed.split("\n"):  # git's lines end at nothing else
         found = _BLAMED.fullmatch(line)
         if found is None:  # where it was cut
             lines.append(line)
             continue
         first, commit, number, text = found.groups()
         ages = (age for age, name in enumerate(names) if commit.startswith(name))
-        lines.append(short_blame("" if first else next(ages, commit), int(number), text))
-    return "\n".join(lines)
+        lines.append(
+            short_blame("" if first else next(ages, commit), int(number), text.rstrip("\r"))
+        )
+    return "\n".join(lines).rstrip("\n")
 
 
 def short_blame(commit: int | str, number: int, line: str) -> str:

@@ -12,6 +12,7 @@ from rl_code.environment.tools.read_file import unreadable, with_numbers
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.lines import split_lines
 
 _WIDTH = 400
 _VERBOSE_WIDTH = 8000
@@ -70,7 +71,7 @@ class Jump(Tool):
     def _window(self, path: str, line: int, workspace: Workspace, also: str) -> Answer:
         """The lines around a line, below the path and the number of the first."""
         try:
-            lines = workspace.read(path).splitlines()
+            lines = split_lines(workspace.read(path))
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
         if not 1 <= line <= len(lines):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
+from rl_code.lines import split_lines
 
 _WIDTH = 400
 _VERBOSE_WIDTH = 16000
@@ -30,7 +31,7 @@ def with_numbers(text: str, first: int) -> str:
     """Puts its number in front of each line that is not blank. first: that of the first line."""
     return "".join(
         f"{number}:{line}" if line.strip() else line
-        for number, line in enumerate(text.splitlines(keepends=True), start=first)
+        for number, line in enumerate(split_lines(text, keepends=True), start=first)
     )
 
 
@@ -73,7 +74,7 @@ class ReadFile(Tool):
             text = workspace.read(path)
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
-        lines = text.splitlines(keepends=True)
+        lines = split_lines(text, keepends=True)
         first = arguments.get("first_line", 1)
         last = arguments.get("last_line", len(lines))
         if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:

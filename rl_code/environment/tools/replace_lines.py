@@ -10,6 +10,7 @@ from rl_code.environment.tools.read_file import unreadable
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
+from rl_code.lines import common_ending, ending, split_lines, with_endings
 
 LINES = {
     "path": {"type": "string", "description": "Path relative to the workspace."},
@@ -34,16 +35,16 @@ def with_lines(arguments: Mapping[str, Any], text: str) -> str | Answer:
 
     arguments: those of LINES.
     """
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     first = arguments["first_line"]
     last = arguments.get("last_line", first)
     if not 1 <= first <= last <= len(lines):
         path = arguments["path"]
         return Answer(f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False)
-    new = arguments["text"]
-    # the text's last line ends as the last line that it replaces
-    if new and lines[last - 1].endswith("\n"):
-        new = new.removesuffix("\n") + "\n"
+    # the new lines end as the file's do, the last one as the last line that it replaces
+    new = with_endings(arguments["text"], ending(lines[last - 1]) or common_ending(text))
+    if new and (end := ending(lines[last - 1])):
+        new = new.removesuffix(end) + end
     return "".join([*lines[: first - 1], new, *lines[last:]])
 
 
@@ -77,6 +78,6 @@ class ReplaceLines(Tool):
             return changed
         first = arguments["first_line"]
         last = arguments.get("last_line", first)
-        count = len(arguments["text"].splitlines())
+        count = len(split_lines(arguments["text"]))
         done = f"replaced lines {first} to {last} of {path} by {count} lines"
         return write(path, changed, workspace, done if workspace.verbose else "ok")

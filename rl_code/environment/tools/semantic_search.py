@@ -16,6 +16,7 @@ from rl_code.environment.servers.companion import deadline_of
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.lines import split_lines
 
 _WIDTH = 80
 _LONGEST = 400
@@ -28,14 +29,14 @@ def describe(found: Sequence[Chunk], *, verbose: bool) -> str:
     if verbose:
         parts = []
         for chunk in found:
-            lines = chunk.text.splitlines()
+            lines = split_lines(chunk.text)
             more = len(lines) - _VERBOSE_LINES
             rest = [f"[{more} more lines]"] if more > 0 else []
             parts.append("\n".join([f"{chunk.path}:{chunk.first}", *lines[:_VERBOSE_LINES], *rest]))
         return cut_middle("\n\n".join(parts), _VERBOSE_LONGEST)
     lines = []
     for chunk in found:
-        first = next(line for line in chunk.text.splitlines() if line.strip())
+        first = next(line for line in split_lines(chunk.text) if line.strip())
         lines.append(one_line(f"{chunk.path}:{chunk.first}: {first}", _WIDTH))
     return cut_middle("\n".join(lines), _LONGEST)
 

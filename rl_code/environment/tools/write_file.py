@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
+from rl_code.lines import split_lines
 
 
 def write(path: str, text: str, workspace: Workspace, done: str) -> Answer:
@@ -40,7 +41,7 @@ class WriteFile(Tool):
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         path = arguments["path"]
         text = arguments["content"]
-        lines = len(text.splitlines())
+        lines = len(split_lines(text))
         return write(
             path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok"
         )

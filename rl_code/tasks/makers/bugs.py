@@ -10,6 +10,7 @@ import ast
 import random
 from collections.abc import Iterator
 
+from rl_code.lines import split_lines
 from rl_code.tasks.makers import mutations, testfiles
 from rl_code.tasks.makers.candidate import Candidate, Change
 from rl_code.tasks.makers.package import Package
@@ -49,7 +50,7 @@ def _of_function(
 ) -> list[Candidate]:
     """Up to ``count`` bugs, of as many different kinds as there are."""
     text = package.sources[function.path]
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     executed = survey.lines.get(function.path, frozenset())
     node = next(
         (

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rl_code.lines import split_lines
 from rl_code.tasks.makers.survey import Function
 
 
@@ -56,7 +57,7 @@ def applied(text: str, changes: Iterable[Change]) -> str:
     """The text of a file after changes of it, which do not overlap. Raises ValueError where it is
     not what the changes start from.
     """
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     for change in sorted(changes, key=lambda change: change.line, reverse=True):
         begin = change.line - 1
         end = begin + len(change.old)

@@ -11,6 +11,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 
+from rl_code.lines import split_lines
 from rl_code.tasks.makers import testfiles
 from rl_code.tasks.makers.candidate import Candidate, Change
 from rl_code.tasks.makers.package import Package
@@ -34,7 +35,7 @@ def candidates(package: Package, survey: Survey) -> Iterator[tuple[Candidate, Ca
         body, node = _find(tree, function)
         if not _worth(function, node):
             continue
-        lines = text.splitlines(keepends=True)
+        lines = split_lines(text, keepends=True)
         told = _told(lines, node)
         kind = "class" if isinstance(node, ast.ClassDef) else "method"
         kind = kind if "." in function.qualname or kind == "class" else "function"

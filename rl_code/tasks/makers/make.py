@@ -19,6 +19,7 @@ from typing import Any
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.lines import split_lines
 from rl_code.tasks.makers import bugs, deletion, package
 from rl_code.tasks.makers.candidate import Candidate
 from rl_code.tasks.makers.package import Package, PackageError, Pin
@@ -246,7 +247,7 @@ def progress(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.is_file():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in split_lines(path.read_text(encoding="utf-8")):
         try:
             yield json.loads(line)
         except ValueError:

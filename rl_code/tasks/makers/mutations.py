@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rl_code.lines import split_lines
+
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -218,7 +220,7 @@ def as_lines(begin: int, end: int, lines: list[str], edit: Edit) -> Lines | None
         else:
             new = [f"{head}{edit.text or 'pass'}\n"]
     else:
-        new = (head + edit.text + tail).splitlines(keepends=True)
+        new = split_lines(head + edit.text + tail, keepends=True)
     whole = lines[begin - 1 : first] + new + lines[last + 1 : end]
     if new == old or not _is_python(whole):
         return None

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES, WORKSPACE
+from rl_code.lines import split_lines
 from rl_code.types import Layer, World
 
 # The pins of the packages that tasks are made from, and of what runs their tests.
@@ -89,7 +90,7 @@ def read_list(text: str) -> list[Pin]:
     PackageError.
     """
     pins = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(split_lines(text), start=1):
         words = " ".join(line.split("#")[0].split())
         if not words:
             continue

@@ -11,6 +11,8 @@ import builtins
 import functools
 from collections.abc import Iterator
 
+from rl_code.lines import split_lines
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _BUILTIN = frozenset(dir(builtins))
@@ -31,7 +33,7 @@ def parse(text: str) -> ast.Module:
 @functools.lru_cache(512)
 def part(text: str, kept: frozenset[int]) -> str:
     """The test file with only those test functions whose first lines are ``kept``."""
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text, keepends=True)
     tree = parse(text)
     gone = [
         node
@@ -164,7 +166,7 @@ def _names(node: ast.AST, removed: set[int]) -> set[str]:
 def _no_gaps(text: str) -> str:
     """The text with at most two blank lines in a row."""
     lines: list[str] = []
-    for line in text.splitlines(keepends=True):
+    for line in split_lines(text, keepends=True):
         if line.strip() or any(one.strip() for one in lines[-2:]):
             lines.append(line)
     return "".join(lines).rstrip("\n") + "\n"

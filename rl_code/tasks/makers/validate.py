@@ -19,6 +19,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rl_code.lines import split_lines
 from rl_code.tasks.makers import testfiles, words
 from rl_code.tasks.makers.candidate import Candidate, broken
 from rl_code.tasks.makers.package import Package
@@ -285,7 +286,7 @@ def _copied(package: Package, candidate: Candidate) -> bool:
             sought = _code(change.old[1:])
             searched = world
         else:
-            lines = package.sources[change.path].splitlines(keepends=True)
+            lines = split_lines(package.sources[change.path], keepends=True)
             begin = max(0, change.line - 1 - _CONTEXT)
             sought = _code(lines[begin : change.line - 1 + len(change.old) + _CONTEXT])
             searched = {path: text for path, text in world.items() if path != change.path}
@@ -302,4 +303,4 @@ def _code(lines: Iterable[str]) -> str:
 
 @functools.lru_cache(2048)
 def _code_of(text: str) -> str:
-    return _code(text.splitlines())
+    return _code(split_lines(text))

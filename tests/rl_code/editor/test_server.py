@@ -19,7 +19,8 @@ from tests.rl_code.people.fake_server import FakeServer
 
 ROOT = Path(__file__).resolve().parents[3]
 URI = "file:///nowhere/a.py"
-TEXT = "# ü😀\ndef f(x):\n    return \n"
+# A form feed and a line separator end no line of the protocol.
+TEXT = "# ü😀\f\u2028\ndef f(x):\n    return \n"
 CURSOR = types.Position(2, 11)
 # Generous: the machine may be busy with other things.
 PATIENCE_S = 240.0
@@ -88,7 +89,7 @@ def test_an_accepted_suggestion_is_reported_with_its_survival(server):
         (path, body, headers), *_ = server.requests
         assert path == "/v1/completions" and headers["Authorization"] == "Bearer key-7"
         assert body["prompt"].endswith("    return ") and body["suffix"] == "\n"
-        assert body["prompt"].startswith("# ü😀\n")
+        assert body["prompt"].startswith("# ü😀\f\u2028\n")
         await execute(client, "rlCode.moveClock", 3.0)
         change(client, 2, item.insert_text)
         # the command that the editor runs after the insertion is no second acceptance

@@ -144,6 +144,20 @@ def test_huge_outputs_are_cut(workspace):
     assert long.splitlines()[-1] == f"{4_000 - shown} more lines match"
 
 
+def test_lines_are_counted_as_the_shell_counts_them(task, sandboxes, limits):
+    """Form feeds and others end no line, for a search in memory and in the sandbox alike."""
+    text = "def alpha():\n    return '\x1c\u2028\x85'\n\n\f\ndef beta():\r\n    return 2\n"
+    workspace = next(opened(task, sandboxes, limits, {"a.py": text}))
+    assert use(workspace, "grep", pattern="def beta").content == "a.py:5: def beta():"
+    told = use(workspace, "terminal", command="grep -n 'def beta' a.py").content
+    assert told.startswith("5:def beta")
+    assert use(workspace, "grep", pattern="def b[e]ta").content == "a.py:5: def beta():"
+    assert use(workspace, "jump", to="beta").content.startswith("a.py:3\n")
+    shown = use(workspace, "read_file", path="a.py", first_line=5, last_line=5).content
+    assert shown.rstrip() == "def beta():"
+    workspace.close()
+
+
 def test_jump_shows_lines_around_a_place_or_a_definition(workspace):
     assert use(workspace, "jump", to="tax.py:1").content.splitlines()[:2] == [
         "tax.py:1",

@@ -25,6 +25,7 @@ from rl_code.environment.search.library import Library, NotReady
 from rl_code.environment.servers.stream import StreamEnded
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.lines import split_lines
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.types import Layer, ToolCall, World
@@ -234,12 +235,26 @@ def test_pieces_are_definitions_and_what_is_between(parser):
 @given(st.text(max_size=300))
 def test_any_text_is_cut_into_pieces_of_its_own(parser, text):
     text = text.encode("utf-8", "replace").decode()
-    count = len(text.splitlines())
+    count = len(split_lines(text))
     for pieces in (parser.pieces("a.py", text), windows(text)):
         for piece in pieces:
             assert 1 <= piece.first <= piece.last
         found = make_chunks("a.py", text, pieces)
         assert all(chunk.first <= count for chunk in found)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_pieces_are_whole_where_a_text_holds_odd_signs(parser, end):
+    """A form feed ends no line, so the ends of functions are not cut off."""
+    lines = ["def alpha():", "    return '\x1c\u2028'", "", "\f", "def beta():", "    return 2", ""]
+    text = end.join(lines)
+    found = make_chunks("a.py", text, parser.pieces("a.py", text))
+    assert [(chunk.name, chunk.first, chunk.last) for chunk in found if chunk.name] == [
+        ("alpha", 1, 2),
+        ("beta", 5, 6),
+    ]
+    assert found[-1].text == "def beta():\n    return 2"
+    assert windows(text) == [Piece(1, 6, "")]
 
 
 def test_a_parser_that_ends_or_lies_costs_only_its_pieces(sandboxes, monkeypatch):

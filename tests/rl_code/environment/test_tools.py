@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import socket
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.environment.servers.stream import Stream
 from rl_code.environment.tools import try_lines
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case, failed_code
 from rl_code.environment.tools.text import cut_middle, one_line, show
+from rl_code.environment.tools.tool import Answer, Tool, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.named import Named
 from rl_code.types import Case, Tests, ToolCall
@@ -149,6 +153,16 @@ def test_edit_needs_exactly_one_occurrence(workspace):
     assert workspace.read("notes.txt") == "one\nthree\n"
 
 
+def test_edits_keep_the_ends_of_lines(workspace):
+    workspace.write("w.txt", "one\r\ntwo\r\nthree\r\n")
+    # written with the ends that models write, and copied as they stand
+    assert use(workspace, "edit_file", path="w.txt", old="one\ntwo", new="1\n2").ok
+    assert workspace.read("w.txt") == "1\r\n2\r\nthree\r\n"
+    assert use(workspace, "edit_file", path="w.txt", old="2\r\nthree", new="2\r\n3").ok
+    assert use(workspace, "edit_file", path="w.txt", old="1", new="0\n1").ok
+    assert workspace.read("w.txt") == "0\r\n1\r\n2\r\n3\r\n"
+
+
 def test_numbers_that_a_file_is_shown_with_are_those_of_its_lines(workspace):
     read = lambda **more: use(workspace, "read_file", NUMBERED, path="a.py", **more)  # noqa: E731
     workspace.write("a.py", "import b\n\n\ndef f():\n    return b.g()\n")
@@ -169,6 +183,12 @@ def test_numbers_that_a_file_is_shown_with_are_those_of_its_lines(workspace):
         ("a\nb\nc\n", (2, None), "\n", "a\n\nc\n"),
         ("a\nb", (2, 2), "x", "a\nx"),
         ("a\nb", (1, None), "x", "x\nb"),
+        ("a\r\nb\r\nc\r\n", (2, None), "x\ny", "a\r\nx\r\ny\r\nc\r\n"),
+        ("a\r\nb\r\n", (2, None), "x\r\ny\n", "a\r\nx\r\ny\r\n"),
+        ("a\r\nb", (2, None), "x\ny", "a\r\nx\r\ny"),
+        ("a\rb\rc", (2, None), "x\n", "a\rx\rc"),
+        ("a\n\f\nb\n", (3, None), "x", "a\n\f\nx\n"),
+        ("'\u2028'\nb\n", (2, None), "x", "'\u2028'\nx\n"),
     ],
 )
 def test_lines_are_replaced_by_number(workspace, before, lines, text, after):
@@ -355,3 +375,22 @@ def test_cut_texts_fit(text, width):
     line = one_line(text, width)
     assert len(line) <= width and "\n" not in line
     assert len(cut_middle(text, width)) <= max(len(text), width + 40)
+
+
+def test_answers_hold_no_lone_surrogates(workspace):
+    class Half(Tool):
+        schema = function_schema("half", "Half a character.", {}, ())
+
+        def run(self, arguments, workspace):
+            return Answer("a\ud83d")
+
+    result = execute(ToolCall("half", {}), {"half": Half()}, workspace)
+    assert result.content == "a?"
+
+
+def test_messages_of_servers_hold_no_lone_surrogates():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"a": ["\\ud83d", "\\ud83d\\ude00"]}\n')
+        read = Stream(ours, "lines").read(time.monotonic() + 60)
+        assert read == {"a": ["?", "\U0001f600"]}
