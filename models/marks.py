@@ -23,9 +23,18 @@ _QUOTED = re.compile(f".{_SIGN}", re.DOTALL)
 
 def encodable(text: str) -> str:
     """The text with a question mark for each lone surrogate, which JSON can spell and no encoding
-    can carry. It stands where text comes in; behind it there are none.
+    can carry.
+
+    This is what becomes of them where text comes in: in requests, messages of servers, answers of
+    tools and of other models. Only a call of a tool that has them in its arguments is refused: its
+    file or command would be another one.
     """
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def encodable_all(value: Any) -> Any:
+    """A value of JSON with all texts in it ``encodable``, keys included."""
+    return _in_all(value, encodable)
 
 
 def unquote(text: str) -> str:

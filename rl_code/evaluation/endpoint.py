@@ -22,6 +22,7 @@ from typing import Protocol as Interface
 import numpy as np
 from absl import logging
 
+from models.marks import encodable_all
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
@@ -74,7 +75,7 @@ class Server:
                 time.sleep(self.pause_s * 2 ** (attempt - 1))
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                    return json.loads(answer.read())
+                    return encodable_all(json.loads(answer.read()))
             except urllib.error.HTTPError as error:
                 message, code = _error_of(error)
                 if code == "context_length_exceeded":
@@ -82,7 +83,7 @@ class Server:
                 why = f"{error.code}: {message}"
                 if error.code not in _AGAIN:
                     break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 why = f"{type(error).__name__}: {error}"
         raise EndpointError(f"{self.url} does not answer for the model {self.model!r}: {why}")
 

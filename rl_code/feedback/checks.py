@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from models.marks import encodable_all
 from rl_code.feedback.records import EVENTS, AnswerRecord, Event
 
 # Longest key of an event, id of an answer, session or name, in characters.
@@ -146,8 +147,11 @@ def _check_number(value: Any, name: str) -> None:
 def _check_extra(extra: Any, longest: int | None) -> None:
     try:
         written = json.dumps(extra, allow_nan=False)
+        half = encodable_all(extra) != extra
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"extra is no plain JSON: {error}") from error
+    if half:
+        raise ValueError("extra is not valid Unicode: it holds half of a character")
     if not isinstance(extra, Mapping):
         raise ValueError(f"extra={written[:80]}: expected an object")
     if longest is not None and len(written) > longest:

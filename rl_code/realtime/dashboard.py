@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from models.marks import encodable_all
 from rl_code.feedback.tables import SUSPECTS, TRAINING_SETS
 from rl_code.read_config import ConfigError
 from rl_code.realtime.cycle import STATES, CycleConfig
@@ -190,8 +191,8 @@ class Dashboard:
             if len(text) > _LONGEST:
                 return _refuse(413, f"expected a body of at most {_LONGEST} bytes")
         try:
-            body = json.loads(bytes(text))
-        except ValueError as error:
+            body = encodable_all(json.loads(bytes(text)))
+        except (ValueError, RecursionError) as error:
             return _refuse(400, f"the body is no JSON: {error}")
         cycle = body.get("cycle") if isinstance(body, dict) else None
         if type(cycle) is not int:

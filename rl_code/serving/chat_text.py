@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from models.marks import encodable_all
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.serving.fields import ApiError
@@ -187,4 +188,9 @@ def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:
     error = call.error
     if not error and call.name not in declared:
         error = f"unknown tool {call.name[:40]!r}"
+    try:
+        if not error and encodable_all(call.arguments) != call.arguments:
+            error = "the arguments are not valid Unicode"
+    except RecursionError:
+        error = "the arguments are nested too deeply"
     return ToolCall(call.name, {} if error else call.arguments, error)

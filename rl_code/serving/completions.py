@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.marks import encodable
 from models.tokenizer import Tokenizer
 from rl_code.serving.fields import (
     ApiError,
@@ -100,7 +99,7 @@ def read_completion(body: bytes) -> CompletionRequest:
         raise refuse("logprobs", why, "unsupported_value")
     return CompletionRequest(
         prompt=prompt,
-        suffix=None if suffix is None else encodable(suffix),
+        suffix=suffix,
         logprobs=logprobs is not None,
         **common(fields),
     )
@@ -111,7 +110,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
         value = value[0]
     if isinstance(value, str):
-        return encodable(value)
+        return value
     if isinstance(value, Sequence) and value and all(type(each) is int for each in value):
         if min(value) < 0:
             raise refuse("prompt", f"token {min(value)} must be at least 0")

@@ -30,6 +30,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from models.marks import encodable_all
 from rl_code.serving import fields, requests
 from rl_code.serving.answers import Accepted, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
@@ -236,9 +237,9 @@ class Endpoint:
     async def _execute(self, request: Request) -> Response:
         client = self._client(request)
         try:
-            given = json.loads(await request.body())
+            given = encodable_all(json.loads(await request.body()))
             command, timeout_s = given["command"], given.get("timeout_s")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ApiError(f'the request must be {{"command": ...}}: {error!r}') from error
         if not isinstance(command, str) or type(timeout_s) not in (int, float, type(None)):
             raise ApiError("command must be a text, and timeout_s a number or null")

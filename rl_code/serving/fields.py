@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
-from models.marks import encodable
+from models.marks import encodable, encodable_all
 
 # Longest request, in bytes.
 MOST_BYTES = 8 * 2**20
@@ -120,7 +120,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(f"the request must be an object, not {type(fields).__name__}")
     _check_depth(fields)
-    return fields
+    return encodable_all(fields)
 
 
 def too_large() -> ApiError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import ROLES
-from models.marks import Marks, encodable
+from models.marks import Marks
 from rl_code.serving.fields import (
     Request,
     check_keys,
@@ -163,14 +163,14 @@ def _text(content: Any, param: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return encodable(content)
+        return content
     if isinstance(content, Sequence):
         texts = [
             part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
             for part in content
         ]
         if all(isinstance(text, str) for text in texts):
-            return encodable("".join(texts))
+            return "".join(texts)
     raise refuse(f"{param}.content", "must be a text, or parts of the type text")
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from models.marks import encodable
 from rl_code.environment.layers.repository import RepositoryError, git
 from rl_code.environment.sandbox.snapshot import File, Snapshot
 
@@ -84,6 +85,8 @@ class Scratch:
         self._read(tree)
         # A text that lost its last newline on the way is a patch all the same.
         text = patch if patch.endswith("\n") else f"{patch}\n"
+        if encodable(text) != text:
+            raise PatchError("the patch is not valid Unicode")
         try:
             self._index("apply", "--cached", "--whitespace=nowarn", "-", given=text.encode())
         except RepositoryError as error:

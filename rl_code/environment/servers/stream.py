@@ -10,6 +10,8 @@ import socket
 import time
 from typing import Any, Literal
 
+from models.marks import encodable_all
+
 # Bytes of the longest message that is read, and of the head of one.
 MESSAGE_BYTES = 4 << 20
 _HEAD_BYTES = 4096
@@ -66,7 +68,7 @@ class Stream:
             head = self._until(b"\r\n\r\n", _HEAD_BYTES, deadline)
             text = self._exactly(_length(head), deadline)
         try:
-            message = json.loads(text)
+            message = encodable_all(json.loads(text))
         except (ValueError, RecursionError) as error:
             raise StreamEnded(f"it wrote what is no JSON: {text[:80]!r}") from error
         if not isinstance(message, dict):

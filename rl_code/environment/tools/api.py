@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from models.marks import encodable
 from rl_code import named
 from rl_code.environment.tools.ask import Ask
 from rl_code.environment.tools.diagnostics import Diagnostics
@@ -135,7 +136,7 @@ def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> 
         answer = tools[call.name].run(call.arguments, workspace)
     except PROVOKED as error:
         answer = Answer(f"{call.name} failed: {error}", ok=False)
-    content = cut_middle(answer.content, _LONGEST)
+    content = cut_middle(encodable(answer.content), _LONGEST)
     return ToolResult(call.name, content, answer.ok, time.perf_counter() - start)
 
 

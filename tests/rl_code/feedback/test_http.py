@@ -71,6 +71,7 @@ def test_events_are_recorded_and_a_person_is_forgotten(store, client):
         (json.dumps({"events": [{**SHOWN, "key": "\ud800"}]}), "cannot be printed"),
         (json.dumps({"events": [{**SHOWN, "key": 7}]}), "key is 7"),
         (json.dumps({"events": [{**SHOWN, "extra": []}]}), "expected an object"),
+        (json.dumps({"events": [{**SHOWN, "extra": {"a": "\ud800"}}]}), "not valid Unicode"),
     ],
 )
 def test_a_malformed_request_is_answered_with_what_is_wrong(tmp_path, body, says):

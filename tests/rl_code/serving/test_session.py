@@ -15,8 +15,9 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.serving.chat_text import ChatText
+from rl_code.serving.completions import read_completion
 from rl_code.serving.fields import ApiError
-from rl_code.serving.requests import Call, ChatRequest, Message
+from rl_code.serving.requests import Call, ChatRequest, Message, read_request
 from rl_code.serving.session import Session
 from rl_code.types import Reward, Trajectory
 from tests.rl_code.harness.chats import chat_tokenizer
@@ -299,3 +300,27 @@ def test_nothing_that_a_client_sends_is_a_special_token(protocol):
     assert marks(text.follow(after, cut=True).tokens) == marks(
         text.follow(ordinary, cut=True).tokens
     )
+
+
+def test_lone_surrogates_end_at_the_border():
+    """A request has none behind the border; a call that has them is text, as it cannot be sent."""
+    half = "\ud83d"
+    body = {
+        "messages": [{"role": "user", "content": f"a{half}"}],
+        "tools": [{"type": "function", "function": {**BASH, "description": half, half: 1}}],
+        "stop": [half],
+    }
+    request = read_request(json.dumps(body).encode())
+    assert (request.messages[0].content, request.stop) == ("a?", ("?",))
+    json.dumps(request.tools, ensure_ascii=False).encode()
+    suffix = json.dumps({"prompt": half, "suffix": half}).encode()
+    assert read_completion(suffix).prompt == read_completion(suffix).suffix == "?"
+
+    own = session()
+    wrong = CALL.replace('"ls"', '"ls \\ud83d"').replace("<|im_end|>", "")
+    said = exchange(own, f"{wrong}<|im_end|>", user("go"))
+    assert said == Message("assistant", wrong)
+    whole = CALL.replace('"ls"', '"\\ud83d\\ude00"')
+    said = exchange(session(), whole, user("go"))
+    assert json.loads(said.calls[0].arguments) == {"command": "\U0001f600"}
+    said.calls[0].arguments.encode()
