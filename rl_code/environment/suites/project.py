@@ -10,6 +10,8 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 
+from rl_code.lines import split_lines
+
 _TABLE = re.compile(r"\s*\[\[?\s*(?:\"([^\"]*)\"|'([^']*)'|([\w-]+))")
 
 
@@ -42,7 +44,7 @@ def _tables(text: str, *, of_tools: bool) -> str:
     """The lines of a TOML file that belong to ``tool``, or those that do not."""
     kept = []
     of_tool = False
-    for line in text.splitlines(keepends=True):
+    for line in split_lines(text, keepends=True):
         if found := _TABLE.match(line):
             of_tool = "tool" in found.groups()
         if of_tool == of_tools:
