@@ -64,6 +64,13 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
     head_dim = value(f"{kind}.embedding_length") // heads
     if f"{kind}.attention.key_length" in reader.fields:
         head_dim = value(f"{kind}.attention.key_length")
+    for name in ("attention.value_length", "rope.dimension_count"):
+        key = f"{kind}.{name}"
+        if key in reader.fields and value(key) != head_dim:
+            raise ValueError(
+                f"{path} has {key}={value(key)}, which is not supported, only the size of a head, "
+                f"{head_dim}"
+            )
     return ModelConfig(
         vocab_size=int(names["token_embd.weight"][1])
         if "token_embd.weight" in names
@@ -93,6 +100,9 @@ def max_positions(path: str | Path) -> int | None:
 # which it changes nothing.
 _HARMLESS = {
     "rope.scaling.type": ("none",),
+    # a linear stretch, also where no type is said
+    "rope.scaling.factor": (0, 1),
+    "rope.scale_linear": (0, 1),
     "attention.sliding_window": (0,),
     "expert_count": (0,),
     "attention.layer_norm_epsilon": (),

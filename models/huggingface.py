@@ -58,14 +58,8 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(
             f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is supported"
         )
-    # Newer files keep everything about RoPE in rope_parameters, older ones in rope_theta and
-    # rope_scaling.
-    rope = {
-        "rope_theta": hf.get("rope_theta"),
-        **(hf.get("rope_parameters") or hf.get("rope_scaling") or {}),
-    }
-    if rope["rope_theta"] is None:
-        raise ValueError("config.json has no 'rope_theta'")
+    family.check_windows(hf, need("num_hidden_layers"))
+    rope = _rope(hf)
     if rope.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
             f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
@@ -364,8 +358,43 @@ class _Checkpoint:
                 del self.shapes[head]
 
 
+# Keys of config.json itself that say something about RoPE.
+_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
+
+
+def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a ``config.json`` says about RoPE, in one place.
+
+    Newer files keep it in rope_parameters, older ones in rope_theta and rope_scaling. Of files that
+    have several of them, readers take different ones. So ValueError is raised where these differ.
+    """
+    found: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    places = {"config.json": {key: hf.get(key) for key in _ROPE_KEYS}}
+    places |= {key: hf.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    for place, content in places.items():
+        for key, value in content.items():
+            if isinstance(value, dict):
+                raise ValueError(
+                    f"config.json has {place}.{key}={value!r}; RoPE that differs by layer is not "
+                    "supported"
+                )
+            name = "rope_type" if key == "type" else key
+            if value is None:
+                continue
+            if found.setdefault(name, value) != value:
+                raise ValueError(
+                    f"config.json has {name}={found[name]!r} in {where[name]} and {value!r} in "
+                    f"{place}, and readers take one or the other; keep the right one"
+                )
+            where.setdefault(name, place)
+    if "rope_theta" not in found:
+        raise ValueError("config.json has no 'rope_theta'")
+    return found
+
+
 def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", "default")
     if kind == "default":
         return None
     if kind != "llama3":

@@ -405,9 +405,9 @@ def keep(
     it, as in a fork with another protocol.
 
     config: methods of attention for which Hugging Face has no words are put under a key of our own.
-    max_positions: where the origin does not say. stop_ids: tokens that end a turn. chat_template:
-    for tokenizers without one. own_tokenizer: whether the tokenizer is the origin's, so that the
-    tokens that end a turn there do so here too.
+    max_positions: of the run's own episodes; the origin may have been trained for more. stop_ids:
+    tokens that end a turn. chat_template: for tokenizers without one. own_tokenizer: whether the
+    tokenizer is the origin's, so that the tokens that end a turn there do so here too.
     """
     target = workdir / FOLDER
     if target.exists():
@@ -425,7 +425,7 @@ def keep(
     special = {"eos_token_id": sorted(ends), "pad_token_id": tokenizer.pad_id}
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
-    longest = origin.max_positions() or max_positions
+    longest = max(origin.max_positions() or 0, max_positions)
     dense = dataclasses.replace(config, attention=ModelConfig.attention, lora=None)
     content = huggingface.config_to_dict(dense, max_positions=longest) | special
     if set(config.attention) != set(dense.attention):

@@ -65,6 +65,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     shape = spec.shape()
     if origin.files is not None:
         shape = origin.shape(spec.preset, shape)
+        _check_positions(config, origin)
     if origin.files is None and config.tokenizer.source == "train":
         shape = dataclasses.replace(shape, vocab_size=tokenizer.vocab_size)
     elif tokenizer.vocab_size > shape.vocab_size:
@@ -88,6 +89,27 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     if spec.lora is not None:
         shape = _adapted(shape, spec.lora)
     return _padded(config, shape)
+
+
+def _check_positions(config: RunConfig, origin: Origin) -> None:
+    """Raises ConfigError for episodes longer than the contexts that weights were trained for."""
+    most = origin.max_positions()
+    if most is None or config.model.longer_context:
+        return
+    # outside of documents positions count from the longest document
+    before = config.documents.longest if config.documents else 0
+    played = {"config.": config.limits}
+    for at, suite in enumerate(config.suites):
+        if suite.limits is not None:
+            played[f"config.suites[{at}]."] = suite.limits
+    for name, limits in played.items():
+        if limits.tokens + before > most:
+            behind = f" behind documents.longest = {before}" if before else ""
+            raise ConfigError(
+                f"{name}limits.tokens = {limits.tokens}{behind}: the model at {origin.weights!r} "
+                f"was trained for contexts of {most} tokens; lower the limit, or set "
+                "model.longer_context=True to train it for longer ones"
+            )
 
 
 def _adapted(config: ModelConfig, spec: LoraConfig) -> ModelConfig:

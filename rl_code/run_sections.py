@@ -73,6 +73,9 @@ class ModelSpec:
     # were trained with, as when NSA takes over a model of dense attention. What is new begins as a
     # copy of the layer's own keys and values or at random from ``seed``, and has to be trained.
     change_methods: bool = False
+    # Whether episodes may be longer than the contexts that ``weights`` were trained for, as where
+    # training is to extend these.
+    longer_context: bool = False
     # For a model with experts, ``MoE.balance_loss``: the weight of the loss that evens out their
     # load; 0 for none.
     balance_loss: float = 0.0

@@ -27,6 +27,7 @@ FAMILY = dataclasses.replace(
     architecture="dots1",
     huggingface_class="Dots1ForCausalLM",
     parameters=with_experts(llama_like(QK_NORM), EXPERTS, SHARED_EXPERT),
+    windows=(4096, 62),
     experts=Experts(
         keys={
             "experts": "n_routed_experts",

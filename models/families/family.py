@@ -101,6 +101,23 @@ class Family:
     # Keys of config.json and the only values of them that this model computes.
     harmless: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: HARMLESS)
 
+    # (sliding_window, max_window_layers) of a config.json that leaves them out, for an architecture
+    # whose layers from the second number on have the window without ``use_sliding_window``.
+    windows: tuple[int, int] | None = None
+
+    def check_windows(self, hf: Mapping[str, Any], layers: int) -> None:
+        """Raises ValueError where layers of the config.json ``hf`` have a sliding window unsaid."""
+        if self.windows is None or hf.get("layer_types"):
+            return
+        keys = ("sliding_window", "max_window_layers")
+        window, first = (hf.get(key, usual) for key, usual in zip(keys, self.windows, strict=True))
+        if window is not None and layers > first:
+            raise ValueError(
+                f"config.json has sliding_window={window}, which in {self.architecture} the layers "
+                f"from max_window_layers={first} on have, and num_hidden_layers={layers}; sliding "
+                "windows are not supported, only sliding_window=None"
+            )
+
     def describes(self, config: ModelConfig) -> bool:
         """Whether a model of this shape is of this architecture."""
         if (config.moe is None) != (self.experts is None):

@@ -23,6 +23,7 @@ _FREE = (
     "model.sequence_parallel",
     "model.fold_experts",
     "model.expert_buffer",
+    "model.longer_context",
 )
 # Keys that change nothing that is recorded.
 _HARMLESS = tuple(key for key in MAY_CHANGE if not key.startswith("train."))

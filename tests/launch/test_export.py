@@ -356,7 +356,7 @@ def with_weights(weights: str, **model) -> RunConfig:
 
 def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
     model = random_model(small_config(vocab_size=1000, qkv_bias=True, tied_embeddings=False))
-    huggingface.save(tmp_path / "hf", model, max_positions=64)
+    huggingface.save(tmp_path / "hf", model, max_positions=512)
     with pytest.raises(ConfigError, match=r"config\.model\.weights = .*tokenizer\.json does not"):
         Run(with_weights(str(tmp_path / "hf")), tmp_path / "run")
     tokenizer.save(tmp_path / "hf" / "tokenizer.json")
@@ -365,6 +365,17 @@ def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
         assert run.tokenizer.vocab_size == tokenizer.vocab_size
         assert_same(run.init_model(), model)
     content = huggingface.read_json(tmp_path / "hf" / "config.json")
+    shorter = content | {"max_position_embeddings": run.config.limits.tokens - 1}
+    huggingface.write_json(tmp_path / "hf" / "config.json", shorter)
+    words = r"config\.limits\.tokens = (\d+): the model at '.*hf' was trained for contexts of"
+    with pytest.raises(ConfigError, match=words):
+        Run(with_weights(str(tmp_path / "hf")), tmp_path / "other")
+    with Run(
+        with_weights(str(tmp_path / "hf"), longer_context=True), tmp_path / "longer"
+    ) as longer:
+        longer.init_model()
+    kept = huggingface.read_json(tmp_path / "longer" / origin.FOLDER / "config.json")
+    assert kept["max_position_embeddings"] >= run.config.limits.tokens
     huggingface.write_json(tmp_path / "hf" / "config.json", content | {"mlp_bias": True})
     with pytest.raises(ConfigError, match=r"config\.model\.weights = .*mlp_bias=True"):
         Run(with_weights(str(tmp_path / "hf")), tmp_path / "other")

@@ -149,7 +149,15 @@ def test_a_second_copy_of_tied_embeddings_is_not_another_matrix(kind, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rope.scaling.type", "yarn"), ("attention.sliding_window", 64), ("expert_count", 8)],
+    [
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.factor", 4),
+        ("rope.scale_linear", 2),
+        ("rope.dimension_count", 2),
+        ("attention.value_length", 2),
+        ("attention.sliding_window", 64),
+        ("expert_count", 8),
+    ],
 )
 def test_metadata_that_cannot_be_computed_is_named(key, value, tmp_path):
     add = "add_string" if isinstance(value, str) else "add_uint32"

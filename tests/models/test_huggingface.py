@@ -255,6 +255,41 @@ def test_every_preset_comes_back_from_its_config_file(name):
     assert huggingface.config_from_dict(written) == expected
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+DOTS = json.loads((GOLDEN / "dots1" / "config.json").read_text()) | {
+    "layer_types": None,
+    "sliding_window": None,
+    "rope_theta": None,
+}
+
+
+def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
+    content = huggingface.config_to_dict(CONFIG, max_positions=8192)
+    theta = content["rope_theta"]
+    once = huggingface.config_from_dict(content | {"rope_scaling": LLAMA3})
+    both = {"rope_scaling": LLAMA3, "rope_parameters": LLAMA3 | {"rope_theta": theta}}
+    assert once.rope_scaling is not None
+    assert huggingface.config_from_dict(content | both) == once
+    # one says the base of the wavelengths and the other how they are stretched
+    parts = {"rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": theta}}
+    assert huggingface.config_from_dict(content | parts) == once
+    short = json.loads((GOLDEN / "dots1" / "config.json").read_text())
+    wanted = huggingface.config_from_dict(short)
+    for change in (
+        {"layer_types": None},
+        {"sliding_window": None, "max_window_layers": 1, "layer_types": None},
+        {"sliding_window": 8, "max_window_layers": 3, "layer_types": []},
+        {"sliding_window": 8, "max_window_layers": 1},
+    ):
+        assert huggingface.config_from_dict(short | change) == wanted
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -270,6 +305,32 @@ def test_every_preset_comes_back_from_its_config_file(name):
         ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE of type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "has no 'low_freq_factor'"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3},
+            "rope_type='default' in rope_parameters and 'llama3' in rope_scaling",
+        ),
+        (
+            {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3 | {"factor": 4.0}},
+            r"factor=8\.0 in rope_parameters and 4\.0 in rope_scaling",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 7.0}},
+            r"rope_theta=10000\.0 in config\.json and 7\.0 in rope_parameters",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "type": "default"}}, "'default' in rope_scaling"),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 64},
+            "original_max_position_embeddings=64 in config.json and 8192",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}},
+            "rope_parameters.full_attention=.* RoPE that differs by layer",
+        ),
+        (
+            DOTS | {"num_hidden_layers": 63},
+            "sliding_window=4096, .*max_window_layers=62 .*num_hidden_layers=63",
+        ),
+        (DOTS | {"sliding_window": 8, "max_window_layers": 2}, "sliding_window=8"),
     ],
 )
 def test_configs_that_cannot_be_computed_are_refused(change, words, tmp_path):
