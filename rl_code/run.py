@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
+from rl_code.tasks.fitting import Fitting
 from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
 from rl_code.types import Limits, Task, Trajectory
@@ -187,19 +188,24 @@ class Run:
 
     @functools.cached_property
     def tasks(self) -> Sequence[Task]:
-        """The training tasks whose prompt fits, loaded when first asked for: not every evaluation
-        needs them.
+        """The training tasks, loaded when first asked for: not every evaluation needs them. Those
+        whose prompt does not fit are left out here, or of an endless source when steps are planned.
         """
-        config = self.config
-        source = find_source(config.tasks, "config.tasks")
+        source = find_source(self.config.tasks, "config.tasks")
         if source.endless:  # which cannot be gone through
             return source.load(self.pool, self.workdir)
-        length = config.rollout.engine.prompt_length
-        shortest: list[int] = []
-        found = list(self._that_fit(source, config.protocol, length, shortest))
+        found = list(self._fits_training.of(source.one_by_one(self.pool, self.workdir)))
         if not found:
-            raise ConfigError(_none_fits("config.tasks", length, shortest))
+            raise self._fits_training.none()
         return found
+
+    @functools.cached_property
+    def _fits_training(self) -> Fitting:
+        """The check of the training tasks."""
+        config = self.config
+        source = find_source(config.tasks, "config.tasks")
+        most = config.rollout.engine.prompt_length
+        return self._fitting("config.tasks", source, config.protocol, most)
 
     @functools.cached_property
     def _demonstrated(self) -> Sequence[Task]:
@@ -318,6 +324,7 @@ class Run:
             group_size=train.group_size,
             samples=train.screening.samples if train.screening else 0,
             seed=self.config.seed,
+            fits=lambda number: self._fits_training(self.tasks[number]),
         )
 
     def episode(
@@ -427,20 +434,14 @@ class Run:
             engine = suite.engine or self.config.rollout.engine
             protocol = suite.protocol or self.config.protocol
             source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
-            shortest: list[int] = []
-            if source.endless:
-                tasks = iter(source.load(self.pool, self.workdir))
-            else:
-                tasks = self._that_fit(source, protocol, engine.prompt_length, shortest)
+            fits = self._fitting(f"suite {suite.name!r}", source, protocol, engine.prompt_length)
             chosen = suite.choose(
-                tasks,
+                fits.of(source.one_by_one(self.pool, self.workdir)),
                 functools.partial(self._prompt_tokens, protocol),
                 f"have a prompt of at most {engine.prompt_length} tokens",
             )
             if not chosen:
-                raise ConfigError(
-                    _none_fits(f"suite {suite.name!r}", engine.prompt_length, shortest)
-                )
+                raise fits.none()
             self._suites[suite.name] = chosen
         return self._suites[suite.name]
 
@@ -464,31 +465,15 @@ class Run:
                     "column of columns.split says which), or different files"
                 )
 
-    def _that_fit(
-        self, source: Source, protocol: Named, prompt_length: int, shortest: list[int]
-    ) -> Iterator[Task]:
-        """The tasks of a source whose prompt has at most ``prompt_length`` tokens. They come one by
-        one, so that no more worlds are built than are asked for.
-
-        shortest: gets the tokens of the shortest prompt that did not fit, for messages.
-        """
-        every = source.one_by_one(self.pool, self.workdir)
-        if self.harness is not None:  # the agent writes the prompts
-            yield from every
-            return
-        kept = 0
-        seen = 0
-        for task in every:
-            seen += 1
-            tokens = self._prompt_tokens(protocol, task)
-            if tokens <= prompt_length:
-                kept += 1
-                yield task
-            else:
-                shortest[:] = [min([tokens, *shortest])]
-        if kept < seen:
-            message = "%d of %d tasks have prompts of at most %d tokens"
-            logging.info(message, kept, seen, prompt_length)
+    def _fitting(self, what: str, source: Source, protocol: Named, most: int) -> Fitting:
+        """The check of a source's prompts. most: the tokens that a prompt may have."""
+        length = functools.partial(self._prompt_tokens, protocol)
+        return Fitting(
+            what,
+            most,
+            length if self.harness is None else None,  # the agent writes the prompts
+            endless=source.endless,
+        )
 
     @property
     def protocol(self) -> Protocol:
@@ -559,17 +544,3 @@ class Run:
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         sampling = dataclasses.asdict(suite.sampling)
         return from_groups(suite.name, label, step, sampling, groups)
-
-
-def _none_fits(what: str, most: int, shortest: Sequence[int]) -> str:
-    """The message for a source or a suite without a task to play.
-
-    shortest: tokens of the shortest prompt, if there is one.
-    """
-    if not shortest:
-        return f"{what}: no task; look at the file, the split and what its settings leave out"
-    return (
-        f"{what}: no task has a prompt of at most {most} tokens, the shortest has {shortest[0]}; "
-        "raise limits.tokens (or lower limits.turns or limits.turn_tokens, which leave room for "
-        "answers)"
-    )

@@ -88,6 +88,8 @@ class Schedule:
       group_size: episodes of a group.
       samples: episodes of a task when it is screened.
       seed: the seed of all random keys.
+      fits: whether the prompt of a task is one that can be played. A task that is drawn and is not
+        gives way to the next one, so every plan, also after a restart, has the same tasks.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Schedule:
         group_size: int,
         samples: int,
         seed: int,
+        fits: Callable[[int], bool] = lambda task: True,
     ):
         self.next_step = next_step
         self._config, self._store, self._pool = config, store, pool
@@ -113,6 +116,9 @@ class Schedule:
             samples,
         )
         self._first_group = first_group
+        self._fits = fits
+        # Tasks that were drawn and left out since ``take_left_out``.
+        self._left_out = 0
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
 
@@ -165,10 +171,25 @@ class Schedule:
                     first + i,
                     self._words,
                 )
-                for i, task in enumerate(self._pool.draw(self._tasks))
+                for i, task in enumerate(self._draw())
             ]
         )
         return number
+
+    def _draw(self) -> list[int]:
+        """The tasks that a step trains on."""
+        chosen: list[int] = []
+        while len(chosen) < self._tasks:
+            drawn = self._pool.draw(self._tasks - len(chosen))
+            fitting = [task for task in drawn if self._fits(task)]
+            self._left_out += len(drawn) - len(fitting)
+            chosen += fitting
+        return chosen
+
+    def take_left_out(self) -> int:
+        """How many tasks were drawn and left out, for their prompts, since this was last asked."""
+        found, self._left_out = self._left_out, 0
+        return found
 
     def _announce(self, items: Sequence[Item]) -> None:
         """Writes a part of a plan. In a process of the learner that does not write the store, it

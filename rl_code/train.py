@@ -57,7 +57,6 @@ from rl_code.store.errors import ConsumedOtherwise, StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Heartbeat
 from rl_code.store.store import GroupStore
-from rl_code.tasks.screening import TaskPool
 from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
@@ -175,7 +174,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 played = [item.task for item in items]
                 pool.record(dict(zip(played, map(solved, groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                rest = _measured(times, source, publisher, screened, pool)
+                looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
+                rest = _measured(times, source, publisher) | looked | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
                 rest |= keeper.metrics() | evaluated
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
@@ -216,13 +216,10 @@ def _fork_named(workdir: Path) -> Iterator[None]:
         ) from error
 
 
-def _measured(
-    times: StepTimes, source: GroupSource, publisher: Publisher, screened: int, pool: TaskPool
-) -> dict[str, float]:
-    """What a step took, here and in the actor of this process, and how many tasks there are."""
+def _measured(times: StepTimes, source: GroupSource, publisher: Publisher) -> dict[str, float]:
+    """What a step took, here and in the actor of this process."""
     moved = publisher.published.metrics() if publisher.published else {}
-    counts = {"tasks/screened": screened} | pool.metrics()
-    return times.metrics() | actor_metrics(source.take_stats()) | moved | counts
+    return times.metrics() | actor_metrics(source.take_stats()) | moved
 
 
 def _restore(

@@ -55,8 +55,8 @@ FAULTS = [
     Fault(
         "a group is lost",
         "rl_code/schedule.py",
-        "enumerate(self._pool.draw(self._tasks))",
-        "enumerate(self._pool.draw(self._tasks)[1:])",
+        "enumerate(self._draw())",
+        "enumerate(self._draw()[1:])",
         "tests/rl_code/test_schedule.py -k every_planned_group",
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from rl_code.run_config import RunConfig
 from rl_code.schedule import solved
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Reach
+from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
+from rl_code.tasks.order import Shuffled
 from rl_code.workdir import STORE
 
+# So far a task is looked for in the order of tasks.
+_MOST_LEFT_OUT = 1000
 # Keys on which the list of tasks depends, or what screening tells of them.
 _TASKS = (
     "tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening",
@@ -46,7 +51,8 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
             return _planned_again(parent, own, before, records, step, planned)
     # Where the draws do not depend on results, the number of tasks that were drawn says all.
     pool = run.task_pool(None)
-    drawn = _drawn(GroupStore(parent / STORE), records, planned)
+    order = None if _tasks_differ(before, config) else Shuffled(len(run.tasks), config.seed)
+    drawn = _drawn(GroupStore(parent / STORE), records, planned, order)
     return {"tasks": pool.position_after(drawn), "planned": planned}
 
 
@@ -69,16 +75,37 @@ def _records(parent: Path) -> dict[int, Record]:
     return {at: checkpoint_record.read(folder_of(folder, at)) for at in checkpoint.steps(parent)}
 
 
-def _drawn(store: GroupStore, records: dict[int, Record], planned: int) -> int:
-    """How many tasks were drawn when ``planned`` steps were planned."""
+def _drawn(
+    store: GroupStore, records: dict[int, Record], planned: int, order: Shuffled | None
+) -> int:
+    """How many tasks were drawn when ``planned`` steps were planned.
+
+    order: of the tasks, where the fork has those of its parent.
+    """
     known = {0: 0}
     for record in records.values():
         if record.position["tasks"] is not None:
             known[record.position["planned"]] = record.position["tasks"]["drawn"]
-    nearest = min(known, key=lambda at: abs(at - planned))
+    # Behind a plan, tasks that did not fit are found in the order; before it they would not be.
+    below = [at for at in known if at <= planned and (at or len(known) == 1)]
+    nearest = max(below, default=min(known, key=lambda at: abs(at - planned)))
     between = range(min(nearest, planned), max(nearest, planned))
     items = [item for at in between for item in store.items(at) if item.kind == "train"]
-    return known[nearest] + (len(items) if planned > nearest else -len(items))
+    if planned < nearest:
+        return known[nearest] - len(items)
+    return _behind(items, known[nearest], order)
+
+
+def _behind(items: Sequence[Item], drawn: int, order: Shuffled | None) -> int:
+    """How many tasks were drawn when the last of these items was, ``drawn`` being drawn before the
+    first: between them may be tasks that did not fit, which are in no plan.
+    """
+    for item in items:
+        if order is not None:
+            ahead = range(drawn, drawn + _MOST_LEFT_OUT)
+            drawn = next((at for at in ahead if order[at] == item.task), drawn)
+        drawn += 1
+    return drawn
 
 
 def _planned_again(

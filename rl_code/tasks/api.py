@@ -354,8 +354,17 @@ class Contradictory(Source):
     # The other source, whose tasks must have visible cases.
     of: Named
 
+    @property
+    def endless(self) -> bool:  # ty: ignore[incompatible-property-override]
+        """Whether the other source has no end."""
+        return self._source.endless
+
+    @property
+    def _source(self) -> Source:
+        return find_source(self.of, "config.tasks.of")
+
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        source = find_source(self.of, "config.tasks.of")
+        source = self._source
         tasks = source.load(pool, workdir)
         if source.endless:
             return Stream(lambda i: contradictory.contradict(tasks[i]))

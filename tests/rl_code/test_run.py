@@ -125,6 +125,30 @@ def test_tasks_whose_prompts_are_all_too_long_are_named_with_what_to_raise():
         HeldOut("validation").check_held_out()
 
 
+class Lengthy(HeldOut):
+    """The same with tasks without end, of which only every third prompt fits."""
+
+    def __init__(self):
+        super().__init__("test")
+        tasks = Named("generated", dict(split="train", levels=(1,), seed=0))
+        suite = dataclasses.replace(self.config.suites[0], tasks=tasks, count=4)
+        self.config = dataclasses.replace(self.config, tasks=tasks, suites=(suite,))
+
+    def _prompt_tokens(self, protocol, task):
+        return 50 if int(task.id.split("/")[3]) % 3 == 0 else 101
+
+
+def test_prompts_of_endless_sources_are_checked_in_suites_and_plans():
+    """One that does not fit would end the run when its turn comes, and again after a restart."""
+    run = Lengthy()
+    found = [int(task.id.split("/")[3]) for task in run.suite_tasks(run.config.suites[0])]
+    assert found == [0, 3, 6, 9]
+    schedule = run.schedule(None, run.task_pool(None), 0)
+    drawn = [int(run.tasks[number].id.split("/")[3]) for number in schedule._draw()]
+    assert len(drawn) == run.config.train.tasks_per_step
+    assert all(number % 3 == 0 for number in drawn)
+
+
 @pytest.mark.parametrize(
     ("changes", "chosen", "built"),
     [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 
 from configs import quickstart
 from rl_code.read_config import build
+from rl_code.recording import fork_position
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
 from rl_code.run_config import RunConfig
@@ -30,6 +32,7 @@ from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
+from rl_code.tasks.order import Shuffled
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
@@ -332,6 +335,35 @@ def test_a_restart_from_any_checkpoint_plans_the_same(mode, k, screening, tmp_pa
         assert again.position == fresh.position == whole.position
         first = position["planned"]
         assert [fresh.store.items(step) for step in range(first, steps)] == plans[first:]
+
+
+@pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("in_flight", 2)])
+def test_tasks_that_do_not_fit_give_way_to_the_next_in_every_plan(mode, k, tmp_path):
+    """Also after a restart, and in a fork whose checkpoint is from before the plans."""
+
+    def fits(task: int) -> bool:
+        return task % 3 != 0
+
+    def planned(name: str, position=None, first: int = 0, last: int = 6):
+        pool = TaskPool(ALL_TASKS, 3, None, position)
+        store = GroupStore(tmp_path / name, "learner")
+        schedule = make_schedule(store, mode, k, pool, 6, first, fits=fits)
+        schedule.plan(last, never)
+        tasks = [[item.task for item in store.items(step)] for step in range(first, 6)]
+        return tasks, pool.position(), schedule, store
+
+    def never(step, numbers):
+        raise AssertionError("nothing is screened")
+
+    every, end, schedule, store = planned("whole")
+    assert all(len(tasks) == PER_STEP and all(map(fits, tasks)) for tasks in every)
+    order = Shuffled(ALL_TASKS, 3)
+    drawn = [order[i] for i in range(end["drawn"])]
+    assert [task for task in drawn if fits(task)] == [*itertools.chain(*every)]
+    left_out = end["drawn"] - 6 * PER_STEP
+    assert schedule.take_left_out() == left_out > 0 and schedule.take_left_out() == 0
+    behind = fork_position._behind(store.items(0) + store.items(1), 0, order)
+    assert planned("again", end | {"drawn": behind}, first=2)[:2] == (every[2:], end)
 
 
 @pytest.mark.parametrize(
