@@ -48,13 +48,17 @@ def render(
     """A conversation as text, opening the assistant's next turn if ``add_generation_prompt``.
 
     Raises ValueError for an unknown family or role, a system message that is not the first, and
-    tools or calls that the family's format has no place for.
+    tools or calls that the family's format has no place for or cannot write.
     """
     _check(family, messages, tools)
     template = _ENVIRONMENT.get_template(family)
-    return template.render(
-        messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
-    )
+    try:
+        return template.render(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
+    # schemas and calls of others may lack what a template asks for, or hold something else
+    except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the format of {family=} cannot write this: {error}") from error
 
 
 def render_tool_results(family: str, contents: Sequence[str]) -> str:

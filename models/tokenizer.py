@@ -13,7 +13,6 @@ import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import gguf
 import tokenizers
@@ -29,6 +28,8 @@ from tokenizers import (
 
 from models.gguf_file import open_gguf
 from models.marks import Marks, covered, is_quoted, unquote
+from models.own_template import TemplateSettings
+from models.tokenizer_files import CONFIG_FILE, add_tokens, read_beside, write_beside
 
 # How the tokenizer that is trained here cuts text before merging: a line break with the indent that
 # follows it; one digit; a word; a run of punctuation; other white space. A space in front of a
@@ -59,8 +60,6 @@ _CONTROL = gguf.TokenType.CONTROL
 _USER_DEFINED = gguf.TokenType.USER_DEFINED
 
 # What belongs to a tokenizer in a Hugging Face folder, apart from the tokenizer itself.
-CONFIG_FILE = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 # A class that reads tokenizer.json as it stands, for those who would take another (``save``).
 CLASS_FILE = "tokenization_as_written.py"
 _CLASS = "AsWritten"
@@ -78,7 +77,8 @@ class Tokenizer:
     """Text to ids and back.
 
     ``eos`` ends an assistant turn, ``pad`` fills fixed shapes, ``bos`` may open a text; all are
-    texts of tokens. chat_template: the jinja2 template that came with the tokenizer, if any.
+    texts of tokens. chat_template: the jinja2 template that came with the tokenizer, if any;
+    named_templates: others that came with it, by name.
 
     Safe to use from several threads at once. Raises ValueError when eos or pad is not a token.
     """
@@ -91,10 +91,14 @@ class Tokenizer:
         pad: str,
         bos: str | None = None,
         chat_template: str | None = None,
+        named_templates: Mapping[str, str] | None = None,
     ):
         self._backend = backend
         self.eos, self.pad, self.bos = eos, pad, bos
         self.chat_template = chat_template
+        self.named_templates = dict(named_templates or {})
+        # What templates are rendered with.
+        self.template_settings = TemplateSettings()
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.eos_id, self.pad_id = self.token_id(eos), self.token_id(pad)
         # Ids and texts of the marks. Added tokens of letters or white space alone that are not
@@ -139,19 +143,22 @@ class Tokenizer:
             raise ValueError(f"{path} is a tokenizer of the kind {kind}; only BPE is supported")
         backend.no_truncation()
         backend.no_padding()
-        beside = path.with_name(CONFIG_FILE)
-        config = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-        eos = eos or _token_text(config.get("eos_token"))
+        beside = read_beside(path.parent)
+        add_tokens(backend, beside)
+        eos = eos or beside.token("eos_token")
         if eos is None:
             raise ValueError(
-                f"{path}: which token ends a turn? Pass eos=, or put eos_token into {beside}"
+                f"{path}: which token ends a turn? Pass eos=, or put eos_token into "
+                f"{path.with_name(CONFIG_FILE)}"
             )
+        templates = beside.templates()
         return cls(
             backend,
             eos=eos,
-            pad=pad or _token_text(config.get("pad_token")) or eos,
-            bos=_token_text(config.get("bos_token")),
-            chat_template=_chat_template(path.with_name(TEMPLATE_FILE), config),
+            pad=pad or beside.token("pad_token") or eos,
+            bos=beside.token("bos_token"),
+            chat_template=templates.pop("default", None),
+            named_templates=templates,
         )
 
     @classmethod
@@ -196,13 +203,20 @@ class Tokenizer:
         )
         backend.add_tokens([_added(token, special=False) for token in named.get(_USER_DEFINED, [])])
         eos = tokens[value("eos_token_id")]
-        template = fields.get("tokenizer.chat_template")
+        prefix = "tokenizer.chat_template"
+        templates = {
+            name.removeprefix(f"{prefix}."): field.contents()
+            for name, field in fields.items()
+            if name.startswith(f"{prefix}.")
+        }
+        template = fields.get(prefix)
         return cls(
             backend,
             eos=eos,
             pad=token_of("padding_token_id") or eos,
             bos=token_of("bos_token_id"),
-            chat_template=template.contents() if template else None,
+            chat_template=template.contents() if template else templates.pop("default", None),
+            named_templates=templates,
         )
 
     @classmethod
@@ -255,7 +269,8 @@ class Tokenizer:
     ) -> None:
         """Writes a ``tokenizer.json``; what transformers needs with it goes into files beside it:
         special tokens into ``tokenizer_config.json`` and ``special_tokens_map.json``, the chat
-        template (``chat_template`` where the tokenizer brought none) into ``chat_template.jinja``.
+        template (``chat_template`` where the tokenizer brought none) into ``chat_template.jinja``,
+        named ones into a folder.
 
         architecture: ``model_type`` of the model. For a "qwen2" transformers 5 takes Qwen2's class
         and its rules for cutting text, whatever class is named. A tokenizer with other rules then
@@ -278,12 +293,8 @@ class Tokenizer:
             config["auto_map"] = {
                 "AutoTokenizer": [None, f"{CLASS_FILE.removesuffix('.py')}.{_CLASS}"]
             }
-        for name, content in ((CONFIG_FILE, config), ("special_tokens_map.json", special)):
-            text = json.dumps(content, indent=2) + "\n"
-            path.with_name(name).write_text(text, encoding="utf-8")
         template = chat_template if self.chat_template is None else self.chat_template
-        if template is not None:
-            path.with_name(TEMPLATE_FILE).write_text(template, encoding="utf-8")
+        write_beside(path.parent, config, special, template, self.named_templates)
 
     def _cuts_as_qwen2(self) -> bool:
         """Whether text is normalised and cut before merging as Qwen2's own class does it."""
@@ -401,20 +412,3 @@ def _byte_level_bpe(
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _chat_template(file: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template from its own file or from ``tokenizer_config.json``, where it may be one of
-    several named ones.
-    """
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
-
-
-def _token_text(token: str | dict | None) -> str | None:
-    """A token of ``tokenizer_config.json``, which is a string or an object with its content."""
-    return token["content"] if isinstance(token, dict) else token

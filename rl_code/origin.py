@@ -126,15 +126,30 @@ class Origin:
         chat_template: ``TokenizerConfig.chat_template``.
         """
         tokenizer = self._read_tokenizer(path)
+        key = f"config.tokenizer.chat_template = {chat_template!r}"
+        named = dict(tokenizer.named_templates)
+        if tokenizer.chat_template is not None:
+            named["default"] = tokenizer.chat_template
+        names = ", ".join(f"'own:{name}'" for name in named)
+        if chat_template == "own":
+            if named and "default" not in named:
+                raise ConfigError(f"{key}: the tokenizer has no default; choose one of {names}")
+            return tokenizer
+        tokenizer.named_templates = {}
+        own, colon, name = chat_template.partition(":")
         if chat_template == "family":
             tokenizer.chat_template = None
-        elif chat_template != "own":
+        elif own == "own" and colon:
+            if name not in named:
+                raise ConfigError(f"{key}: the tokenizer has {names or 'no chat template'}")
+            tokenizer.chat_template = named[name]
+        else:
             try:
                 tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
                 raise ConfigError(
-                    f"config.tokenizer.chat_template = {chat_template!r}: neither 'own' nor "
-                    f"'family' nor a file: {error.strerror}"
+                    f"{key}: neither 'own' nor 'own:NAME' nor 'family' nor a file: {why}"
                 ) from error
         return tokenizer
 

@@ -12,6 +12,7 @@ from models import peft
 from models.lora import with_trained
 from models.marks import unquote
 from models.model_config import ModelConfig, MoE
+from models.own_template import TemplateSettings
 from models.padding import pad_config
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -23,7 +24,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.origin import Origin
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig, check_chooses
-from rl_code.run_sections import LoraConfig
+from rl_code.run_sections import LoraConfig, TokenizerConfig
 from rl_code.tasks.demonstrations import Segment
 
 
@@ -41,7 +42,9 @@ def find_tokenizer(
     spec = config.tokenizer
     # a run that trained its tokenizer hands it on with its weights
     if spec.source == "file" or origin.workdir is not None:
-        return origin.tokenizer(spec.path, spec.chat_template)
+        tokenizer = origin.tokenizer(spec.path, spec.chat_template)
+        tokenizer.template_settings = _template_settings(spec)
+        return tokenizer
     if origin.files is not None:
         raise ConfigError(
             f"config.tokenizer.source = 'train': the weights at {origin.weights!r} have a "
@@ -57,6 +60,14 @@ def find_tokenizer(
     protocol = find_protocol(config.protocol, find_tools(config.tools), "config.protocol")
     special = protocol.SPECIAL_TOKENS or Compact.SPECIAL_TOKENS
     return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
+
+
+def _template_settings(spec: TokenizerConfig) -> TemplateSettings:
+    """What the chat template is rendered with. Raises ConfigError."""
+    try:
+        return TemplateSettings(spec.template_arguments, spec.template_date)
+    except ValueError as error:
+        raise ConfigError(f"config.tokenizer.template_{error}") from error
 
 
 def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -> ModelConfig:

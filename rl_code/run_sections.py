@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from attention.methods.api import METHODS
@@ -11,6 +12,7 @@ from attention.methods.method import Method
 from models.families import PRESETS
 from models.lora import LoRA
 from models.model_config import ModelConfig
+from models.own_template import DATE
 from models.quantised import Kind
 from models.sharding import MeshConfig
 from rl_code.learner.advantages import ADVANTAGES
@@ -150,9 +152,16 @@ class TokenizerConfig:
     # ``model.weights``.
     path: str = ""
     # The chat template. "own": the template that came with the tokenizer, or that of the model's
-    # family if none came with it. "family": always that of the family. Anything else is the path
-    # of a jinja2 file.
+    # family if none came with it; where several came, "default", and "tool_use" for conversations
+    # with tools. "own:NAME": the one of that name. "family": always that of the family. Anything
+    # else is the path of a jinja2 file.
     chat_template: str = "own"
+    # Variables of that template, such as dict(enable_thinking=False).
+    template_arguments: Mapping[str, bool | int | float | str] = dataclasses.field(
+        default_factory=dict
+    )
+    # The day that a template is told which asks for the time: a clock would change prompts.
+    template_date: str = DATE
     # With source "train": how many entries the vocabulary has.
     vocab_size: int = 512
     # With source "train": how many demonstrations the vocabulary is learned from.

@@ -19,12 +19,13 @@ _TEMPLATE = r"""
     {{- "# Tools\n\nThese functions are available:\n\n<tools>" -}}
     {%- for tool in tools -%}
       {{- "\n<function>\n<name>" + tool.function.name + "</name>" -}}
-      {{- "\n<description>" + tool.function.description | default("") -}}
-      {{- "</description>\n<parameters>" -}}
-      {%- set schema = tool.function.parameters | default({}) -%}
-      {%- for name, parameter in schema.properties | default({}) | items -%}
+      {{- "\n<description>" ~ tool.function.description | default("", true) ~ "</description>" -}}
+      {{- "\n<parameters>" -}}
+      {%- set schema = tool.function.parameters | default({}, true) -%}
+      {%- set properties = schema.properties if schema.properties is mapping else {} -%}
+      {%- for name, parameter in properties | items -%}
         {{- "\n<parameter>\n<name>" + name + "</name>" -}}
-        {%- for key, value in parameter | items -%}
+        {%- for key, value in (parameter if parameter is mapping else {}) | items -%}
           {{- "\n<" + key + ">" + text(value) + "</" + key + ">" -}}
         {%- endfor -%}
         {{- "\n</parameter>" -}}

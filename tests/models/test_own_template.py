@@ -6,7 +6,7 @@ import pytest
 
 from models.chat import render, render_tool_results
 from models.families import FAMILIES
-from models.own_template import OwnTemplate
+from models.own_template import OwnTemplate, TemplateSettings
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.completion import Completion
@@ -14,7 +14,7 @@ from tests.models.test_chat import TALK, TOOL
 from tests.models.test_gguf_weights import SMOLLM2, needs_smollm2
 
 # What published templates are made of: blocks on lines of their own, loop controls, tojson with
-# arguments, special tokens, refusals, and a date where there is a clock.
+# arguments, special tokens, refusals, a date, settings, and what the assistant says for training.
 PUBLISHED = """{{ bos_token }}
 {%- if strftime_now is defined %}{{ strftime_now("%d") }}{% endif %}
 {%- if tools is not none %}
@@ -26,18 +26,23 @@ PUBLISHED = """{{ bos_token }}
     {% elif message.content == 'stop' %}
         {% break %}
     {% endif %}
-{{ '<' + message['role'] + '>' + message['content'] | trim + '</t>' }}
+{{ '<' + message['role'] + '>' }}
+    {%- generation %}{{ message['content'] | trim }}</t>{% endgeneration %}
+
 {% endfor %}
 {% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"""
 
 
-def own(text: str = PUBLISHED, end: str = "</t>") -> OwnTemplate:
-    return OwnTemplate(text, end, bos="<s>")
+def own(text: str = PUBLISHED, end: str = "</t>", **rest) -> OwnTemplate:
+    return OwnTemplate(text, end, bos="<s>", **rest)
 
 
 def test_a_published_template_is_written_as_it_stands():
     talk = [*TALK, {"role": "assistant", "content": "stop"}]
-    assert own().render(talk) == ("<s><system>Be brief.</t>\n<user>fix {{ it }}</t>\n<assistant>")
+    whole = "<system>Be brief.</t>\n<user>fix {{ it }}</t>\n<assistant>"
+    assert own().render(talk) == f"<s>26{whole}"
+    settings = TemplateSettings(date="2031-01-02")
+    assert own(settings=settings).render(talk) == f"<s>02{whole}"
     assert '    "type": "function",' in own().render(TALK, [TOOL])
     assert own().declares_tools and not own("{{ messages }}").declares_tools
 
@@ -51,6 +56,51 @@ def test_what_a_template_refuses_or_cannot_write_is_named():
         own("{{ messages.__class__.__mro__ }}").render(TALK)
     with pytest.raises(ValueError, match=r"goes on with '</t>.*should end with '<\|im_end\|>'"):
         own(end="<|im_end|>").render_tool_results(["a"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages[0].content + 3 }}",
+        "{{ 1 // 0 }}{{ messages }}",
+        "{{ messages[0]['content'].nothing() }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ 10 ** 400 / 3.5 }}",
+        "{{ strftime_now(3) }}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{{ messages | map('int') | list | sum | tojson(indent='x', separators=3) }}",
+    ],
+)
+def test_whatever_a_template_raises_is_a_refusal(text):
+    with pytest.raises(ValueError, match="the tokenizer's chat template"):
+        own(text).render(TALK)
+
+
+def test_settings_of_a_template():
+    text = "{{ '<think>' if enable_thinking else '<think></think>' }}{{ messages[0].content }}"
+    inside, outside = (
+        own("{{ messages[0].content }}" + text[: text.index("{{ mess")], settings=settings)
+        for settings in (
+            TemplateSettings({"enable_thinking": True}),
+            TemplateSettings({"enable_thinking": False}),
+        )
+    )
+    assert inside.opens_thought and not outside.opens_thought
+    assert outside.render(TALK).endswith("<think></think>")
+    with pytest.raises(ValueError, match="chat template has no variable 'enable_thinkin'"):
+        own(text, settings=TemplateSettings({"enable_thinkin": True}))
+    for wrong in (dict(arguments={"messages": []}), dict(arguments={"bos_token": ""})):
+        with pytest.raises(ValueError, match="no setting of a template"):
+            TemplateSettings(**wrong)
+    with pytest.raises(ValueError, match=r"date = '26\.7\.' must be a day, such as '2024-07-26'"):
+        TemplateSettings(date="26.7.")
+
+
+def test_a_template_for_tools_is_taken_where_there_are_tools():
+    template = own("plain", with_tools="{{ tools }}tools")
+    assert template.declares_tools
+    assert template.render(TALK) == "plain" and template.render(TALK, [TOOL]).endswith("tools")
+    assert template.render([*TALK, {"role": "tool", "content": "x"}]) == "Nonetools"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,6 +122,13 @@ def test_protocols_take_the_template_of_the_tokenizer():
     assert Completion(None).for_tokenizer(tokenizer, {}) == Completion(None)
     tokenizer.chat_template = "{{ messages[0].content }}"
     with pytest.raises(ValueError, match=r"no place for the tools run; tokenizer\.chat_"):
+        chat.for_tokenizer(tokenizer, {"run": TOOL})
+    tokenizer.chat_template = "{{ tools }}{{ raise_exception('two') if messages | length > 3 }}"
+    with pytest.raises(ValueError, match=r"goes on with '' where|cannot write this: two"):
+        chat.for_tokenizer(tokenizer, {"run": TOOL})
+    tokenizer.chat_template = None
+    tokenizer.template_settings = TemplateSettings({"enable_thinking": False})
+    with pytest.raises(ValueError, match=r"no chat template came with .*, to be told enable_th"):
         chat.for_tokenizer(tokenizer, {"run": TOOL})
 
 

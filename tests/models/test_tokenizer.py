@@ -100,6 +100,8 @@ def test_bad_files_and_sizes_are_refused(tokenizer, tmp_path):
         Tokenizer.from_file(tmp_path / "tokenizer.json")
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.from_file(tmp_path).eos == "<|eot|>"  # the other file says it, too
+    (tmp_path / "special_tokens_map.json").unlink()
     with pytest.raises(ValueError, match="which token ends a turn"):
         Tokenizer.from_file(tmp_path / "tokenizer.json")
     assert Tokenizer.from_file(tmp_path / "tokenizer.json", eos="<|eot|>").pad_id == 2
@@ -209,3 +211,79 @@ def test_a_tokenizer_from_gguf_knows_its_end_and_its_template(published_and_read
 def test_a_missing_tokenizer_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json does not exist"):
         Tokenizer.from_file(tmp_path)
+
+
+def rewrite(folder: Path, **config) -> Path:
+    """Changes the tokenizer_config.json of a folder."""
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """The folder of a tokenizer without special tokens, whose vocabulary has two of the marks."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(["a b"], trainer)
+    content = json.loads(backend.to_str())
+    for token in ("<|end|>", "<|pad|>"):
+        content["model"]["vocab"][token] = len(content["model"]["vocab"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    return tmp_path
+
+
+def test_tokens_that_only_the_config_names_are_special(bare):
+    read = Tokenizer.from_file(rewrite(bare, pad_token={"content": "<|pad|>"}))
+    size = read.vocab_size
+    assert read.encode("a<|end|><|pad|>b")[1:-1] == [size - 2, size - 1]
+    listed = {
+        str(size + at): {"content": text, "special": text != "<word>", "normalized": False}
+        for at, text in enumerate(("<|tool|>", "<word>"))
+    }
+    read = Tokenizer.from_file(rewrite(bare, added_tokens_decoder=listed))
+    assert read.encode("<|tool|><|end|><word>") == [size, size - 2, size + 1]
+    assert read.marks.texts == {"<|end|>", "<|pad|>", "<|tool|>", "<word>"}
+    read.save(bare / "tokenizer.json")
+    again = Tokenizer.from_file(bare)
+    assert again.encode("<|tool|><|end|><word>") == [size, size - 2, size + 1]
+    named = ("<|pad|>", "<|nobody|>")  # one is in no vocabulary, so no model can mean it
+    rewrite(bare, additional_special_tokens=named)
+    assert Tokenizer.from_file(bare).vocab_size == size + 2
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"added_tokens_decoder": {"9999": {"content": "<x>"}}}, "gives '<x>' the id 9999"),
+        ({"added_tokens_decoder": [3]}, "added_tokens_decoder does not map ids to tokens"),
+        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder does not map ids to tokens"),
+        ({"chat_template": [{"name": "a"}]}, "chat_template is neither a text nor a list"),
+        ({"chat_template": {"a": 3}}, "the chat template 'a' is no text"),
+        ({"eos_token": 3}, "which token ends a turn"),
+    ],
+)
+def test_what_is_wrong_beside_a_tokenizer_is_named(bare, config, named):
+    with pytest.raises(ValueError, match=named):
+        Tokenizer.from_file(rewrite(bare, **config))
+
+
+def test_a_config_that_is_no_object_is_named(bare):
+    for text, named in (("{", "is no JSON"), ("[]", "must be a JSON object, not list")):
+        (bare / "tokenizer_config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"tokenizer_config\.json {named}"):
+            Tokenizer.from_file(bare)
+
+
+def test_templates_with_names_are_read_and_kept(bare):
+    listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    read = Tokenizer.from_file(rewrite(bare, chat_template=listed))
+    assert (read.chat_template, read.named_templates) == ("D", {"tool_use": "T"})
+    read.save(bare / "sub" / "tokenizer.json")
+    (bare / "sub" / "additional_chat_templates" / "rag.jinja").write_text("R")
+    again = Tokenizer.from_file(bare / "sub")
+    assert (again.chat_template, again.named_templates) == ("D", {"tool_use": "T", "rag": "R"})

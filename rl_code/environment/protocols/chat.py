@@ -52,6 +52,10 @@ class Chat(Protocol):
                 f"the tokenizer's chat template has no place for the tools {', '.join(tools)}; "
                 f"tokenizer.chat_template='family' takes that of {self.family}"
             )
+        if own is not None and tools:
+            # a template that cannot write answers is refused before a run begins
+            for count in (1,) if self.calls == "bare" else (1, 2):
+                own.render_tool_results(["answer"] * count)
         return dataclasses.replace(self, own=own)
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:

@@ -139,11 +139,25 @@ def _frame(family: str, count: int) -> tuple[str, ...]:
 
 
 def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
-    """The chat template that came with a tokenizer of a model family; None where none did."""
+    """The chat template that came with a tokenizer of a model family; None where none did.
+
+    Raises ValueError for a template that cannot be read, and for settings that it does not have.
+    """
+    settings = tokenizer.template_settings
     if tokenizer.chat_template is None:
+        if settings.arguments:
+            names = ", ".join(settings.arguments)
+            raise ValueError(f"no chat template came with the tokenizer, to be told {names}")
         return None
-    end = FAMILIES[family].end
-    return OwnTemplate(tokenizer.chat_template, end, tokenizer.bos or "", tokenizer.eos)
+    return OwnTemplate(
+        tokenizer.chat_template,
+        FAMILIES[family].end,
+        tokenizer.bos or "",
+        tokenizer.eos,
+        tokenizer.pad,
+        tokenizer.named_templates.get("tool_use"),
+        settings,
+    )
 
 
 def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
