@@ -82,8 +82,10 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
     slices = given.get("slices", "1")
     if not slices.isdigit() or slices == "0":
         raise read_config.ConfigError(f"--network_value=slices={slices}: expected a number above 0")
-    for role, hosts in _hosts(int(slices), prefill).items():
-        check_devices(run_config, role, hosts, FLAGS.devices)
+    used = {
+        role: check_devices(run_config, role, hosts, FLAGS.devices)
+        for role, hosts in _hosts(int(slices), prefill).items()
+    }
     return Job(
         name=FLAGS.name or _name(f"{Path(workdir).name} {FLAGS.role}"),
         arguments=[
@@ -96,6 +98,7 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
         python=FLAGS.python or ("python" if on_pods else sys.executable),
         members=count,
         prefill=prefill,
+        used=used,
         network_values=given,
         **{
             name: getattr(FLAGS, name)
@@ -126,17 +129,20 @@ def _hosts(slices: int, prefill: bool) -> dict[str, int]:
     return {role: FLAGS.actor_hosts if role == "actor" else FLAGS.hosts * slices}
 
 
-def check_devices(config: RunConfig, role: str, hosts: int, devices: int) -> None:
-    """Raises ConfigError if a role's meshes need more accelerators than its hosts have.
+def check_devices(config: RunConfig, role: str, hosts: int, devices: int) -> int:
+    """Accelerators of each host that a role's meshes use: all of them where a mesh takes what is
+    left (data=0). Raises ConfigError if the meshes need more than the hosts have.
 
     devices: accelerators of a host; 0 for its processors, of which any number can be asked for.
     """
-    needed = flags.devices_of(meshes(config, role))
+    taken = meshes(config, role)
+    needed = flags.devices_of(taken)
     if devices and needed > hosts * devices:
         raise read_config.ConfigError(
             f"{hosts} hosts with --devices={devices} have {hosts * devices}, and the "
             f"meshes of the role {role} need {needed}"
         )
+    return devices if any(mesh.data == 0 for mesh in taken) else min(devices, -(-needed // hosts))
 
 
 def _on_hosts(path: str, repository: str, on_pods: bool) -> str:
@@ -179,7 +185,12 @@ def define_flags() -> None:
         0,
     )
     absl_flags.DEFINE_integer("actor_hosts", 1, "Hosts of each actor.", 1)
-    absl_flags.DEFINE_integer("devices", 0, "Accelerators of a host; 0 for its processors.", 0)
+    absl_flags.DEFINE_integer(
+        "devices",
+        0,
+        "Accelerators of a host; each role asks for as many as its meshes use. 0 for processors.",
+        0,
+    )
     absl_flags.DEFINE_integer("cpus", 0, "Processors of a host; 0 for what the cluster gives.", 0)
     absl_flags.DEFINE_integer("memory_gb", 0, "Memory of a host; 0 for what the cluster gives.", 0)
     absl_flags.DEFINE_enum(

@@ -35,6 +35,8 @@ ROLES = {
     "sweep": "The runs of a sweep, and the table of what has finished.",
     "ray": "A run on the nodes of a Ray cluster.",
 }
+# The role of launch.train of all processes, where a job has processes of one role.
+ALONE = {"all": "all", "actors": "actor", "prefill": "prefill", "sft": "all", "sweep": "all"}
 ENGINES = ("slurm", "kubernetes")
 # Characters of an option of sbatch.
 _OPTION = re.compile(r"--?[\w-]+(=[\w./:@%+,=\[\]-]*)?")
@@ -87,8 +89,10 @@ class Job:
     actor_hosts: int = 1
     # Whether a process of the role prefill belongs to the run.
     prefill: bool = False
-    # Accelerators of a host.
+    # Accelerators of a host; 0 for none.
     devices: int = 0
+    # Role of launch.train -> how many of them a host of it uses; all, where a role is left out.
+    used: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cpus: int = 0
     memory_gb: int = 0
     network: str = "none"
@@ -105,6 +109,10 @@ class Job:
     namespace: str = "default"
     claim: str = ""
     mount: str = "/shared"
+
+    def devices_of(self, role: str) -> int:
+        """Accelerators of a host that a role of launch.train is to have."""
+        return min(self.devices, self.used.get(role, self.devices))
 
 
 def render(job: Job) -> dict[str, str]:
@@ -253,12 +261,15 @@ def _sweep(job: Job) -> list[str]:
 
 def _on_ray(job: Job) -> list[str]:
     """The command that runs the roles on Ray's nodes; a kind of node has its role as a resource."""
-    devices = f",GPU={job.devices}" if job.devices else ""
+
+    def needs(role: str) -> str:
+        devices = job.devices_of(role)
+        return f"--{role}_needs={role}=1" + (f",GPU={devices}" if devices else "")
+
     return [
         *(job.python, "-m", "launch.on_ray", "--address=auto", *job.arguments),
         *(f"--hosts={job.hosts}", f"--actors={job.actors}", f"--actor_hosts={job.actor_hosts}"),
-        *(f"--learner_needs=learner=1{devices}", f"--actor_needs=actor=1{devices}"),
-        *([f"--prefill_needs=prefill=1{devices}"] if job.prefill else []),
+        *(needs("learner"), needs("actor"), *([needs("prefill")] if job.prefill else [])),
         f"--grace_s={job.grace_s}",
     ]
 
@@ -275,6 +286,9 @@ def _slurm(job: Job) -> dict[str, str]:
         "first": job.first_actor,
         "last": job.first_actor + job.actors - 1,
         "host": job.role in ("learner", "prefill"),
+        "devices": job.devices_of(ALONE.get(job.role, "learner")),
+        "actor_devices": job.devices_of("actor"),
+        "prefill_devices": job.devices_of("prefill"),
         "actor_network": network(job, job.actor_hosts),
         "prefill_network": network(job, 1),
         "prefill_command": train(job, "prefill"),
@@ -307,10 +321,9 @@ def _kubernetes(job: Job) -> dict[str, str]:
         "claim": job.claim,
         "mount": job.mount,
         "domain": f"{job.name}-imex" if job.network == "nvlink" else "",
-        "resources": _resources(job),
         "pins_memory": "resource" in job.network_values or job.network == "nvlink",
         "jobs": _pods(job),
-        "head": Pods("head", []),
+        "head": Pods("head", [], sandboxes=False),
     }
     if job.role != "ray":
         values["manifest"] = "jobset.yaml"
@@ -349,10 +362,28 @@ class Pods:
     backoff: int = 0
     # Whether pods know their number among those of their program, and the program's.
     indexed: bool = False
+    # What each may use: resource -> amount.
+    resources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Whether code that a model wrote runs in them, in sandboxes.
+    sandboxes: bool = True
 
 
 def _pods(job: Job) -> list[Pods]:
-    """The kinds of pods of a role, the one first whose end is the end of all."""
+    """The kinds of pods of a role with what they may use, the one first whose end is the end of
+    all.
+    """
+    return [
+        dataclasses.replace(
+            pods,
+            resources=_resources(job, ALONE.get(job.role, pods.name)),
+            sandboxes=pods.name != "prefill",
+        )
+        for pods in _kinds(job)
+    ]
+
+
+def _kinds(job: Job) -> list[Pods]:
+    """As ``_pods``, without what they may use."""
     if job.role == "ray":
         actors = job.actors * job.actor_hosts
         found = [Pods("learner", [], replicas=job.hosts), Pods("actor", [], replicas=actors)]
@@ -398,9 +429,11 @@ def _together(job: Job, role: str) -> list[str]:
     return [f"--coordinator={first}", f"--processes={hosts}", "--process=$(PROCESS)"]
 
 
-def _resources(job: Job) -> dict[str, str]:
-    """What a pod may use: resource -> amount."""
-    found = {"google.com/tpu" if _on_tpu(job) else "nvidia.com/gpu": job.devices}
+def _resources(job: Job, role: str) -> dict[str, str]:
+    """What a pod of a role of launch.train may use: resource -> amount."""
+    kind = "google.com/tpu" if _on_tpu(job) else "nvidia.com/gpu"
+    # a host of a TPU slice is given out as a whole
+    found = {kind: job.devices if _on_tpu(job) else job.devices_of(role)}
     found |= {"cpu": job.cpus, job.network_values.get("resource", ""): 1}
     amounts = {name: str(amount) for name, amount in found.items() if name and amount}
     return amounts | ({"memory": f"{job.memory_gb}Gi"} if job.memory_gb else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,11 @@ def refuse(text: str) -> NoReturn:
     """Ends the program because its command line is wrong; starting it again does not help."""
     print(text, file=sys.stderr)
     sys.exit(2)
+
+
+def shown(module: str, *words: str) -> str:
+    """A command of this project as a shell takes it."""
+    return shlex.join(["python", "-m", module, *words])
 
 
 def wants_help() -> bool:

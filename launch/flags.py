@@ -14,7 +14,7 @@ import textwrap
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -198,6 +198,24 @@ def overrides() -> list[str]:
     found = [argument for argument in sys.argv[1:] if re.match(r"--?config\.", argument)]
     if apart := [argument for argument in found if "=" not in argument]:
         raise ConfigError(f"{apart[0]} is passed on to other commands: write {apart[0]}=<value>")
+    return found
+
+
+def given(but: Collection[str] = ()) -> list[str]:
+    """--config and its overrides as they were given, a word each, for a command that is shown.
+
+    but: dotted keys whose overrides are left out.
+    """
+    words = sys.argv[1:]
+    found = []
+    for at, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or (name != "config" and not name.startswith("config.")):
+            continue
+        if not equals and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            equals, value = "=", words[at + 1]
+        if name.removeprefix("config.") not in but:
+            found.append(f"--{name}{equals}{value}")
     return found
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import ml_collections
 from absl import flags as absl_flags
 
-from launch import flags, trusted
+from launch import command, flags, trusted
 from launch.step import STEP
 from rl_code import lineage, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -77,12 +77,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             soft_wrap=True,
         )
     console.print(
-        "Next: python -m launch.train "
-        + " ".join(
-            [f"--config={workdir}/config.json", f"--workdir={workdir}", *trusted.passed_on()]
+        "Next: "
+        + command.shown(
+            "launch.train",
+            f"--config={workdir}/config.json",
+            f"--workdir={workdir}",
+            *trusted.passed_on(),
         ),
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
 
 

@@ -60,12 +60,16 @@ def main(argv: Sequence[str]) -> None:
         command.refuse(f"--compile={FLAGS.compile}: {', '.join(missing)} not installed: {INSTALL}")
     actors = FLAGS.actor_devices or FLAGS.devices
     experts = job.model.moe is not None
-    learners = chosen("mesh", FLAGS.devices) or plan_arithmetic.meshes(
-        FLAGS.devices, fsdp=True, experts=experts, context=FLAGS.context >= _LONG
+    learners = chosen("mesh", FLAGS.devices) or list(
+        plan_arithmetic.meshes(
+            FLAGS.devices, fsdp=True, experts=experts, context=FLAGS.context >= _LONG
+        )
     )
-    samplers = chosen("actor_mesh", actors) or plan_arithmetic.meshes(
-        actors, fsdp=False, experts=experts
+    samplers = chosen("actor_mesh", actors) or list(
+        plan_arithmetic.meshes(actors, fsdp=False, experts=experts)
     )
+    count = f"{len(learners)} meshes for the learner, {len(samplers)} for the actor"
+    console().print(f"{job.name} on {job.target.name}: {count}", style="dim")
     roles = {
         "learner": plan_table.sorted_estimates(job, plan_arithmetic.learner, learners),
         "actor": plan_table.sorted_estimates(job, plan_arithmetic.actor, samplers),
@@ -139,19 +143,23 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
 def report(job: Job, found: dict[str, list[Estimate]]) -> None:
     """The transfer of weights between the best meshes; --json and --figure."""
     seconds = None
+    keys: list[str] = []
     if all(found.values()):
         best = found["learner"][0].mesh, found["actor"][0].mesh
         seconds = plan_arithmetic.transfer_seconds(job, *best)
         learner, actor = map(plan_table.words, best)
         words = f"new weights from {learner} to {actor}: at least {1e3 * seconds:,.1f} ms"
         console().print(f"{words} (arithmetic)")
+        keys = plan_table.config_flags(job, *best)
+        console().print("The first mesh of each role as keys of a config, to give with --config:")
+        console().print(" ".join(keys), soft_wrap=True, highlight=False, markup=False)
     rows = {
         role: [plan_table.to_json(x) | plan_table.derived(job, x) for x in own]
         for role, own in found.items()
     }
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
     asked = {name: FLAGS[name].value for name in own}
-    save({"asked": asked, "transfer_s": seconds, **rows})
+    save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
     if FLAGS.figure:
         plan_table.draw(job, found, Path(FLAGS.figure))
 

@@ -12,7 +12,8 @@ from typing import Any
 import rich.table
 
 from benchmarks.collectives import Kind
-from launch.plan_arithmetic import Estimate, Job
+from launch.plan_arithmetic import Estimate, Job, expert_devices
+from models.padding import pad_config
 from models.sharding import MESH_AXES, MeshConfig
 
 # Part of a device's memory that a plan may fill; the rest is for fragments and the driver.
@@ -161,6 +162,41 @@ def derived(job: Job, estimate: Estimate) -> dict[str, Any]:
         "mfu": estimate.mfu(job.target),
         "tokens_per_second": estimate.tokens_per_second(job.target),
     }
+
+
+def config_flags(job: Job, learner: MeshConfig, actor: MeshConfig) -> list[str]:
+    """The plan as flags that set keys of a config: of learner and actors in processes of their own.
+
+    Sizes that a mesh axis does not divide are padded, as the arithmetic counts them.
+    """
+    model = job.model
+    keys: dict[str, Any] = {
+        **{f"mesh.{name}": size for name, size in zip(MESH_AXES, learner.sizes, strict=True)},
+        **{f"rollout.mesh.{name}": size for name, size in zip(MESH_AXES, actor.sizes, strict=True)},
+        "model.dtype": model.dtype,
+        "model.remat": model.remat,
+        "model.offload_activations": model.offload_activations,
+        "train.optimizer.offload": job.offload_moments,
+        "rollout.engine.slots": job.rows,
+        "limits.tokens": job.context,
+    }
+    if model.moe is not None and model.moe.fold:
+        keys |= {"model.fold_experts": True, "model.sequence_parallel": True}
+    tensor = math.lcm(learner.tensor, actor.tensor)
+    if pad_config(model, tensor).unpadded is not None:
+        keys["model.pad_for"] = tensor
+    if model.moe is not None:
+        experts = math.lcm(*(expert_devices(model, mesh) for mesh in (learner, actor)))
+        if model.moe.experts % experts:
+            keys["model.pad_experts_for"] = experts
+    # left out: what a config has anyway
+    plain = {name: value for name, value in keys.items() if value is not False}
+    sizes = {f"{where}.{name}" for where in ("mesh", "rollout.mesh") for name in MESH_AXES[1:]}
+    return [
+        f"--config.{name}={value}"
+        for name, value in plain.items()
+        if name not in sizes or value != 1 or name.endswith(".tensor")
+    ]
 
 
 def _kind_words(kind: Kind) -> str:

@@ -23,7 +23,7 @@ import ml_collections
 import rich.console
 from absl import flags as absl_flags
 
-from launch import dry_run, flags
+from launch import command, dry_run, flags
 from rl_code import read_config
 from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -102,18 +102,24 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         show_difference(console, [result for result in results if result.suite == name])
     page = write_report(workdir, Path(workdir) / "report.html", REPORT, title=Path(workdir).name)
     console.print(f"Report: {page}", soft_wrap=True)
-    console.print(what_next(workdir), soft_wrap=True, highlight=False)
+    console.print(what_next(run_config, workdir), soft_wrap=True, highlight=False, markup=False)
 
 
-def what_next(workdir: str) -> str:
-    """What can be done with a run that has finished, as commands."""
-    config = f"--config={absl_flags.FLAGS['config'].config_filename} --workdir={workdir}"
-    return (
-        f"Next: python -m launch.evaluate {config} --suite=<name> plays a suite again;\n"
-        f"      python -m launch.export --workdir={workdir} --out=<folder> writes the model for "
-        "others to load;\n"
-        f"      python -m launch.train {config} --config.train.steps=<more> trains on."
+def what_next(config: RunConfig, workdir: str) -> str:
+    """What can be done with a run that has finished, as commands that work when they are pasted."""
+    run = f"--workdir={workdir}"
+    found = {}
+    if config.suites:
+        suite = f"--suite={config.suites[0].name}"
+        found["play a suite again"] = command.shown("launch.evaluate", *flags.given(), run, suite)
+    found["write the model for others to load"] = command.shown(
+        "launch.export", run, f"--out=exports/{Path(workdir).name}"
     )
+    more = f"--config.train.steps={2 * max(1, config.train.steps)}"
+    found["train on, for as many steps again"] = command.shown(
+        "launch.train", *flags.given(but=("train.steps",)), run, more
+    )
+    return "\n".join(["Next:", *(f"# {what}\n{line}" for what, line in found.items())])
 
 
 def show_difference(console: rich.console.Console, results: list[SuiteResult]) -> None:

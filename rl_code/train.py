@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -209,10 +210,10 @@ def _fork_named(workdir: Path) -> Iterator[None]:
         yield
     except (OtherBits, ConsumedOtherwise) as error:
         step = max(checkpoint_steps(workdir), default=0)
+        words = [str(workdir), f"--step={step}", "--other_bits", f"--workdir={workdir}-{step}"]
         raise type(error)(
             f"{error}. Or go on with other bits in a fork, which keeps the record before step "
-            f"{step} and says where bits change, by\n    python -m launch.fork "
-            f"{workdir} --step={step} --other_bits --workdir={workdir}-{step}"
+            f"{step} and says where bits change, by\n    python -m launch.fork {shlex.join(words)}"
         ) from error
 
 

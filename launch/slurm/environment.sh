@@ -4,7 +4,7 @@ cd {{ repository | sh }}
 export {{ variable.name }}={{ variable.value | sh }}
 {% endfor %}
 {% if devices %}
-# One process has all devices of its host; under SLURM, JAX would give it one.
+# One process has all devices that the job has on its host; under SLURM, JAX would give it one.
 export JAX_LOCAL_DEVICE_IDS={{ range(devices) | join(",") }}
 {% endif %}
 

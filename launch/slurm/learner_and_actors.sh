@@ -5,19 +5,23 @@
 {% if prefill %}
 # The last one prefills prompts for the actors.
 {% endif %}
+{% macro visible(count) %}
+{% if count and count != devices %}
+export JAX_LOCAL_DEVICE_IDS={{ range(count) | join(",") }}; {% endif %}
+{% endmacro %}
 {% include "options.sh" %}
 {% with nodes = hosts %}
 {% include "resources.sh" %}
 {% endwith %}
 {% for actor in range(actors) %}
 #SBATCH hetjob
-{% with nodes = actor_hosts, network = actor_network %}
+{% with nodes = actor_hosts, network = actor_network, devices = actor_devices %}
 {% include "resources.sh" %}
 {% endwith %}
 {% endfor %}
 {% if prefill %}
 #SBATCH hetjob
-{% with nodes = 1, network = prefill_network %}
+{% with nodes = 1, network = prefill_network, devices = prefill_devices %}
 {% include "resources.sh" %}
 {% endwith %}
 {% endif %}
@@ -32,13 +36,13 @@ learner=$!
 actors=()
 for ((i = 0; i < {{ actors }}; i++)); do
     bash launch/supervise.sh srun --het-group=$((i + 1)) --kill-on-bad-exit=0 --wait=600 \
-        bash -c 'exec "$@" --host="$(address)"' task {{ actor_command | words }} --name="actor-$i" &
+        bash -c '{{ visible(actor_devices) }}exec "$@" --host="$(address)"' task {{ actor_command | words }} --name="actor-$i" &
     actors+=($!)
 done
 {% if prefill %}
 # Actors prefill by themselves while it is away.
 bash launch/supervise.sh srun --het-group={{ actors + 1 }} --kill-on-bad-exit=0 --wait=600 \
-    bash -c 'exec "$@" --host="$(address)"' task {{ prefill_command | words }} &
+    bash -c '{{ visible(prefill_devices) }}exec "$@" --host="$(address)"' task {{ prefill_command | words }} &
 actors+=($!)
 {% endif %}
 await "$learner"

@@ -573,11 +573,49 @@ def test_what_the_config_cannot_do_is_refused(tmp_path):
     assert launch_cluster.members(config, str(ROOT / "configs/ablation.py"), "/shared/x") == 9
     config.mesh.data = 4
     run_config = read_config.build(RunConfig, config)
-    launch_cluster.check_devices(run_config, "learner", hosts=2, devices=2)
-    launch_cluster.check_devices(run_config, "learner", hosts=1, devices=0)
+    assert launch_cluster.check_devices(run_config, "learner", hosts=2, devices=2) == 2
+    assert launch_cluster.check_devices(run_config, "learner", hosts=1, devices=0) == 0
+    # no more than the meshes use, and all where a mesh takes what is left
+    assert launch_cluster.check_devices(run_config, "learner", hosts=1, devices=8) == 4
+    assert launch_cluster.check_devices(run_config, "actor", hosts=1, devices=8) == 1
+    config.mesh.data = 0
+    every = read_config.build(RunConfig, config)
+    assert launch_cluster.check_devices(every, "learner", hosts=1, devices=8) == 8
     complaint = "1 hosts with --devices=2 have 2, and the meshes of the role learner need 4"
     with pytest.raises(ConfigError, match=complaint):
         launch_cluster.check_devices(run_config, "learner", hosts=1, devices=2)
+
+
+ONE_ACTOR = dict(devices=8, prefill=True, used={"actor": 1, "prefill": 2})
+
+
+def test_a_role_asks_slurm_for_as_many_devices_as_it_uses():
+    job = dataclasses.replace(SLURM, role="learner_and_actors", actors=2, **ONE_ACTOR)
+    script = render(job)["learner_and_actors.sh"]
+    asked = [one for one in options(script) if one.startswith("--gpus-per-node")]
+    assert asked == [f"--gpus-per-node={count}" for count in (8, 1, 1, 2)]
+    assert "export JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7\n" in script
+    assert "export JAX_LOCAL_DEVICE_IDS=0; exec" in script
+    assert "export JAX_LOCAL_DEVICE_IDS=0,1; exec" in script
+    alone = render(dataclasses.replace(job, role="actors", prefill=False))["actors.sh"]
+    assert "--gpus-per-node=1" in options(alone) and "JAX_LOCAL_DEVICE_IDS=0\n" in alone
+
+
+def test_a_pod_asks_for_what_its_role_uses_and_may_make_sandboxes():
+    job = dataclasses.replace(KUBERNETES, role="learner_and_actors", actors=2, **ONE_ACTOR)
+    made = manifests(render(job)["jobset.yaml"])["JobSet"]["spec"]["replicatedJobs"]
+    containers = {
+        one["name"]: one["template"]["spec"]["template"]["spec"]["containers"][0] for one in made
+    }
+    asked = {name: one["resources"]["limits"]["nvidia.com/gpu"] for name, one in containers.items()}
+    assert asked == {"learner": "8", "actor": "1", "prefill": "2"}
+    for name, one in containers.items():
+        if name == "prefill":  # runs nothing that a model wrote
+            assert "securityContext" not in one
+            continue
+        may = one["securityContext"]
+        assert may["runAsUser"] == 0 and may["capabilities"]["add"] == ["SYS_ADMIN"]
+        assert may["seccompProfile"] == may["appArmorProfile"] == {"type": "Unconfined"}
 
 
 def test_the_page_has_the_table_of_networks():

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from configs import quickstart
+from launch import command, flags, train
+from rl_code import read_config
+from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,4 +150,48 @@ def test_a_config_is_read_with_its_argument_and_overrides(outputs):
     assert (
         config == {"steps": 1, "loss": {"low": 1.0, "levels": [3, 4], "kl": None}}
         and workdir == "w"
+    )
+
+
+def test_a_command_that_is_shown_has_the_overrides_of_the_run_and_their_quotes(monkeypatch):
+    given = [
+        "train",
+        "--config=configs/a b.py:smoke",
+        "-config.train.steps=3",
+        "--workdir=runs/x",
+        "--config.model.lora={'rank': 16}",
+        "--config.seed",
+        "7",
+        "--config.sft=None",
+        "--config.tokenizer.special=a=b",
+    ]
+    monkeypatch.setattr(sys, "argv", given)
+    config = "--config=configs/a b.py:smoke"
+    rest = ["--config.model.lora={'rank': 16}", "--config.seed=7", "--config.sft=None"]
+    rest += ["--config.tokenizer.special=a=b"]
+    assert flags.given() == [config, "--config.train.steps=3", *rest]
+    assert flags.given(but=("train.steps",)) == [config, *rest]
+    line = command.shown("launch.train", *flags.given(), "--workdir=my runs/x")
+    assert shlex.split(line)[3:] == [*flags.given(), "--workdir=my runs/x"]
+
+
+def test_what_comes_next_names_a_suite_of_the_run_and_more_steps(monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["train", "--config=configs/quickstart.py:smoke", "--config.train.steps=5"]
+    )
+    settings = quickstart.get_config("smoke")
+    settings.train.steps = 5
+    told = train.what_next(read_config.build(RunConfig, settings), "runs/a b")
+    lines = [shlex.split(line) for line in told.splitlines() if not line.startswith(("#", "Next"))]
+    config = ["--config=configs/quickstart.py:smoke"]
+    steps = ["--config.train.steps=5"]
+    run = ["--workdir=runs/a b"]
+    assert [line[2:] for line in lines] == [
+        ["launch.evaluate", *config, *steps, *run, "--suite=held_out"],
+        ["launch.export", *run, "--out=exports/a b"],
+        ["launch.train", *config, *run, "--config.train.steps=10"],
+    ]
+    settings.suites = ()
+    assert "launch.evaluate" not in train.what_next(
+        read_config.build(RunConfig, settings), "runs/a"
     )

@@ -12,11 +12,15 @@ import jax
 import pytest
 
 from benchmarks.collectives import Kind
+from configs import own_model
 from launch import plan_arithmetic, plan_compiled, plan_table
 from launch.plan_arithmetic import Job
 from launch.targets import TARGETS
 from models.families import PRESETS
 from models.sharding import MeshConfig
+from rl_code import read_config
+from rl_code.read_config import build
+from rl_code.run_config import RunConfig
 from tests import programs
 from tests.models.small import small_config
 
@@ -187,6 +191,27 @@ def test_what_waits_on_the_host_is_counted_apart():
     kept = made.host["hidden states"]
     assert kept > 0 and plain.memory["working"] - made.memory["working"] == pytest.approx(kept)
     assert made.total_bytes < plain.total_bytes - 0.9 * sum(made.host.values())
+
+
+def test_a_plan_is_given_as_keys_of_a_config():
+    learner, actor = MeshConfig(fsdp=3, tensor=24), MeshConfig(tensor=72)
+    job = dataclasses.replace(LARGE, offload_moments=True)
+    given = read_config.complete(RunConfig, own_model.get_config())
+    for flag in plan_table.config_flags(job, learner, actor):
+        key, _, value = flag.removeprefix("--config.").partition("=")
+        *sections, name = key.split(".")
+        section = given
+        for part in sections:
+            section = section[part]
+        section[name] = {"True": True}.get(value, int(value) if value.isdigit() else value)
+    config = build(RunConfig, given)
+    assert config.mesh.sizes == learner.sizes and config.rollout.mesh.sizes == actor.sizes
+    # 64 heads do not divide by 72
+    assert (config.model.pad_for, config.model.dtype) == (72, "bfloat16")
+    assert config.train.optimizer.offload and config.rollout.engine.slots == job.rows
+    assert config.limits.tokens == job.context
+    flags = plan_table.config_flags(LARGE, MeshConfig(fsdp=8), MeshConfig(tensor=8))
+    assert not any("pad" in flag or "offload" in flag for flag in flags)
 
 
 def test_estimates_survive_json():

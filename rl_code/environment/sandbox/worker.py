@@ -28,7 +28,10 @@ HOW_TO_GET_ONE = (
     "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`; on Debian 10 or older "
     "`sudo sysctl kernel.unprivileged_userns_clone=1`; in Docker `--security-opt "
     "seccomp=unconfined "
-    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined --cap-add SYS_ADMIN`."
+    "--security-opt apparmor=unconfined --security-opt systempaths=unconfined --cap-add "
+    "SYS_ADMIN`; in Kubernetes a securityContext of the container with `runAsUser: 0`, "
+    "`seccompProfile: {type: Unconfined}`, `appArmorProfile: {type: Unconfined}` and "
+    "`capabilities: {add: [SYS_ADMIN]}`, as launch.cluster writes it."
 )
 
 # Where programs started by root give up root to, if this machine has so many users: no account has
