@@ -1,4 +1,4 @@
-"""Imports point one way: launch, experiments, configs, benchmarks, rl_code, models, attention,
+"""Imports point one way: examples, launch, experiments, configs, benchmarks, rl_code, models, attention,
 pallas_kernels.
 """
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # what each top folder may import of the others; itself is always allowed
 ALLOWED = {
+    "examples": {"launch", "rl_code", "models", "attention", "pallas_kernels"},
     "launch": {
         "configs",
         "benchmarks",

@@ -1,0 +1,36 @@
+"""The examples do what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from examples import grading, learning, own_model, recording, sampling
+from tests.rl_code.recording.conftest import recorded, stand_in  # noqa: F401
+
+
+def test_only_the_right_answer_passes():
+    passed = grading.main()
+    assert passed.pop("right") == (True, True, True)
+    assert set(passed.values()) == {(False, False, False)}
+
+
+def test_a_prompt_samples_the_same_alone():
+    both, _, alone = sampling.main()
+    assert both == alone
+    assert len({tuple(tokens) for tokens in both}) == 4
+
+
+def test_the_answer_becomes_more_likely():
+    chances = learning.main(steps=8)
+    assert chances[-1] > 2 * chances[0]
+
+
+@pytest.mark.long
+def test_a_model_of_ones_own_learns_to_repeat():
+    losses = own_model.main(steps=100)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_every_update_of_a_recording_is_made_again(recorded, capsys):  # noqa: F811
+    assert recording.main(str(recorded), str(recorded)) == [True] * 5
+    assert "the runs are equal" in capsys.readouterr().out
