@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_code.environment.servers.stream import Stream
+from rl_code.environment.tools.schema import Arguments, unknown_types
 
 VERSION = "2025-06-18"
-# Tools of one server, pages of their list, and characters of a description and of a schema.
-_TOOLS = 200
+# Tools and pages of a list that are read, characters of a description and of a schema, and how
+# deeply a schema may be nested.
+_LISTED = 2000
 _PAGES = 20
 _DESCRIPTION = 4000
 _SCHEMA = 20_000
+_DEEPEST = 32
 _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 _NO_METHOD = -32601
 
@@ -29,10 +32,12 @@ class ListedTool(NamedTuple):
     description: str
     # JSON schema of an object.
     parameters: dict[str, Any]
+    # Why it cannot be offered, in words; "" where it can.
+    problem: str = ""
 
 
 class McpError(ValueError):
-    """The server refused a request, or lists what cannot be offered."""
+    """The server refused a request."""
 
 
 class McpClient:
@@ -53,19 +58,24 @@ class McpClient:
         stream.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def tools(self, deadline: float) -> list[ListedTool]:
-        """The server's tools in its order. Raises McpError for one that cannot be offered."""
+        """The server's tools in its order, those that cannot be offered with their problem. Raises
+        McpError.
+        """
         found: list[ListedTool] = []
         cursor: dict[str, str] = {}
         for _ in range(_PAGES):
             page = self._ask("tools/list", cursor, deadline)
             items = page.get("tools")
             found += [_listed(item) for item in (items if isinstance(items, list) else ())]
-            if not isinstance(page.get("nextCursor"), str):
+            if len(found) >= _LISTED or not isinstance(page.get("nextCursor"), str):
                 break
             cursor = {"cursor": page["nextCursor"]}
-        if len(found) > _TOOLS:
-            raise McpError(f"it lists {len(found)} tools; at most {_TOOLS} are read")
-        return found
+        return found[:_LISTED]
+
+    @property
+    def told_skipped(self) -> str:
+        """How many lines of the server's were no messages, in words; "" for none."""
+        return self._stream.told_skipped
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline: float) -> tuple[str, bool]:
         """What a tool answers, as text, and whether it did what was asked. Raises McpError."""
@@ -86,7 +96,7 @@ class McpClient:
                     reply = self._reply(message["method"])
                     self._stream.write({"jsonrpc": "2.0", "id": message["id"], **reply})
                 continue
-            if message.get("id") != number:
+            if type(message.get("id")) is not int or message["id"] != number:
                 continue
             result = message.get("result")
             if isinstance(result, dict):
@@ -106,30 +116,72 @@ class McpClient:
 
 
 def _listed(item: Any) -> ListedTool:
-    """A tool of a list. Raises McpError for what cannot be offered."""
+    """A tool of a list."""
     name = item.get("name") if isinstance(item, dict) else None
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise McpError(f"it lists a tool without a proper name: {str(item)[:80]}")
-    schema = item.get("inputSchema")
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else None
-    required = schema.get("required", []) if isinstance(schema, dict) else None
-    proper = (
-        isinstance(properties, dict)
-        and all(isinstance(value, dict) for value in properties.values())
-        and isinstance(required, list)
-        and all(argument in properties for argument in required)
-    )
-    if not proper or len(json.dumps(schema)) > _SCHEMA:
-        raise McpError(
-            f"the schema of {name} is no object with properties, or longer than {_SCHEMA} "
-            "characters"
-        )
-    # What a call does not name stays the server's business.
-    parameters = {**schema, "type": "object", "properties": properties, "required": required}
-    parameters["additionalProperties"] = False
+        return ListedTool(str(name or item)[:80], "", {}, "it has no proper name")
     description = item.get("description")
-    text = description if isinstance(description, str) else ""
-    return ListedTool(name, text[:_DESCRIPTION], parameters)
+    text = description[:_DESCRIPTION] if isinstance(description, str) else ""
+    schema = item.get("inputSchema")
+    try:
+        return ListedTool(name, text, _parameters({} if schema is None else schema))
+    except ValueError as error:
+        return ListedTool(name, text, {}, str(error))
+
+
+def _parameters(schema: Any) -> dict[str, Any]:
+    """A tool's schema with its arguments at the root, whatever parts it is made of. Raises
+    ValueError where no call can be written by it.
+    """
+    if not isinstance(schema, dict) or _depth(schema) > _DEEPEST:
+        raise ValueError(f"its schema is no object, or nested more than {_DEEPEST} deep")
+    if len(json.dumps(schema)) > _SCHEMA:
+        raise ValueError(f"its schema is longer than {_SCHEMA} characters")
+    arguments = Arguments({"parameters": schema})
+    if not arguments.is_object:
+        raise ValueError("its schema is not that of an object")
+    properties = dict(arguments.properties)
+    required = dict.fromkeys(arguments.required)
+    needed = schema.get("required")
+    for name in needed if isinstance(needed, list) else ():
+        if not isinstance(name, str):
+            raise ValueError(f"its schema requires what is no name: {str(name)[:40]}")
+        required[name] = None
+        properties.setdefault(name, {})
+    for name, value in list(properties.items()):
+        if value is True:
+            properties[name] = {}
+        elif value is False and name not in required:
+            del properties[name]
+        elif not isinstance(value, dict):
+            raise ValueError(f"its argument {name[:40]} has no schema: {str(value)[:40]}")
+        for kind in unknown_types(value):
+            raise ValueError(f"its argument {name[:40]} has the unknown type {kind[:40]!r}")
+    # what these two say now stands at the root
+    kept = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
+    return {
+        **kept,
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        # What a call does not name stays the server's business.
+        "additionalProperties": False,
+    }
+
+
+def _depth(value: Any) -> int:
+    """How deeply a value of JSON is nested, as far as ``_DEEPEST`` + 1."""
+    level = [value]
+    for depth in range(_DEEPEST + 1):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return depth
+    return _DEEPEST + 1
 
 
 def _text(item: Any) -> str:

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from models.marks import encodable_all
 
-# Bytes of the longest message that is read, and of the head of one.
+# Bytes of the longest message that is read, of the head of one, and of all lines together that are
+# no messages.
 MESSAGE_BYTES = 4 << 20
 _HEAD_BYTES = 4096
+_SKIPPED_BYTES = 4 << 20
 ENDED = "it has ended"
 
 
@@ -26,7 +28,8 @@ class Stream:
     """Messages in both directions.
 
     form: "headers" as language servers write messages (``Content-Length: n``), "lines" as MCP
-    servers do.
+    servers do. Among lines, those that are no messages are passed over: programs print there what
+    belongs to their standard error.
     """
 
     def __init__(self, channel: socket.socket, form: Literal["headers", "lines"]):
@@ -34,6 +37,10 @@ class Stream:
         self._form = form
         self._read = b""
         self._number = 0
+        # How many lines were passed over, their bytes, and the beginning of the first.
+        self.skipped = 0
+        self._skipped_bytes = 0
+        self._first_skipped = ""
 
     def request(self, method: str, params: Any) -> int:
         """Writes a request; the number that its answer will have. Raises StreamEnded."""
@@ -63,17 +70,38 @@ class Stream:
     def read(self, deadline: float) -> dict[str, Any]:
         """The next message. Raises StreamEnded."""
         if self._form == "lines":
-            text = self._until(b"\n", MESSAGE_BYTES, deadline)
-        else:
-            head = self._until(b"\r\n\r\n", _HEAD_BYTES, deadline)
-            text = self._exactly(_length(head), deadline)
-        try:
-            message = encodable_all(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise StreamEnded(f"it wrote what is no JSON: {text[:80]!r}") from error
-        if not isinstance(message, dict):
-            raise StreamEnded(f"it wrote what is no message: {text[:80]!r}")
+            return self._next_line(deadline)
+        head = self._until(b"\r\n\r\n", _HEAD_BYTES, deadline)
+        text = self._exactly(_length(head), deadline)
+        message = _message(text)
+        if message is None:
+            raise StreamEnded(f"it wrote what is no message (no JSON object): {text[:80]!r}")
         return message
+
+    @property
+    def told_skipped(self) -> str:
+        """How many lines were passed over, in words; "" for none."""
+        if not self.skipped:
+            return ""
+        return (
+            f"{self.skipped} lines of its standard output are no messages, the first: "
+            f"{self._first_skipped}"
+        )
+
+    def _next_line(self, deadline: float) -> dict[str, Any]:
+        """The message of the next line that is one."""
+        while True:
+            text = self._until(b"\n", MESSAGE_BYTES, deadline).strip()
+            message = _message(text) if text.startswith(b"{") else None
+            if message is not None:
+                return message
+            if not text:
+                continue
+            self._first_skipped = self._first_skipped or repr(text[:80])
+            self.skipped += 1
+            self._skipped_bytes += len(text)
+            if self._skipped_bytes > _SKIPPED_BYTES:
+                raise StreamEnded(f"it writes too much else; {self.told_skipped}")
 
     def close(self) -> None:
         """Closes the program's standard input and output."""
@@ -110,6 +138,15 @@ class Stream:
         if not data:
             raise StreamEnded(ENDED)
         self._read += data
+
+
+def _message(text: bytes) -> dict[str, Any] | None:
+    """The message that a text is; None where it is none."""
+    try:
+        message = encodable_all(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
 
 
 def _left(deadline: float) -> float:

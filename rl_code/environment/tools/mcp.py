@@ -18,6 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from absl import logging
+
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.inside.world import WORKSPACE
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -33,8 +35,12 @@ _LONGEST = 400
 _VERBOSE_LONGEST = 8000
 _WIDTH = 400
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
+# Tools of one server that are offered.
+_TOOLS = 200
 # How often a server is started in an episode: one that a model's calls bring down, too.
 _STARTS = 4
+# Seconds between two warnings of what servers print.
+_SAID_S = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +76,19 @@ class Mcp(Tool):
         self.limits.settings(self.programs)  # raises ValueError for a program that is not there
 
     def members(self) -> Sequence[Tool]:
-        """The server's tools. Raises ValueError where it does not start or lists no such tool."""
-        listed = _list(json.dumps(dataclasses.asdict(self), sort_keys=True))
-        names = [tool.name for tool in listed]
-        for name in self.only:
-            if name not in names:
-                raise ValueError(
-                    f"the MCP server {self.server} has no tool {name!r}; it has {', '.join(names)}"
-                )
-        return [self._offer(tool) for tool in listed if not self.only or tool.name in self.only]
+        """The server's tools that can be offered. Raises ValueError where it does not start, has
+        none, or not those of ``only``.
+        """
+        listed = _offered(json.dumps(dataclasses.asdict(self), sort_keys=True))
+        return [self._offer(tool) for tool in listed]
+
+    def name_of(self, listed: str) -> str:
+        """What a tool of the server's is called here."""
+        return re.sub(r"\W", "_", f"{self.server}_{listed}", flags=re.ASCII)[:64]
 
     def _offer(self, listed: ListedTool) -> Tool:
         """A tool of the server's. What a tool is stands in its class, so each has one."""
-        name = re.sub(r"\W", "_", f"{self.server}_{listed.name}", flags=re.ASCII)[:64]
+        name = self.name_of(listed.name)
         facts = {
             "schema": {
                 "name": name,
@@ -152,6 +158,9 @@ class Session:
 
     def close(self) -> None:
         """Ends the server. The next call starts another."""
+        if self._client is not None and self._client.told_skipped:
+            message = f"the MCP server {self._config.server}: {self._client.told_skipped}"
+            logging.log_every_n_seconds(logging.WARNING, "%s", _SAID_S, message)
         self._client = None
         if self._companion is not None:
             self._companion.close()
@@ -180,12 +189,15 @@ def _start(config: Mcp, companion: Companion, root: str, deadline: float) -> Mcp
         return McpClient(stream, root, deadline)
     except StreamEnded as error:
         why = companion.why(number) if str(error) == ENDED else ""
-        raise StreamEnded(f"it does not start: {why or error}") from error
+        told = "; ".join(filter(None, (why or str(error), stream.told_skipped)))
+        raise StreamEnded(f"it does not start: {told}") from error
 
 
 @functools.cache
-def _list(text: str) -> tuple[ListedTool, ...]:
-    """The tools of the server that a config describes, in JSON. Raises ValueError."""
+def _offered(text: str) -> tuple[ListedTool, ...]:
+    """The tools that are offered of the server that a config describes, in JSON. The others are
+    named in the log, each with its problem. Raises ValueError.
+    """
     settings = json.loads(text)
     settings["limits"] = CompanionConfig(**settings["limits"])
     for name in ("command", "programs", "only"):
@@ -196,11 +208,47 @@ def _list(text: str) -> tuple[ListedTool, ...]:
     with SandboxPool(sandboxes) as pool:
         companion = Companion(pool, {})
         try:
-            listed = _start(config, companion, WORKSPACE, deadline).tools(deadline)
+            client = _start(config, companion, WORKSPACE, deadline)
+            listed = client.tools(deadline)
+            if client.told_skipped:
+                logging.warning("the MCP server %s: %s", config.server, client.told_skipped)
         except (StreamEnded, ProgramsLost, McpError) as error:
             raise ValueError(f"the MCP server {config.server}: {error}") from error
         finally:
             companion.close()
+    return tuple(_chosen(config, listed))
+
+
+def _chosen(config: Mcp, listed: Sequence[ListedTool]) -> list[ListedTool]:
+    """The tools that a config offers. Only those that it wants are looked at. Raises ValueError."""
+    server = f"the MCP server {config.server}"
     if not listed:
-        raise ValueError(f"the MCP server {config.server} lists no tools")
-    return tuple(listed)
+        raise ValueError(f"{server} lists no tools")
+    by_name: dict[str, ListedTool] = {}
+    for tool in listed:
+        by_name.setdefault(tool.name, tool)
+    for name in config.only:
+        if name not in by_name:
+            raise ValueError(f"{server} has no tool {name!r}; it has {', '.join(by_name)[:1000]}")
+        if problem := by_name[name].problem:
+            raise ValueError(f"{server}: the tool {name!r} cannot be offered: {problem}")
+    wanted = [tool for tool in listed if not config.only or tool.name in config.only]
+    found: dict[str, ListedTool] = {}
+    for tool in wanted:
+        name = config.name_of(tool.name)
+        problem = tool.problem
+        if not problem and name in found:
+            problem = f"{found[name].name} has the same name here, {name}"
+        if problem:
+            logging.warning("%s: the tool %r is left out: %s", server, tool.name, problem)
+        else:
+            found[name] = tool
+    if not found:
+        raise ValueError(
+            f"{server} lists no tool that can be offered; {wanted[0].name}: {wanted[0].problem}"
+        )
+    if len(found) > _TOOLS:
+        raise ValueError(
+            f"{server} lists {len(found)} tools; at most {_TOOLS} are offered, name them in only"
+        )
+    return list(found.values())

@@ -46,6 +46,12 @@ class Arguments:
         self._found: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self.properties, self.required = self._members(self._root)
 
+    @property
+    def is_object(self) -> bool:
+        """False where the schema says that the arguments are no object."""
+        kinds = self._kinds_of(self._root)
+        return kinds is None or "object" in kinds
+
     def kinds(self, name: str) -> tuple[str, ...]:
         """The types that an argument may have; all of them where the schema names none."""
         return self._kinds_of(self.properties.get(name)) or tuple(TYPES)

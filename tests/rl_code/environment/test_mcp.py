@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,15 +15,21 @@ import pytest
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.servers import stream
+from rl_code.environment.servers.mcp_client import ListedTool, _listed
+from rl_code.environment.tools import mcp
 from rl_code.environment.tools.api import check, execute, find_tools
+from rl_code.environment.tools.mcp import Mcp
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.types import ToolCall
+from rl_code.types import Task, ToolCall
 
 # A server by hand, with two pages of tools, which asks its client something in the middle of a call.
+# It prints what is no message, and lists a tool whose schema is none.
 SERVER = """
 import json, os, sys
+print("listening on stdio", flush=True)
 calls = 0
 TEXT = {"type": "string", "description": "A text."}
 TOOLS = [
@@ -34,6 +43,7 @@ TOOLS = [
     {"name": "count", "inputSchema": {"type": "object"}},
     {"name": "crash", "inputSchema": {"type": "object"}},
     {"name": "tidy", "inputSchema": {"type": "object"}},
+    {"name": "broken", "inputSchema": {"type": "object", "properties": {"n": {"type": "int"}}}},
 ]
 def write(message):
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
@@ -130,7 +140,7 @@ def use(workspace, tools, name, **arguments):
 
 def test_each_listed_tool_is_offered_under_the_servers_name(offered, tmp_path):
     names = ["own_upper", "own_add_all", "own_count", "own_crash", "own_tidy"]
-    assert list(offered)[:5] == names
+    assert list(offered)[:6] == [*names, "write_file"]
     schema = offered["own_upper"].schema
     assert schema["description"] == "The text in capitals, into a file."
     assert schema["parameters"]["required"] == ["text"]
@@ -231,10 +241,12 @@ def test_the_official_package_serves(workspace, tmp_path):
     [
         ("import sys; sys.exit('no key')", {}, "does not start: exit code 1: no key"),
         ("import time; time.sleep(600)", {"seconds": 1.0}, "did not answer in time"),
-        ("print('hello'); input()", {"seconds": 5.0}, "no JSON"),
-        (SERVER.replace('"upper", "desc', '"no name", "desc'), {}, "without a proper name"),
-        (SERVER.replace('"required": ["text"]', '"required": ["x"]'), {}, "the schema of upper"),
-        (SERVER, {"only": ("lower",)}, "has no tool 'lower'; it has upper, add.all"),
+        (
+            "print('hello')",
+            {},
+            "1 lines of its standard output are no messages, the first: b'hello'",
+        ),
+        (SERVER, {"only": ("lower",)}, "has no tool 'lower'; it has "),
         (SERVER, {"server": "My server"}, "must be lower-case"),
         (SERVER, {"programs": ("/no/such/file",)}, "there is no '/no/such/file'"),
         (SERVER, {"command": ("nothing",)}, "nothing: No such file or directory"),
@@ -245,3 +257,102 @@ def test_a_server_that_cannot_be_offered_says_why(tmp_path, program, settings, w
         find_tools((config(tmp_path, program, **settings),))
     assert why in str(caught.value)
     assert "config.tools[0]" in str(caught.value)
+
+
+ARGS = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+NOTHING = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "properties", "required"),
+    [
+        (None, {}, []),
+        ({}, {}, []),
+        ({"$ref": "#/$defs/A", "$defs": {"A": ARGS}}, ARGS["properties"], ["a"]),
+        ({"allOf": [ARGS, {"properties": {"b": {}}}]}, {**ARGS["properties"], "b": {}}, ["a"]),
+        ({"anyOf": [ARGS, {"type": "object"}]}, ARGS["properties"], []),
+        ({"properties": {"a": True, "b": False}}, {"a": {}}, []),
+        ({"type": "object", "required": ["x"]}, {"x": {}}, ["x"]),
+        ({"type": ["object", "null"], "properties": None}, {}, []),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": 3},
+            {"a": {"$ref": "#/$defs/A"}},
+            [],
+        ),
+    ],
+)
+def test_arguments_stand_at_the_root_whatever_a_schema_is_made_of(schema, properties, required):
+    listed = _listed({"name": "t", "inputSchema": schema})
+    assert listed.problem == ""
+    assert listed.parameters["properties"] == properties
+    assert listed.parameters["required"] == required
+    tool = Mcp("own", ("none",))._offer(listed)
+    given = {name: "x" for name in required}
+    assert check(ToolCall("own_t", given), {"own_t": tool}) == ""
+    task = Task("t", ({"role": "user", "content": "go"},))
+    for name in ("hermes", "qwen3_coder", "llama3"):
+        assert "own_t" in PROTOCOLS[name].prompt(task, {"own_t": tool})
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"properties": {"n": {"type": "int"}}}, "argument n has the unknown type 'int'"),
+        ({"properties": {"n": {"anyOf": [{"type": "str"}]}}}, "the unknown type 'str'"),
+        ({"properties": {"n": "a number"}}, "argument n has no schema: a number"),
+        ({"properties": {"n": False}, "required": ["n"]}, "argument n has no schema"),
+        ({"required": [["n"]]}, "requires what is no name"),
+        ({"type": "string"}, "not that of an object"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array"}}}, "not that of an object"),
+        ([], "no object"),
+        ("object", "no object"),
+        ({"a": "x" * 30_000}, "longer than 20000"),
+        (
+            functools.reduce(lambda inside, _: {"items": inside}, range(500), {}),
+            "more than 32 deep",
+        ),
+    ],
+)
+def test_what_is_no_schema_is_left_out_with_its_problem(schema, problem, monkeypatch):
+    listed = [_listed({"name": name, "inputSchema": schema}) for name in ("bad", "worse")]
+    assert problem in listed[0].problem
+    listed += [_listed(item) for item in ("text", {"name": "no name"}, {"name": ["a"]}, None)]
+    good = [ListedTool(name, "", NOTHING) for name in ("a.b", "a_b", "c")]
+    warnings = []
+    monkeypatch.setattr(
+        mcp.logging, "warning", lambda form, *values: warnings.append(form % values)
+    )
+    everything = Mcp("own", ("none",))
+    assert mcp._chosen(everything, [*listed, *good]) == [good[0], good[2]]
+    assert len(warnings) == 7 and problem in warnings[0]
+    assert "has no proper name" in warnings[2] and "the same name here" in warnings[-1]
+    # only those that are wanted are looked at
+    warnings.clear()
+    assert mcp._chosen(dataclasses.replace(everything, only=("c",)), [*listed, *good]) == [good[2]]
+    assert warnings == []
+    with pytest.raises(ValueError, match="the tool 'bad' cannot be offered: "):
+        mcp._chosen(dataclasses.replace(everything, only=("bad",)), [*listed, *good])
+    with pytest.raises(ValueError, match="no tool that can be offered; bad: "):
+        mcp._chosen(everything, listed)
+    many = [ListedTool(f"t{n}", "", NOTHING) for n in range(201)]
+    with pytest.raises(ValueError, match="lists 201 tools; at most 200 are offered, name them in"):
+        mcp._chosen(everything, many)
+    assert mcp._chosen(dataclasses.replace(everything, only=("t7",)), many) == [many[7]]
+
+
+def test_lines_that_are_no_messages_are_passed_over_and_counted(monkeypatch):
+    monkeypatch.setattr(stream, "_SKIPPED_BYTES", 1000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        read = stream.Stream(ours, "lines")
+        theirs.sendall(b'Starting up ...\n\n[1, 2]\n{"half": \n\xff\xfe\n  {"id": 1}\r\n')
+        assert read.read(time.monotonic() + 60) == {"id": 1}
+        assert read.skipped == 4
+        assert read.told_skipped.endswith("the first: b'Starting up ...'")
+        theirs.sendall(b"x" * 990 + b"\n" + b'{"id": 2}\n')
+        with pytest.raises(stream.StreamEnded, match="too much else; 5 lines"):
+            read.read(time.monotonic() + 60)
+        theirs.close()
+        assert read.read(time.monotonic() + 60) == {"id": 2}
+        with pytest.raises(stream.StreamEnded, match="it has ended"):
+            read.read(time.monotonic() + 60)
