@@ -143,11 +143,27 @@ def seen_as(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return segments, numbers
 
 
-def check_layout(documents: np.ndarray, page: int) -> None:
+def check_layout(documents: np.ndarray, config: DocumentsConfig) -> None:
     """Raises ValueError for places of a whole context that are not as ``place`` lays them out."""
     documents = np.asarray(documents)
+    page = config.page
     starts = np.flatnonzero(np.diff(documents, prepend=PADDING - 1))
     kinds = documents[starts]
+    lengths = np.diff(starts, append=len(documents))
+    # Padding elsewhere, or more of it, would move blocks of keys that are counted by places.
+    beside = (np.append(OUTSIDE, kinds[:-1]) > 0) | (np.append(kinds[1:], OUTSIDE) > 0)
+    stray = (kinds == PADDING) & ~(beside & (lengths < page))
+    if stray.any():
+        raise ValueError(
+            f"{lengths[stray][0]} places of padding start at place {starts[stray][0]}; padding "
+            f"stands before and behind documents alone, fewer than {page=} places of it"
+        )
+    long = (kinds > 0) & (lengths > config.longest)
+    if long.any():
+        raise ValueError(
+            f"document {kinds[long][0]} has {lengths[long][0]} tokens; "
+            f"documents.longest={config.longest} is the most"
+        )
     wrong = (kinds != PADDING) & (starts % page != 0)
     if wrong.any():
         raise ValueError(

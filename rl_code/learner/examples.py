@@ -172,7 +172,7 @@ def _check_documents(t: Trajectory, config: DocumentsConfig | None) -> None:
                 f"{name}: a sampled token stands in a document or in padding, or right behind one"
             )
         try:
-            check_layout(whole, config.page)
+            check_layout(whole, config)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 

@@ -16,6 +16,7 @@ from rl_code.documents import (
     OUTSIDE,
     PADDING,
     DocumentsConfig,
+    check_layout,
     next_position,
     place,
     rope_positions,
@@ -35,6 +36,35 @@ PAD = 99
 PIECES = st.lists(
     st.tuples(st.lists(st.integers(1, 50), max_size=20), st.booleans()), min_size=1, max_size=6
 )
+
+
+@given(PIECES, PIECES)
+@settings(max_examples=100, deadline=None)
+def test_what_place_lays_out_passes_the_check_of_layouts(first, then):
+    _, documents = laid_out(first)
+    number = int(documents.max(initial=0))
+    check_layout(np.append(documents, laid_out(then, len(documents), number)[1]), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        # each starts at a whole page, as what follows a document does
+        ([0, 0, PADDING, PADDING, 0], "2 places of padding start at place 2"),
+        ([0, PADDING, PADDING, PADDING], "3 places of padding start at place 1"),
+        ([PADDING] * 4 + [0], "4 places of padding start at place 0"),
+        ([1, 1, 1] + [PADDING] * 5 + [0], "5 places of padding start at place 3"),
+        ([1, 1, 1, PADDING, 0, 0, PADDING, PADDING, 0], "2 places of padding start at place 6"),
+        ([0, 0] + [PADDING] * 6 + [1], "6 places of padding start at place 2"),
+        ([1] * 9, "document 1 has 9 tokens; documents.longest=8 is the most"),
+        ([0, 1, 1], "starts at place 1, which is no multiple of page=4"),
+        ([1, 1, 0], "starts at place 2, which is no multiple of page=4"),
+        ([1, PADDING, PADDING, PADDING, 3], "are not numbered 1, 2"),
+    ],
+)
+def test_layouts_that_place_would_not_make_are_refused(kinds, words):
+    with pytest.raises(ValueError, match=words):
+        check_layout(np.array(kinds, np.int32), CONFIG)
 
 
 def laid_out(pieces, at=0, number=0):
