@@ -27,7 +27,9 @@ _OPTIONS = {
 META = "meta.json"
 _DESCRIPTION = "zarr.json"
 # The number of what is in a record; folders of another one count as corrupted.
-FORMAT = 2
+FORMAT = 3
+# Bytes of a chunk's own checksum, at its end.
+_CHUNK_CHECKSUM = 4
 
 
 class CorruptedFile(RuntimeError):
@@ -125,9 +127,10 @@ def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
     for pending in writes:
         pending.result()
     draft.mkdir(parents=True, exist_ok=True)
-    # The chunks have checksums of their own. What says their shapes and dtypes has none: a single
-    # changed bit there could give an empty array. The record, which has one, holds theirs.
-    checksums = {name: _checksum((draft / name / _DESCRIPTION).read_bytes()) for name in arrays}
+    # The chunks have checksums of their own, which those of another folder have too. What says
+    # their shapes and dtypes has none: a single changed bit there could give an empty array. The
+    # record, which has one, holds those of both.
+    checksums = {name: _array_checksum(draft / name) for name in arrays}
     text = json.dumps({"format": FORMAT, "arrays": checksums, **meta}, sort_keys=True)
     (draft / META).write_text(f"{_checksum(text.encode())}{text}")
     shutil.rmtree(path, ignore_errors=True)
@@ -155,8 +158,8 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     meta = load_meta(path)
     try:
         for name, checksum in meta["arrays"].items():
-            if _checksum((path / name / _DESCRIPTION).read_bytes()) != checksum:
-                raise ValueError(f"{name}/{_DESCRIPTION} is not what was written")
+            if _array_checksum(path / name) != checksum:
+                raise ValueError(f"{name} is not what was written")
         stores = {
             name: tensorstore.open(
                 {**_OPTIONS, "kvstore": {"driver": "file", "path": str(path / name)}}, open=True
@@ -167,6 +170,19 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         return {name: pending.result() for name, pending in reads.items()}, meta
     except (OSError, ValueError) as error:
         raise CorruptedFile(f"{path}: {error}") from error
+
+
+def _array_checksum(path: Path) -> str:
+    """Checksum of an array's folder: of its description, and of each chunk's place and own
+    checksum, which are the chunk's last bytes.
+    """
+    parts = [(path / _DESCRIPTION).read_bytes()]
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and file.name != _DESCRIPTION:
+            with file.open("rb") as chunk:
+                chunk.seek(max(0, file.stat().st_size - _CHUNK_CHECKSUM))
+                parts += [str(file.relative_to(path)).encode(), chunk.read()]
+    return _checksum(b"\0".join(parts))
 
 
 def _checksum(content: bytes) -> str:

@@ -5,6 +5,7 @@ noticed.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -97,6 +98,25 @@ def test_documents_outlive_the_store(tmp_path):
     again = store(tmp_path)
     assert tiers(again, 2) == "ff" and again.metrics()["documents/disk_bytes"] == 2 * ONE
     assert same(again.get(tokens(0)), 0) and same(again.get(tokens(1)), 1)
+
+
+def test_arrays_of_another_document_are_noticed(tmp_path):
+    """Copies within a shape have right checksums of their own, and are another array's."""
+    documents = store(tmp_path)
+    for number in range(2):
+        documents.put(document(number), "disk")
+    one, other = (tmp_path / fingerprint_tokens(tokens(number)) for number in range(2))
+    kept = {path.name: path for path in other.iterdir() if path.is_dir()}
+    for name, source in {"0.main.k": "0.main.k", "0.main.v": "0.main.k"}.items():
+        shutil.copytree(kept[source], one / name, dirs_exist_ok=True)
+        with pytest.raises(CorruptedFile, match=rf"{name} is not what was written"):
+            load(one)
+        documents.put(document(0), "disk")
+    # within one document too
+    shutil.copytree(one / "0.main.k", one / "0.main.v", dirs_exist_ok=True)
+    with pytest.raises(CorruptedFile, match=r"0\.main\.v is not what was written"):
+        load(one)
+    assert same(documents.get(tokens(1)), 1)
 
 
 def flip(path):
@@ -194,7 +214,7 @@ def test_every_changed_bit_of_the_shapes_is_noticed(tmp_path):
             changed = bytearray(original)
             changed[at] ^= 1 << bit
             path.write_bytes(changed)
-            with pytest.raises(CorruptedFile, match=r"0\.main\.k/zarr\.json is not what was"):
+            with pytest.raises(CorruptedFile, match=r"0\.main\.k is not what was"):
                 load(path.parents[1])
     path.write_bytes(original)
     assert same(documents.get(tokens(0)), 0)
