@@ -5,8 +5,9 @@ equations 12 to 16; sigmoid, a bias that only ranks, groups, a scale). A token g
 that were chosen for it: there is no capacity, and nothing is dropped. Tokens of padding go to none
 and are not counted.
 
-Groups that lose are ranked as -inf, as in DeepSeek's own code. transformers ranks them as 0, so
-that with a negative bias an expert that was ruled out may win there.
+Groups that lose are ranked as -inf, as in DeepSeek's own code and in transformers 5.24.
+transformers 4 ranks them as 0, so that with a negative bias an expert that was ruled out may win
+there.
 
 Dimensions: B rows, T tokens, D model, E experts, k experts of a token, F feed-forward size of an
 expert, P pairs of a token and one of its experts.

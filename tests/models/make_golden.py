@@ -151,7 +151,7 @@ def make(name: str) -> None:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
-                # above 0: where a ranked score is below, transformers departs from DeepSeek's code
+                # above 0: where a ranked score is below, transformers 4 departs from DeepSeek's code
                 buffer.copy_(0.2 + 0.2 * torch.rand_like(buffer).round(decimals=2))
     directory = GOLDEN / name
     shutil.rmtree(directory, ignore_errors=True)
