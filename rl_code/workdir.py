@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 from rl_code import read_config
 from rl_code.files import write_atomically
+from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 
 CONFIG_FILE = "config.json"
@@ -41,6 +44,10 @@ MAY_CHANGE = (
 )
 
 
+# Beginnings of keys that say on which devices a run is.
+_OF_DEVICES = ("mesh.", "rollout.mesh.", "rollout.apart.", "rollout.prefill_mesh.")
+
+
 def own(workdir: Path, config: RunConfig) -> None:
     """Makes a workdir this config's; processes of one run call it in any order.
 
@@ -55,4 +62,22 @@ def check(workdir: Path, config: RunConfig) -> None:
     """Raises ConfigError, which names the keys, if a workdir is another config's."""
     with contextlib.suppress(FileNotFoundError):
         there = json.loads((workdir / CONFIG_FILE).read_text())
-        read_config.check_same(there, config, workdir, MAY_CHANGE)
+        try:
+            read_config.check_same(there, config, workdir, MAY_CHANGE)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_for_devices(workdir, there, config)}") from None
+
+
+def _for_devices(workdir: Path, there: Any, config: RunConfig) -> str:
+    """How a run goes on on other devices, if that is what its config asks for; else nothing."""
+    changed = read_config.diff(there, config, without=MAY_CHANGE)
+    of_devices = [key for key in changed if f"{key}.".startswith(_OF_DEVICES)]
+    if not of_devices:
+        return ""
+    values = ((key, read_config.lookup(config, key)) for key in of_devices)
+    flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values)
+    return (
+        " On other devices sums round differently, so a run goes on there in a fork, which keeps "
+        f"the record and says where bits change, by\n    python -m launch.fork {workdir} "
+        f"--other_bits {flags} --workdir={workdir}-fork"
+    )

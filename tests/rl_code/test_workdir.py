@@ -1,0 +1,32 @@
+"""Whose a workdir is, and what is advised where another config asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs import quickstart
+from rl_code import workdir
+from rl_code.read_config import ConfigError, build
+from rl_code.run_config import RunConfig
+
+
+def config(**changes) -> RunConfig:
+    settings = quickstart.get_config("smoke")
+    for key, value in changes.items():
+        with settings.unlocked():
+            settings[key] = value
+    return build(RunConfig, settings)
+
+
+def test_a_run_that_is_to_go_on_on_other_devices_is_told_of_the_fork(tmp_path):
+    workdir.own(tmp_path, config())
+    workdir.check(tmp_path, config())
+    with pytest.raises(ConfigError, match=r"another config: .*mesh\.data = 2 there, 4") as error:
+        workdir.check(tmp_path, config(mesh=dict(data=4)))
+    assert str(error.value).endswith(
+        f"\n    python -m launch.fork {tmp_path} --other_bits --config.mesh.data=4 "
+        f"--workdir={tmp_path}-fork"
+    )
+    with pytest.raises(ConfigError, match="seed = 0 there, 7 here") as error:
+        workdir.check(tmp_path, config(seed=7))
+    assert "launch.fork" not in str(error.value)
