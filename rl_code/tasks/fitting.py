@@ -68,8 +68,10 @@ class Fitting:
     def none(self) -> ConfigError:
         """The error for a source or a suite without a task to play."""
         if self._shortest is None:
-            advice = "look at the file, the split and what its settings leave out"
-            return ConfigError(f"{self._what}: no task; {advice}")
+            return ConfigError(
+                f"{self._what}: no task; look at the file, the split and what its settings leave "
+                "out"
+            )
         return ConfigError(
             f"{self._what}: no task has a prompt of at most {self.most} tokens, the shortest has "
             f"{self._shortest}; raise limits.tokens (or lower limits.turns or limits.turn_tokens, "
