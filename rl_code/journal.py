@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from rl_code.run import Run
 from rl_code.step_metrics import episode_metrics, extra_metrics
 from rl_code.store.group_records import GroupRecord
 from rl_code.types import Group
+
+# Steps in a row without a group to learn from after which a line says so; then after twice as many.
+_SILENT_STEPS = 3
 
 
 class Journal:
@@ -32,6 +36,7 @@ class Journal:
         self.progress = self._stack.enter_context(
             Progress("training", run.config.train.steps, start)
         )
+        self._silent = 0  # steps in a row in which no group had a signal
         self._compilations = self._stack.enter_context(CompilationCounter())
 
     def while_screening(
@@ -63,13 +68,30 @@ class Journal:
         metrics["time/compilations"] = self._compilations.count
         metrics |= extra_metrics(self._extra, groups, metrics)
         self._metrics.write(step, metrics)
+        malformed = metrics["episode/malformed_calls"]
         self.progress.update(
             step + 1,
             reward=metrics["reward/total"],
             pass_rate=metrics["reward/solved"],
+            signal=metrics["reward/signal_groups"],
+            **({"malformed": malformed} if malformed else {}),
             tokens_per_s=metrics["time/tokens_per_s"],
         )
+        self._warn_of_silence(metrics)
         return metrics
+
+    def _warn_of_silence(self, metrics: Mapping[str, Any]) -> None:
+        """Says so when no group has had rewards that differ for some steps in a row."""
+        self._silent = 0 if metrics["reward/signal_groups"] else self._silent + 1
+        times = self._silent / _SILENT_STEPS
+        if times < 1 or not math.log2(times).is_integer():
+            return
+        self.progress.note(
+            f"training learns nothing: in {self._silent} steps no group had rewards that differ "
+            f"(solved {metrics['reward/solved']:.0%}, reward {metrics['reward/total']:.2f}, "
+            f"{metrics['episode/malformed_calls']:.1f} malformed calls per episode). "
+            "docs/no_reward.md says what to look at"
+        )
 
     def __enter__(self) -> Journal:
         return self

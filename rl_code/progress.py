@@ -131,6 +131,8 @@ class Progress:
 _FORMATS = {
     "reward": "reward {:.2f}",
     "pass_rate": "pass {:.0%}",
+    "signal": "groups with a signal {:.0%}",
+    "malformed": "{:.1f} malformed calls",
     "tokens_per_s": "{:,.0f} tok/s",
     "loss": "loss {:.3f}",
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_code.learner.advantages import rounding_of
 from rl_code.rewards.combine import SIGNAL_ERROR
 from rl_code.rollout.actor import ActorStats
 from rl_code.schedule import solved
@@ -60,6 +61,14 @@ def extra_metrics(
     return found
 
 
+def has_signal(group: Group) -> bool:
+    """True if the rewards of a group's valid trajectories differ, so that something can be learned
+    from it.
+    """
+    rewards = np.array([t.reward.total for t in group.trajectories if t.status != "fault"])
+    return bool(len(rewards) and np.ptp(rewards) > rounding_of(rewards))
+
+
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Means over the episodes of one step; version: the learner's, when they were trained on."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -93,6 +102,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         # no mean where they are not known
         **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
+        "reward/signal_groups": mean(map(has_signal, groups)),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
         "episode/tokens": mean(t.num_tokens for t in trajectories),
         "episode/turns": mean(

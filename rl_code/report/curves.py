@@ -16,6 +16,7 @@ from rl_code.metrics import read_metrics
 CHARTS = (
     ("Held-out pass rate, with its 95 % interval", True, r"eval/"),
     ("Pass rate", True, r"(reward/(solved|first_edit|mixed_groups)|episode/submitted)$"),
+    ("Groups whose rewards differ", True, r"reward/signal_groups$"),
     ("Reward", False, r"reward/"),
     ("Tests that graded work passes", True, r"passed/"),
     ("Pass rate by kind of task", True, r"tasks/pass_rate_"),
@@ -61,6 +62,8 @@ TIMES = (
     ("Seconds of the actor meanwhile", "actor/total_s", r"actor/.*_s$"),
 )
 _MOST_POINTS = 1000
+# Means over the tokens of an update.
+_OF_UPDATE = re.compile(r"policy/|experts/|train/(.*_)?loss$|train/grad_norm$")
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -106,11 +109,20 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     }
 
 
+def measured(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row without the numbers of an update that had no token to learn from: they are 0 because
+    nothing was measured.
+    """
+    if row.get("train/tokens") != 0:
+        return row
+    return {name: value for name, value in row.items() if not _OF_UPDATE.match(name)}
+
+
 def _series(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], buckets: Sequence[Sequence[int]]
 ) -> dict[str, list[float | None]]:
     """Metric -> its mean in every bucket of steps."""
-    by_step = {row["step"]: row for row in rows}
+    by_step = {row["step"]: measured(row) for row in rows}
     found = [[by_step[step] for step in bucket if step in by_step] for bucket in buckets]
     return {name: [_mean([row.get(name) for row in bucket]) for bucket in found] for name in names}
 

@@ -30,6 +30,8 @@ from rl_code.report.trajectories import trajectories
 
 ASSETS = Path(__file__).parent / "assets"
 WARM_START = "sft"
+# The share of steps without a signal from which on the page warns.
+_MANY = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,11 @@ def write_report(
     limit = int(config.megabytes * 1e6)
     tables = {
         "tiles": _tiles(rows[0], results[0]),
+        "warnings": [
+            warning
+            for name, own in zip(names, rows, strict=True)
+            for warning in silent(own, name if len(names) > 1 else "training")
+        ],
         "runs": about.runs(runs, names),
         "config": about.config_table(runs),
         "suites": suites(dict(zip(names, results, strict=True)), config.ks),
@@ -142,6 +149,22 @@ def embedded(data: Any) -> str:
     be written.
     """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def silent(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """A warning where many steps of a run had no group to learn from."""
+    known = [row for row in rows if "reward/signal_groups" in row]
+    without = [row for row in known if not row["reward/signal_groups"]]
+    if len(without) < 3 or len(without) < _MANY * len(known):
+        return []
+    share = np.mean([1.0 - row["reward/signal_groups"] for row in known])
+    malformed = np.mean([row.get("episode/malformed_calls", 0.0) for row in known])
+    return [
+        f"In {len(without)} of {len(known)} steps of {name} no group had rewards that differ, so "
+        f"nothing was learned from them. Of all groups {share:.0%} had no signal; episodes had "
+        f"{malformed:.1f} malformed calls on average. The page docs/no_reward.md says what to look "
+        "at."
+    ]
 
 
 def _tiles(

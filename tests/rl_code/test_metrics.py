@@ -12,6 +12,7 @@ import math
 import struct
 import sys
 import threading
+import types as types_lib
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from models.tokenizer import Tokenizer
 from rl_code import metric_writers, origin, types
 from rl_code import progress as progress_lib
 from rl_code.environment.protocols.compact import Compact
+from rl_code.journal import Journal
 from rl_code.metric_writers import JsonLines, MetricLog
 from rl_code.metrics import read_metrics
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
-from rl_code.step_metrics import episode_metrics
+from rl_code.step_metrics import episode_metrics, has_signal
 from rl_code.store.errors import StoreError
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
@@ -260,6 +262,37 @@ def test_numbers_that_json_lacks_become_words():
     text = Words(_bytes_of).lines(0, [_group(logprob=math.nan)])
     record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert "NaN" in record["trajectories"][0]["logprobs"]
+
+
+def test_a_group_has_a_signal_if_its_rewards_differ_by_more_than_rounding():
+    group = _group()
+    (one,) = group.trajectories
+
+    def of(*totals, status="submitted"):
+        made = (dataclasses.replace(one, reward=Reward(x, {})) for x in totals)
+        fault = dataclasses.replace(one, reward=Reward(9.0, {}), status=status)
+        return dataclasses.replace(group, trajectories=(*made, fault))
+
+    assert has_signal(of(0.0, 1.0, status="fault"))
+    assert not has_signal(of(0.3, 0.1 + 0.2, status="fault"))
+    assert not has_signal(of(status="fault")) and has_signal(of(0.0))
+    found = episode_metrics([of(0.0), of(1.0, status="fault")], 7)
+    assert found["reward/signal_groups"] == 0.5
+
+
+def test_steps_without_a_signal_are_told_in_the_line_of_training():
+    notes = []
+    journal = Journal.__new__(Journal)
+    journal._silent = 0
+    journal.progress = types_lib.SimpleNamespace(note=notes.append)
+    row = {"reward/solved": 0.0, "reward/total": -0.2, "episode/malformed_calls": 2.0}
+    counts = []
+    for signal in [0.0] * 7 + [0.5] + [0.0] * 3:
+        journal._warn_of_silence(row | {"reward/signal_groups": signal})
+        counts.append(len(notes))
+    assert counts == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3]
+    assert notes[0].startswith("training learns nothing: in 3 steps no group had rewards that")
+    assert "2.0 malformed calls per episode" in notes[0] and "docs/no_reward.md" in notes[0]
 
 
 @pytest.mark.parametrize(

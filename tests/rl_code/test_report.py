@@ -18,6 +18,7 @@ from launch import report
 from rl_code import provenance, trajectory_log, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metric_writers import MetricLog
+from rl_code.report.curves import curves
 from rl_code.report.edits import with_diffs
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.report.trajectories import choose, spread
@@ -486,3 +487,41 @@ def test_a_start_that_a_crash_cut_short_hides_no_later_one(tmp_path):
     provenance.record(tmp_path)
     (start,) = provenance.read(tmp_path)
     assert start["code"] == provenance.describe()["code"]
+
+
+def test_nothing_is_drawn_of_an_update_without_tokens():
+    empty = {
+        "step": 0,
+        "train/tokens": 0,
+        "policy/entropy": 0.0,
+        "train/loss": 0.0,
+        "reward/x": 0.0,
+    }
+    full = empty | {"step": 1, "train/tokens": 9}
+    series = curves({"run": [empty, full]})["series"]
+    assert series["policy/entropy"] == series["train/loss"] == [None, 0.0]
+    assert series["reward/x"] == [0.0, 0.0]
+
+
+def test_a_run_that_learns_nothing_is_told_at_the_top(tmp_path):
+    silent = {"reward/signal_groups": 0.0, "episode/malformed_calls": 1.5}
+    rows = [silent | {"step": step} for step in range(3)]
+    rows.append({"step": 3, "reward/signal_groups": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(tmp_path, tmp_path / "report.html").read_text()
+    assert "In 3 of 4 steps of training no group had rewards that differ" in page
+    assert "Of all groups 88% had no signal; episodes had 1.1 malformed calls" in page
+    assert "docs/no_reward.md" in page
+    rows = [row | {"reward/signal_groups": 0.5} for row in rows[:2]] + rows[2:]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (
+        "had rewards that differ"
+        not in write_report(tmp_path, tmp_path / "report.html").read_text()
+    )
+
+
+def test_the_headline_of_a_suite_is_its_first_column_after_the_name(tmp_path):
+    _write_run(tmp_path)
+    page = write_report(tmp_path, tmp_path / "report.html").read_text()
+    headings = re.findall(r"<th(?: [^>]*)?>(.*?)</th>", page[page.index('<table class="suite">') :])
+    assert headings[:3] == ["weights", "whole episode, pass@1", ""]
