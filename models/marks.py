@@ -10,8 +10,9 @@ and the model reads the texts unchanged.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 # A lone surrogate: no text that an encoding can carry has one, so no text of others can.
@@ -65,9 +66,12 @@ class Marks:
 
     def __init__(self, texts: Iterable[str]):
         self.texts = frozenset(filter(None, texts))
-        either = "|".join(map(re.escape, sorted(self.texts)))
-        # looks ahead, so that marks which overlap are all found
-        self._start = re.compile(f"(?={either})") if either else None
+        # takes the first character alone, so that marks which overlap are all found
+        starts = [
+            f"{re.escape(first)}(?={_either({text[1:] for text in alike})})"
+            for first, alike in _by_first(self.texts)
+        ]
+        self._start = re.compile("|".join(starts)) if starts else None
         self._beginnings = {text[:n] for text in self.texts for n in range(1, len(text))}
         self._longest = max(map(len, self.texts), default=0)
         ends, self._insides = _without_brackets(self.texts)
@@ -104,6 +108,29 @@ class Marks:
     def quote_all(self, value: Any) -> Any:
         """A value of JSON with all texts in it quoted, keys included."""
         return _in_all(value, self.quote)
+
+
+def _either(texts: set[str]) -> str:
+    """A regular expression for the beginning of a text with one of these. What several begin with
+    stands in it once, since tokenizers have hundreds of marks that differ in a number.
+    """
+    if "" in texts:
+        return ""
+    parts = []
+    for _, alike in _by_first(texts):
+        # the first and the last in order share no more than all of them
+        pairs = zip(alike[0], alike[-1], strict=False)
+        shared = "".join(
+            letter for letter, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        )
+        parts.append(re.escape(shared) + _either({text[len(shared) :] for text in alike}))
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+def _by_first(texts: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Texts in order, by their first character."""
+    for first, alike in itertools.groupby(sorted(texts), lambda text: text[0]):
+        yield first, list(alike)
 
 
 def _in_all(value: Any, change: Callable[[str], str]) -> Any:

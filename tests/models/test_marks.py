@@ -169,3 +169,16 @@ def test_other_kinds_of_tokenizers_are_refused(tmp_path):
     words.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="of the kind WordLevel; only BPE is supported"):
         Tokenizer.from_file(tmp_path, eos="a")
+
+
+@given(
+    st.lists(st.text("<|a>", min_size=1, max_size=5), min_size=1, max_size=6),
+    st.text("<|a>", max_size=12),
+)
+def test_every_place_where_a_mark_begins_is_quoted(marks, text):
+    quoted = Marks(marks).quote(text)
+    assert unquote(quoted) == text
+    signs = [place for place in range(len(text)) if text.startswith(tuple(marks), place)]
+    found = [place for place, letter in enumerate(quoted) if letter == "\udfff"]
+    behind = {place - 1 - before for before, place in enumerate(found)}
+    assert behind >= set(signs)
