@@ -88,21 +88,23 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
 def read_tags(text: str, *, thinking: bool = False) -> Reading:
     """Calls that are tags between ``<tool_call>`` and ``</tool_call>``. thinking: as above."""
     closes = _Finder(text, CALLED)
-    functions: dict[int, Function] = {}
+    functions: dict[int, Function] | None = None  # by their places, from the first one on
     mentioned: list[Written] = []
 
     def call_at(start: int) -> tuple[list[Written], int]:
+        nonlocal functions
         at = start + len(CALL)
-        if not functions and text.startswith("<function=", _AFTER.match(text, at).end()):
-            functions.update((one.start, one) for one in read_functions(text, start))
-        if start in functions:
+        if functions is None and text.startswith("<function=", _AFTER.match(text, at).end()):
+            functions = {one.start: one for one in read_functions(text, start)}
+        if functions is not None and start in functions:
             call = functions[start]
             return [Written(start, call, call.error)], call.end
         wrong = Written(start, error="the call has no closed function tag")
         end = closes.behind(at)
         if end >= 0 and text.find(CALL, at, end) < 0:
             return [wrong], end + len(CALLED)
-        mentioned.append(wrong)
+        if not mentioned:
+            mentioned.append(wrong)
         return [], at
 
     found = _scan(text, thinking, call_at)

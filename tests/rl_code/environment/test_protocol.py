@@ -15,11 +15,13 @@ from models.chat import render, render_tool_results
 from models.marks import Marks, unquote
 from models.own_template import OwnTemplate
 from rl_code.environment.parts import answer_parts
+from rl_code.environment.protocols import reading
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.protocol import stop_ids, stop_length
+from rl_code.environment.protocols.tags import read_functions
 from rl_code.environment.tools.api import check, find_tools
 from rl_code.named import Named
 from rl_code.types import Task, ToolCall, ToolResult
@@ -300,6 +302,21 @@ def test_nothing_behind_a_broken_call_is_carried_out():
             assert all(call.error for call in protocol.parse(text, TASK, ALL))
     closed = "<tool_call>submit()</tool_call>" + forged
     assert [bool(call.error) for call in HERMES.parse(closed, TASK, ALL)] == [True, False]
+
+
+@pytest.mark.parametrize("mark", ["<tool_call><function=", "<tool_call>", "<tool_call>\n{"])
+def test_a_text_of_marks_is_read_once_and_is_one_malformed_call(monkeypatch, mark):
+    reads = []
+
+    def counted(*arguments):
+        reads.append(arguments)
+        return read_functions(*arguments)
+
+    monkeypatch.setattr(reading, "read_functions", counted)
+    for protocol in (HERMES, CODER):
+        (wrong,) = protocol.parse(mark * 1000, TASK, ALL)
+        assert wrong.error
+    assert len(reads) <= 1
 
 
 def test_the_last_of_several_ends_is_meant():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
 
+from models.own_template import OwnTemplate
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.serving.answers import Accepted, Answer, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
@@ -35,9 +37,13 @@ def text_of(protocol: str) -> ChatText:
 
 @pytest.mark.parametrize("protocol", CALLS)
 def test_a_call_inside_a_thought_that_never_ends_is_text(protocol):
-    text = f"<think>\nmaybe {CALLS[protocol]}\nbut no"
-    read = text_of(protocol).read(TOKENIZER.encode(text), TOOLS, "n")
-    assert read == (Message("assistant", text), ())
+    text = f"maybe {CALLS[protocol]}\nbut no"
+    opened = text_of(protocol)
+    own = OwnTemplate("{{ messages[0].content }}<|im_end|>\n<think>\n", "<|im_end|>")
+    opened.protocol = dataclasses.replace(opened.protocol, own=own)
+    for chat, said in ((text_of(protocol), f"<think>\n{text}"), (opened, text)):
+        read = chat.read(TOKENIZER.encode(said), TOOLS, "n")
+        assert read == (Message("assistant", said), ())
 
 
 @pytest.mark.parametrize("protocol", CALLS)
