@@ -297,7 +297,7 @@ def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, ca
 
 
 def _together(block: int, blocks: int) -> int:
-    """How many blocks a step takes where they are seen whole."""
+    """The number of blocks that a step takes where they are seen whole."""
     return min(max(1, _TOGETHER // block), blocks)
 
 

@@ -1,4 +1,4 @@
-"""Which implementation each attention call of a model takes: a kernel, or XLA and why.
+"""The implementation that each attention call of a model takes: a kernel, or XLA and why.
 
 The kernels cannot run float32 on GPU, heads of more than 128, or small blocks. Such calls go to
 XLA. The dry run prints what each call takes, and a run logs it when it starts, so that nobody has
@@ -74,7 +74,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """What one attention call of a model runs, or its experts."""
+    """The implementation of one attention call of a model, or its experts."""
 
     # The method and its settings, or "experts".
     method: str
@@ -99,7 +99,7 @@ class Implementation:
 def implementations(
     methods: Sequence[Method], shape: CallShape, dtype: str, platform: str | None = None
 ) -> list[Implementation]:
-    """Which implementation each attention call of a model takes, for the dry run and the log.
+    """The implementation that each attention call of a model takes, for the dry run and the log.
 
     methods: the method of every layer.
     shape: the sizes of the calls on one device.

@@ -1,4 +1,4 @@
-"""How rows of tokens lie, as attention sees them: computed once for all layers of a model.
+"""Layout of rows of tokens, as attention sees them: computed once for all layers of a model.
 
 Dimensions: B rows, T queries, S keys or their places, N query heads, K key/value heads, H head
 size.
@@ -65,7 +65,7 @@ class Layout:
         return dataclasses.replace(self, queries=queries, blocks=blocks, ring=ring)
 
     def prepared_for(self, method: Method) -> Any:
-        """What ``Method.prepare`` gave for a method."""
+        """The result of ``Method.prepare`` for a method."""
         return self.prepared[self.methods.index(method)]
 
     def attend(

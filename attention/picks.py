@@ -58,7 +58,7 @@ def numbers(noted: UInt[Array, "*rest n"]) -> Int[Array, "*rest n"]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Noted:
-    """What a sampler chose for some queries of packed rows, in all layers that choose."""
+    """The choices of a sampler for some queries of packed rows, in all layers that choose."""
 
     # Blocks as ``compact`` makes them; none at all for a query of which nothing was noted. None for
     # a model without layers that choose blocks.

@@ -58,12 +58,12 @@ class Ring:
         return jax.lax.dynamic_slice_in_dim(x, number * size, size, axis=1)
 
     def turned(self, tree):
-        """What the device before this one in the ring has."""
+        """The arrays of the device before this one in the ring."""
         there = [(i, (i + 1) % self.parts) for i in range(self.parts)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, there), tree)
 
     def after(self, x: jax.Array) -> jax.Array:
-        """What the next device's part begins with, for the last one zeros."""
+        """The beginning of the next device's part, for the last one zeros."""
         there = [(i + 1, i) for i in range(self.parts - 1)]
         return jax.lax.ppermute(x, self.axis, there)
 

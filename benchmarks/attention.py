@@ -276,7 +276,7 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
 
 
 def _about(contender: Contender, length: int, gradients: bool) -> dict:
-    """What a row says before anything ran."""
+    """The texts of a row before anything ran."""
     return dict(
         contender=contender.name,
         tokens=length,

@@ -1,4 +1,4 @@
-"""What every method of attention computes on a device, held to the same in float64 on the CPU.
+"""Checks of every method of attention on a device, held to the same in float64 on the CPU.
 
 For each method: whole rows with their gradients, a chunk of a prompt against pages, and one token
 against pages. On the device each call makes the choice that a run makes, so these are the kernels
@@ -48,7 +48,7 @@ BLOCK = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the random input: a multiple of BLOCK tokens."""
+    """Sizes of the random input: a multiple of BLOCK tokens."""
 
     tokens: int
     heads: int
@@ -79,7 +79,7 @@ class Found:
 
     @property
     def right(self) -> bool:
-        """Whether the error is within the bound; False for NaN."""
+        """True if the error is within the bound; False for NaN."""
         return self.error <= self.bound
 
 

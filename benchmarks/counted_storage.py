@@ -145,7 +145,7 @@ class Counts:
 
 
 class _Entries(list):
-    """What ``os.scandir`` returns, listed already."""
+    """The result of ``os.scandir``, listed already."""
 
     def __enter__(self) -> _Entries:
         return self

@@ -61,7 +61,7 @@ def _random(x: jax.ShapeDtypeStruct) -> jax.Array:
 def _implementation(
     method: Method, tokens: int, rows: int, shape: LayerShape, page: int, dtype: str
 ) -> str:
-    """What each call of the method takes here, as "selected: gpu, window: gpu"."""
+    """The implementation of each call of the method here, as "selected: gpu, window: gpu"."""
     sizes = CallShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,

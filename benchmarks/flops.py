@@ -62,7 +62,7 @@ def _products(line: Instruction, shapes: Mapping[str, str], filled: float) -> di
 
 
 def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
-    """How often the loops over blocks of keys run on average, for ``unknown_trips``, on CPU.
+    """The average number of trips of the loops over blocks of keys, for ``unknown_trips``, on CPU.
 
     It is exact if the blocks of all layers have the same size. MoBA's loops do not depend on data,
     so MoBA does not count.

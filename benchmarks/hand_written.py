@@ -49,7 +49,7 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What an update changes."""
+    """The state that an update changes."""
 
     model: Any
     opt_state: Any
@@ -58,7 +58,7 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What a rollout gives, and an update reads."""
+    """The result of a rollout, which an update reads."""
 
     # int32 [P, T].
     prompts: jax.Array

@@ -84,7 +84,7 @@ def _trips(
     around: Sequence[Instruction],
     computations: Mapping[str, Sequence[Instruction]],
 ) -> float | None:
-    """How often a loop runs; None where that depends on data.
+    """The number of trips of a loop; None where that depends on data.
 
     The compilers for CPU and GPU write it down. In a TPU's program it is read from the condition: a
     number that JAX counts from 0 by 1 must be less than a constant.

@@ -1,4 +1,4 @@
-"""What a world of layers costs: opening a workspace over --layer_mb of layers, beside a bare one.
+"""The cost of a world of layers: opening a workspace over --layer_mb of layers, beside a bare one.
 
 A layer of packages and one of a repository are made of random files. Bare sandboxes come from a
 pool without a layer store, the others from a pool that has one; both pools take turns, so that a

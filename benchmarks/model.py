@@ -1,5 +1,5 @@
-"""What the benchmarks of the whole system share: the model, the settings that it is sampled and
-trained with, and measured speeds of the machine.
+"""Shared parts of the benchmarks of the whole system: the model, the settings that it is sampled
+and trained with, and measured speeds of the machine.
 """
 
 from __future__ import annotations

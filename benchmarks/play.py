@@ -1,4 +1,4 @@
-"""How many episodes with real tools and grading a machine plays in a second, without a model.
+"""Episodes per second with real tools and grading, without a model.
 
 Scripted agents play generated functions: list the files, write what is there, test it, write the
 reference, test, and submit, so six calls of tools in five messages; then the work is graded in a
@@ -88,7 +88,7 @@ def single_files(count: int) -> list[Task]:
 
 
 def messages(task: Task) -> tuple[str, ...]:
-    """What the scripted agent says."""
+    """The messages of the scripted agent."""
     write = "<|call|>write\n{}<|end|>"
     return (
         "<|call|>run\nls<|end|>",

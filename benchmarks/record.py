@@ -1,4 +1,4 @@
-"""What the durable record costs when it is large: --record_actors actors deliver --record_groups
+"""The cost of the durable record when it is large: --record_actors actors deliver --record_groups
 groups a step through the store of training, on storage with --delay_ms for each operation.
 
 Store, claims and the actor's loop are those of training. Nothing is sampled or trained: an actor's
@@ -112,7 +112,7 @@ def start(settings: Settings, folder: Path) -> subprocess.Popen:
 
 
 def finish(child: subprocess.Popen) -> dict:
-    """What a process found."""
+    """The findings of a process."""
     output, _ = child.communicate()
     if child.returncode:
         raise SystemExit(f"a process of the benchmark ended with exit code {child.returncode}")

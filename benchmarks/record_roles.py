@@ -30,7 +30,7 @@ SLOTS = 32  # trajectories that an actor samples at once
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of a process."""
+    """Disk operations of a process."""
 
     role: str  # "learner" or "actors"
     folder: str  # of the store

@@ -1,5 +1,5 @@
-"""What all benchmarks share: a temporary folder, the name of the hardware, and the file for the
-numbers.
+"""Shared parts of all benchmarks: a temporary folder, the name of the hardware, and the file for
+the numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hardware() -> str:
 
 
 def is_too_large(error: Exception) -> bool:
-    """Whether a program could not run because a device has too little memory for it."""
+    """True if a program could not run because a device has too little memory for it."""
     return isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 

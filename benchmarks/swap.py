@@ -1,4 +1,4 @@
-"""What a swap of documents costs: the time to the first token when one of many documents has
+"""The cost of a swap of documents: the time to the first token when one of many documents has
 changed, against prefill; and the swap alone in caches of several sizes.
 
 The model is small, with random weights and dense attention. A row has 16 documents and a question

@@ -1,4 +1,4 @@
-"""How long a compiled program takes on a device."""
+"""Timing of a compiled program on a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spread(run: Callable[[], Any], repeats: int) -> dict[str, float]:
 
 
 def _seconds(run: Callable[[], Any], calls: int) -> float:
-    """Of one of several calls, which a device makes one after another."""
+    """Seconds of one of several calls, which a device makes one after another."""
     begin = time.perf_counter()
     for _ in range(calls):
         last = run()

@@ -1,4 +1,4 @@
-"""What tools cost: the tokens that each takes of a prompt, and how long a call takes with one and
+"""The cost of tools: the tokens that each takes of a prompt, and how long a call takes with one and
 with many workspaces open.
 
 Each tool works on generated repositories of --tool_files files. With n workspaces, n threads call

@@ -73,7 +73,7 @@ BASELINE = 2 / 3
 
 
 def credited(drop: bool, baseline: float | None = BASELINE) -> dict:
-    """How episodes are credited."""
+    """The credit of episodes."""
     name = "experiments.incidents.broken_calls:Credited"
     return dict(name=name, drop=drop, baseline=baseline)
 

@@ -1,4 +1,4 @@
-"""What diagnostics are worth where half of the faults are a call of an undefined name.
+"""The value of diagnostics where half of the faults are a call of an undefined name.
 
 What: the agent from scratch of configs/tools.py with the terminal alone, and with ``diagnostics``,
   on generated repositories in which an operation of a line is wrong, or the name in a call. The

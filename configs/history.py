@@ -1,4 +1,4 @@
-"""What history is worth where one of the last commits made the fault.
+"""The value of history where one of the last commits made the fault.
 
 What: the agent from scratch of configs/tools.py with the terminal alone, and with ``history``, on
   generated repositories with a git history: 3 to 5 commits changed one line each, and one of them

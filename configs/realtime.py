@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def _run(smoke: bool) -> ml_collections.ConfigDict:
-    """What is served and trained."""
+    """The model that is served and trained."""
     config = tab.get_config("smoke" if smoke else "")
     with config.ignore_type():
         config.metrics = dict(extra=())

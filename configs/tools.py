@@ -1,4 +1,4 @@
-"""Which tools help: the terminal alone, each tool added to it alone, and all of them.
+"""A comparison of tools: the terminal alone, each tool added to it alone, and all of them.
 
 What: the agent from scratch of configs/repositories.py on generated repositories, with other tools
   in each arm and a warm start of its own, whose walks use the tools that there are: what no tool is

@@ -1,5 +1,5 @@
-"""Which implementation of a kernel runs: the named one, or the one that suits the backend and the
-input.
+"""Choice of the implementation of a kernel: the named one, or the one that suits the backend and
+the input.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def choose(
 
 
 def device(implementation: str) -> str:
-    """What heuristics call the device at hand: "tpu", "hopper" or "blackwell"."""
+    """The name that heuristics have for the device at hand: "tpu", "hopper" or "blackwell"."""
     if implementation == "tpu":
         return "tpu"
     return "blackwell" if _capability().startswith("10.") else "hopper"
@@ -66,7 +66,7 @@ def here() -> str:
 def backend_obstacle(
     implementation: str, arrays: Iterable[jax.Array], dtypes: Sequence[str], interpret: Any
 ) -> str | None:
-    """Why a kernel for these dtypes cannot run here, or None."""
+    """Reason why a kernel for these dtypes cannot run here, or None."""
     if not interpret and (found := platform_obstacle(implementation, here())):
         return f"{found}, and {interpret=}"
     mesh = jax.sharding.get_abstract_mesh()
@@ -79,7 +79,7 @@ def backend_obstacle(
 
 
 def platform_obstacle(implementation: str, platform: str) -> str | None:
-    """Why a kernel is not for a platform (see ``here``), or None."""
+    """Reason why a kernel is not for a platform (see ``here``), or None."""
     if platform.startswith("gpu ") and implementation == "gpu":
         capability = platform.removeprefix("gpu ")
         return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
@@ -88,7 +88,7 @@ def platform_obstacle(implementation: str, platform: str) -> str | None:
 
 
 def dtype_obstacle(found: set[str], dtypes: Sequence[str]) -> str | None:
-    """Why a kernel for ``dtypes`` cannot run arrays of the dtypes ``found``, or None."""
+    """Reason why a kernel for ``dtypes`` cannot run arrays of the dtypes ``found``, or None."""
     if len(found) > 1 or not found <= set(dtypes):
         return f"the dtypes {sorted(found)} must be one of {tuple(dtypes)}"
     return None

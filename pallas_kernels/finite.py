@@ -112,7 +112,7 @@ def cotangents(
 
 
 def _idle(d_out: jax.Array, d_lse: jax.Array) -> jax.Array:
-    """Whether nobody uses the result of a query, [B, T, N]."""
+    """True where nobody uses the result of a query, [B, T, N]."""
     return jnp.all(d_out == 0, axis=-1) & (d_lse == 0)
 
 
@@ -166,7 +166,7 @@ def _show(out, lse, bad, rest) -> tuple:
 
 
 def _sees_bad(q, k, v, mask) -> jax.Array:
-    """Whether a query sees what is not finite, or is not finite and sees something, [B, T, N]."""
+    """bool [B, T, N], True where a query is not finite and sees something, or sees what is not."""
     bad_q = ~jnp.all(jnp.isfinite(q), axis=-1)
     bad_k = ~jnp.all(jnp.isfinite(k) & jnp.isfinite(v), axis=-1)
     found = _any(mask, bad_k.swapaxes(1, 2)[:, :, None, None], (4,))
@@ -174,7 +174,7 @@ def _sees_bad(q, k, v, mask) -> jax.Array:
 
 
 def _seeing(mask: jax.Array, shape: tuple[int, ...], kv_heads: int) -> jax.Array:
-    """Whether a query sees anything, [B, T, N] of a shape [B, T, N, H]."""
+    """True where a query sees anything, [B, T, N] of a shape [B, T, N, H]."""
     # not by the log-sum-exp: who only wants gradients of out does not compute it
     return _by_query(jnp.any(mask, axis=-1), shape, kv_heads)
 

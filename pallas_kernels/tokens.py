@@ -1,4 +1,4 @@
-"""Who sees whom: the one rule that every attention method, cache and kernel follows.
+"""The rule of who sees whom: the one that every attention method, cache and kernel follows.
 
 A token belongs to a segment (a packed sequence), to a branch of the segment, and perhaps to a
 document. It sees a token for which all of these hold:
@@ -44,7 +44,7 @@ MAX_NODES = 2 ** (31 - _NODE_BITS)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """What decides who sees whom, int32 [B, T] each."""
+    """The numbers that decide who sees whom, int32 [B, T] each."""
 
     # From 1; 0 is padding, which sees and is seen by nobody.
     segments: jax.Array
@@ -179,7 +179,7 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """Which blocks of keys must be visited by which blocks of queries, by their bounds.
+    """The blocks of keys that must be visited by which blocks of queries, by their bounds.
 
     Returns bool [B, query blocks, key blocks]: False only where certainly no query of the one sees
     a key of the other.
@@ -207,7 +207,7 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
 
 
 def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """Which blocks need no mask, by their bounds.
+    """The blocks that need no mask, by their bounds.
 
     Returns bool [B, query blocks, key blocks]: True only where certainly every query of the one
     sees every key of the other. It says nothing about padding.

@@ -285,7 +285,7 @@ class DocumentStore:
 
 
 def _is_documents(path: Path) -> bool:
-    """Whether a folder is a document's, by its name and by the names of all that lies in it."""
+    """True if a folder is a document's, by its name and by the names of all that lies in it."""
     if not _FOLDER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     inside = {entry.name for entry in path.iterdir()}

@@ -36,7 +36,7 @@ from pallas_kernels.tokens import MASKED
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedRows:
-    """Which pages the rows of a dispatch have, int32, and which rows share a prefix."""
+    """The pages of the rows of a dispatch, int32, and which rows share a prefix."""
 
     # Each row's pages after the shared prefix, -1 for none.
     own: Int[Array, "B P"]
@@ -54,7 +54,7 @@ class SharedRows:
     prefixes_filled: Int[Array, "M Q"] | None = None
 
     def in_own(self, first: int, block: int, page: int) -> Bool[Array, "B O"] | bool:
-        """Whether the places of a block of the rows' own parts are no padding.
+        """True where the places of a block of the rows' own parts are no padding.
 
         first: the number of the block's first page. page: tokens of a page.
         """
@@ -65,13 +65,13 @@ class SharedRows:
         return jnp.pad(found, ((0, 0), (0, block - found.shape[1])))
 
     def in_prefix(self, tile, page: int) -> Bool[Array, " X"] | bool:
-        """Whether the places of a tile's prefix are no padding."""
+        """True where the places of a tile's prefix are no padding."""
         filled = self.prefixes_filled
         return True if filled is None else _in_pages(filled[tile], page)
 
 
 def _in_pages(filled: Int[Array, "*rows P"], page: int) -> Bool[Array, "*rows places"]:
-    """Whether each place of pages is among the first ``filled`` ones of its page."""
+    """True where a place of pages is among the first ``filled`` ones of its page."""
     found = jnp.arange(page) < filled[..., None]
     return found.reshape(*filled.shape[:-1], -1)
 

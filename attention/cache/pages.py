@@ -1,5 +1,5 @@
-"""Which page holds what: the bookkeeping of a paged KV cache, on the host and without any array of
-keys.
+"""The table of which page holds what: the bookkeeping of a paged KV cache, on the host and without
+any array of keys.
 
 As in PagedAttention (2309.06180), a sequence owns a table of pages, each with room for a fixed
 number of tokens, and pages have reference counts.
@@ -153,7 +153,7 @@ class PageAllocator:
         return None if None in pages else pages
 
     def held(self, page: int) -> bool:
-        """Whether somebody holds a page."""
+        """True if somebody holds a page."""
         return self._counts[page] > 0
 
     def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
@@ -235,7 +235,7 @@ class PageAllocator:
         return list(self._get(sequence).pages)
 
     def names(self, sequence: int) -> list[bytes | None]:
-        """What the pages of a sequence can be found by; None for those that cannot be."""
+        """The key by which the pages of a sequence can be found; None for those that cannot be."""
         return [self._digest_of.get(page) for page in self._get(sequence).pages]
 
     def tables(self, sequences: Sequence[int], width: int) -> np.ndarray:

@@ -197,7 +197,7 @@ class PageReader:
         return places, jnp.max(jnp.where(real, self.pages.tokens.order + 1, 0), axis=1)
 
     def _unrotated(self, q_tokens: Tokens, size: int) -> dict[str, Any]:
-        """What a paged kernel has to know of rows whose keys are not rotated.
+        """Rotation tables of a paged kernel for rows whose keys are not rotated.
 
         size: of a head.
         """

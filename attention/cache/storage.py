@@ -1,4 +1,4 @@
-"""Where arrays live when they are not on the device: in host memory, and on disk as zarr arrays
+"""Storage of arrays that are not on the device: in host memory, and on disk as zarr arrays
 with checksums.
 """
 
@@ -33,7 +33,7 @@ _CHUNK_CHECKSUM = 4
 
 
 class CorruptedFile(RuntimeError):
-    """What was read is not what was written."""
+    """Raised where the bytes that were read are not those that were written."""
 
 
 def to_host(tree):

@@ -1,4 +1,4 @@
-"""Which page of a cache holds what of a row.
+"""Tables that say which page of a cache holds which part of a row.
 
 A row's table lists its pages: the token at place p lies in page table[p // page] at p % page.
 
@@ -46,7 +46,7 @@ class Tables:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """What each page of rows with documents holds. A page has tokens of one run only."""
+    """The content of each page of rows with documents. A page has tokens of one run only."""
 
     # The number of the page's document, from 1, or TAIL for tokens outside of documents. 0
     # throughout in a row that is nothing but one document, or one sequence without any.
@@ -65,7 +65,7 @@ class Runs:
     def together(
         self, first: Int[Array, "B T"], last: Int[Array, "B T"], page: int
     ) -> Bool[Array, "B T"]:
-        """Whether two places of neighbouring pages, or of one, are of the same run."""
+        """True where two places of neighbouring pages, or of one, are of the same run."""
         # Between two runs outside of documents there is a document, so neighbouring pages of equal
         # numbers are of one run.
         return lookup(self.documents, first // page) == lookup(self.documents, last // page)

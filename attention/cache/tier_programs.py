@@ -123,7 +123,7 @@ class Programs:
         return cache.with_layer(0, pages)
 
     def _rows(self, cache: PagedCache) -> int:
-        """How many rows the cache holds."""
+        """The number of rows that the cache holds."""
         tiers = cache.methods[0].tiers()
         recent = next(name for name, kind in tiers.items() if kind == "recent")
         return cache.layers[0][recent][0].shape[0] // self.ring

@@ -1,4 +1,4 @@
-"""Where the new tokens of a layer go in its pages, and the writing itself.
+"""The places of the new tokens of a layer in its pages, and the writing itself.
 
 Dimensions: B rows, T new tokens, P pages of a table, K key/value heads, H head size.
 """
@@ -49,7 +49,7 @@ class PageWriter:
         return places if self.runs is None else self.runs.positions(places, self.page)
 
     def one_run(self, last: Int[Array, "B n"], length: int) -> Bool[Array, "B n"] | bool:
-        """Whether ``length`` places, at most a page, up to ``last`` are of one run.
+        """True if ``length`` places, at most a page, up to ``last`` are of one run.
 
         A run is a document, or tokens outside of documents that no document interrupts.
         """

@@ -1,5 +1,5 @@
-"""What a method of attention is: settings, parameters, attention over rows and attention over
-pages.
+"""The interface of a method of attention: settings, parameters, attention over rows and attention
+over pages.
 
 A method is a frozen dataclass: its fields are its settings. It inherits from ``Method``, whose
 defaults are attention to every key with the layer's own keys and values, and overrides what
@@ -179,7 +179,7 @@ class Method:
     def head_inputs(
         self, parameters: Parameters, y: Float[Array, "B T D"]
     ) -> Float[Array, "B T N parts"] | None:
-        """What attention needs for every query head beside q, such as gates or a learned slope.
+        """The input of attention for every query head beside q, such as gates or a learned slope.
 
         None if it needs nothing.
         """
@@ -188,7 +188,8 @@ class Method:
     # --- Attention over rows -------------------------------------------------------------------
 
     def prepare(self, layout: Layout) -> Any:
-        """What all layers of this method need to know of the rows, computed once for all of them.
+        """The facts about the rows that all layers of this method need, computed once for all of
+        them.
 
         A pytree of arrays whose first axis is that of the rows.
         """

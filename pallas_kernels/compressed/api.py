@@ -156,8 +156,8 @@ def obstacle_on(
     k_shape: tuple[int, ...],
     selection: Selection,
 ) -> str | None:
-    """Why a kernel could not run q [B, T, N, H] and compressed k [B, E, K, H] on a platform, or
-    None.
+    """Reason why a kernel could not run q [B, T, N, H] and compressed k [B, E, K, H] on a
+    platform, or None.
 
     platform: as from ``choice.here``.
     """

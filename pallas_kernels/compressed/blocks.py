@@ -1,5 +1,5 @@
-"""What the kernels of compressed attention share: settings, sizes, and how the keys of a tile of
-blocks lie in memory.
+"""Shared parts of the kernels of compressed attention: settings, sizes, and how the keys of a tile
+of blocks lie in memory.
 
 A stretch is a run of ``length`` tokens that is compressed to one key; one starts every ``stride``
 tokens. The score of a block sums the probabilities of the stretches that share tokens with it.
@@ -38,7 +38,7 @@ NOTHING = 1e30
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which blocks a query picks (2502.11089, section 3.3)."""
+    """Picks of the blocks that a query attends to (2502.11089, section 3.3)."""
 
     # Tokens of a stretch (l in the paper).
     length: int = 32
@@ -74,7 +74,7 @@ class Selection:
 
     @property
     def shares(self) -> dict[int, int]:
-        """How much a block shares with each stretch, in strides, by the stretch's distance from the
+        """Overlap of a block with each stretch, in strides, by the stretch's distance from the
         block's first one.
 
         For the defaults these are 1, 2, 2, 2, 1 at the distances -1 to 3. It is equation 9 read

@@ -47,7 +47,9 @@ MAX_PARTS, MAX_PICKS = 8, 32
 def obstacle(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection
 ) -> str | None:
-    """Why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes, or None."""
+    """Reason why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes,
+    or None.
+    """
     if (parts := len(selection.shares)) > MAX_PARTS:
         return f"{parts} stretches share tokens with a block, more than {MAX_PARTS}"
     if selection.picks > MAX_PICKS:
@@ -57,7 +59,7 @@ def obstacle(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in the kernel."""
+    """Static arguments of the kernel."""
 
     # Queries of a thread block.
     block_q: int

@@ -196,8 +196,8 @@ def obstacle_on(
     pages_shape: tuple[int, ...],
     entries: int,
 ) -> str | None:
-    """Why a kernel could not run q [B, T, N, H] and pages [pages, K, e, H], of which a row has
-    ``entries`` stretches, on a platform, or None.
+    """Reason why a kernel could not run q [B, T, N, H] and pages [pages, K, e, H], of which a
+    row has ``entries`` stretches, on a platform, or None.
 
     platform: as from ``choice.here``.
     """

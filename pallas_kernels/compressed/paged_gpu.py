@@ -36,8 +36,8 @@ def obstacle(
     keys: int,
     on: str,
 ) -> str | None:
-    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, e, H], of which a row has
-    ``entries`` stretches, on "tpu", "hopper" or "blackwell", or None.
+    """Reason why the kernel cannot run q [B, T, N, H] and pages [pages, K, e, H], of which a
+    row has ``entries`` stretches, on "tpu", "hopper" or "blackwell", or None.
     """
     (each, head_dim) = k_shape[2:]
     if keys % each:
@@ -49,7 +49,7 @@ def obstacle(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in the kernel."""
+    """Static arguments of the kernel."""
 
     # Stretches of a page, and pages of a step.
     each: int

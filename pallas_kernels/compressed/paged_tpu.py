@@ -36,8 +36,8 @@ def obstacle(
     keys: int,
     on: str,
 ) -> str | None:
-    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, e, H], of which a row has
-    ``entries`` stretches, on "tpu", "hopper" or "blackwell", or None.
+    """Reason why the kernel cannot run q [B, T, N, H] and pages [pages, K, e, H], of which a
+    row has ``entries`` stretches, on "tpu", "hopper" or "blackwell", or None.
     """
     (_, kv_heads, each, head_dim) = k_shape
     if keys % each:

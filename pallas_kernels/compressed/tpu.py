@@ -41,7 +41,9 @@ MAX_BLOCKS = 2**16
 def obstacle(
     q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection
 ) -> str | None:
-    """Why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes, or None."""
+    """Reason why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes,
+    or None.
+    """
     if (count := k_shape[1] // selection.ratio) > MAX_BLOCKS:
         return f"{count} blocks are more than {MAX_BLOCKS}"
     if selection.picks > flash.LANES:

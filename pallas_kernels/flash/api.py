@@ -153,7 +153,7 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
 
 
 def obstacle(name: str, q, k, v, interpret) -> str | None:
-    """Why a kernel cannot run the input here, or None."""
+    """Reason why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
     return found or KERNELS[name].obstacle(q.shape, k.shape)
 
@@ -161,7 +161,8 @@ def obstacle(name: str, q, k, v, interpret) -> str | None:
 def obstacle_on(
     platform: str, name: str, dtype: str, q_shape: tuple[int, ...], k_shape: tuple[int, ...]
 ) -> str | None:
-    """Why a kernel could not run q [B, T, N, H] and k [B, S, K, H] on a platform, or None.
+    """Reason why a kernel could not run q [B, T, N, H] and k [B, S, K, H] on a platform, or
+    None.
 
     platform: as from ``choice.here``.
     """

@@ -1,4 +1,4 @@
-"""How rows are cut into blocks: their sizes per device, and the lists of blocks that each block
+"""Cutting of rows into blocks: their sizes per device, and the lists of blocks that each block
 visits.
 """
 

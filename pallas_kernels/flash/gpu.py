@@ -38,13 +38,13 @@ ELSEWHERE = "no kernel for this GPU"
 
 
 def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
-    """Why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
+    """Reason why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
     return None if q_shape[3] <= 128 else f"head size {q_shape[3]} is more than 128"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel."""
+    """Static arguments of a kernel."""
 
     # Queries and keys of a block.
     block_q: int

@@ -41,7 +41,7 @@ ELSEWHERE = "no kernel for this TPU"
 
 
 def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
-    """Why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
+    """Reason why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
     groups = q_shape[2] // k_shape[2]
     return (
         None

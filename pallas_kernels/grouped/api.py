@@ -108,7 +108,7 @@ def _sizes(implementation: str, rows: int, shape: tuple[int, ...]) -> TuningConf
 
 
 def obstacle_on(platform: str, name: str, dtype: str) -> str | None:
-    """Why a kernel could not multiply arrays of a dtype on a platform, or None.
+    """Reason why a kernel could not multiply arrays of a dtype on a platform, or None.
 
     platform: as from ``choice.here``.
     """

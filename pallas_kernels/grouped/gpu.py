@@ -48,7 +48,7 @@ _WIDTHS = (256, 192, 128, 64)
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel."""
+    """Static arguments of a kernel."""
 
     # Rows and columns of a block of the result.
     rows: int

@@ -289,7 +289,7 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> Non
 
 
 def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:
-    """Why a kernel cannot run the input here, or None."""
+    """Reason why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k_pages, v_pages), KERNELS[name].DTYPES, interpret)
     return found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
 
@@ -297,8 +297,8 @@ def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:
 def obstacle_on(
     platform: str, name: str, dtype: str, q_shape: tuple[int, ...], pages_shape: tuple[int, ...]
 ) -> str | None:
-    """Why a kernel could not run q [B, T, N, H] and pages [pages, K, page, H] on a platform, or
-    None.
+    """Reason why a kernel could not run q [B, T, N, H] and pages [pages, K, page, H] on a
+    platform, or None.
 
     platform: as from ``choice.here``.
     """

@@ -43,8 +43,8 @@ HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
-    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these shapes on
-    "hopper" or "blackwell", or None.
+    """Reason why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these
+    shapes on "hopper" or "blackwell", or None.
     """
     (page, head_dim) = pages_shape[2:]
     if head_dim not in HEAD_DIMS[on]:
@@ -62,7 +62,7 @@ def part(page: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel."""
+    """Static arguments of a kernel."""
 
     # Tokens of a page of the lists, and how many of these a page in memory has (``part``).
     page: int
@@ -284,7 +284,7 @@ def attend(unit, count, ring, visit, buffers, targets) -> None:
 
 
 def _place(page, kv_head, plan: _Plan) -> tuple:
-    """Where a page of the lists lies in memory [pages, K, page, H]."""
+    """The place of a page of the lists in memory [pages, K, page, H]."""
     if plan.parts == 1:
         return page, kv_head
     stored = jax.lax.div(page, plan.parts)
@@ -328,7 +328,7 @@ class _Pages:
         return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
 
     def filled(self, index):
-        """How many places at the start of a page hold a token."""
+        """The number of places at the start of a page that hold a token."""
         at = jnp.minimum(self.begin + index, self.end - 1)
         parts = 2 if self.plan.numbered else 1
         return self.list[2 * self.plan.splits + parts * self.plan.pages + at]

@@ -1,5 +1,5 @@
-"""Which pages a kernel reads: lists made from tables or picks, cut into splits, with who sees what
-of them.
+"""The pages that a kernel reads: lists made from tables or picks, cut into splits, with who sees
+what of them.
 
 A unit is what attends together: a row with all its new tokens, or, where pages are picked, one
 token. A unit has one list of pages for all key/value heads, or one for each list of picks. The list
@@ -44,7 +44,7 @@ class TuningConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """How a kernel rotates the keys of a cache that keeps them unrotated."""
+    """Rotation by a kernel of the keys of a cache that keeps them unrotated."""
 
     # Float [positions, H]: the cosines and then the sines by which RoPE turns the two halves of a
     # key at each position (``turns_of``).
@@ -126,7 +126,7 @@ def heuristic(
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a kernel does: the pages that each unit reads, and what its queries see of them."""
+    """The work of a kernel: the pages that each unit reads, and what its queries see of them."""
 
     # int32 [U, C, 2 splits + n], and n more if ``numbered``, and n more if ``padded``. A list has
     # up to four parts: for each split, where it begins and ends among the pages; then the pages;

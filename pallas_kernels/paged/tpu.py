@@ -41,8 +41,8 @@ SUBLANES = 16
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
-    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these shapes, or
-    None.
+    """Reason why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these
+    shapes, or None.
 
     on: the device, which makes no difference among TPUs.
     """
@@ -62,7 +62,7 @@ def part(page: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel."""
+    """Static arguments of a kernel."""
 
     # Tokens of a page.
     page: int
@@ -275,7 +275,7 @@ class _Step:
         return self.lists[0, 0, 0, 2 * self.plan.splits + self.plan.pages + at]
 
     def filled(self, index: int):
-        """How many places at the start of a page hold a token."""
+        """The number of places at the start of a page that hold a token."""
         if not self.plan.padded:
             return self.plan.page
         at = jnp.minimum(self.begin + index, self.plan.pages - 1)

@@ -157,7 +157,7 @@ def obstacle_on(
     size: int,
     blocks: int,
 ) -> str | None:
-    """Why a kernel could not run on a platform, or None.
+    """Reason why a kernel could not run on a platform, or None.
 
     platform: as from ``choice.here``. The shapes are those of q [B, T, N, H] and of picks [B, T, P,
     n]; there are ``blocks`` blocks of ``size`` places.

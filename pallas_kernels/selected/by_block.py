@@ -130,7 +130,8 @@ def _in_spans(rows, order, found: Tiles, keys, *, together, kernels, tuning, int
 
 
 def turn(begin, cut_up: Spans, query, tiles: int, spans: int):
-    """What a list does in a turn: (queries of its tiles [tiles, R], its spans, how many they are).
+    """The work of a list in a turn: (queries of its tiles [tiles, R], its spans, how many they
+    are).
 
     begin: the first span that is left. cut_up: all spans. query: of all tiles, [L, R]. tiles,
     spans: most of each in a turn.

@@ -1,4 +1,4 @@
-"""What surrounds the kernels over chosen blocks, forward and backward.
+"""The code around the kernels over chosen blocks, forward and backward.
 
 A pass takes one chunk of queries after another. It gathers the rows of the chunk into tiles, calls
 a kernel, and brings what the kernel found back into the order of queries. A query has a row in a
@@ -209,7 +209,7 @@ def _index(q, k, picks, size: int, kernels, tuning: TuningConfig) -> Callable[[j
 
 
 def _union_plan(q, k, picks, kernels, tuning: TuningConfig) -> unions.Plan | None:
-    """How a chunk goes through unions of blocks, None where it does not. k: [B, K, J, size, H]."""
+    """Way of a chunk through unions of blocks, None where it has none. k: [B, K, J, size, H]."""
     if kernels.UNIONS is None:
         return None
     (batch, _, lists, count) = picks.shape
@@ -230,7 +230,7 @@ def _union_plan(q, k, picks, kernels, tuning: TuningConfig) -> unions.Plan | Non
 def most_tiles(
     q_shape: tuple[int, ...], picks_shape: tuple[int, ...], blocks: int, kernels, tuning
 ) -> int:
-    """How many tiles a kernel is given at once, of all lists together."""
+    """The number of tiles that a kernel is given at once, of all lists together."""
     (batch, _, lists, count) = picks_shape
     chunk = _chunk(q_shape, tuning)
     queries = _queries(chunk, count, blocks, q_shape[2] // lists, kernels, tuning)

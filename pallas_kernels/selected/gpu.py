@@ -86,8 +86,8 @@ UNIONS = None
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles and this size
-    of blocks, or None.
+    """Reason why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles
+    and this size of blocks, or None.
     """
     if q_shape[2] > lists * ROWS:
         return f"{q_shape[2] // lists} query heads share a list, more than {ROWS}"
@@ -108,7 +108,7 @@ def tile_rows(tuning: TuningConfig, mean: int) -> int:
 
 
 def gathers(queries: int, groups: int, tuning: TuningConfig) -> bool:
-    """Whether the kernels copy the rows of each query themselves, for tiles of ``queries`` queries
+    """True if the kernels copy the rows of each query themselves, for tiles of ``queries`` queries
     with ``groups`` heads.
 
     A copy fills whole rows of eight of shared memory's layout, and the tile is full.

@@ -61,7 +61,8 @@ def backward_kv(
     tuning: TuningConfig,
     interpret=False,
 ) -> list[jax.Array]:
-    """What each span adds to the gradients of its block's keys and values, for ``sum_spans``.
+    """The part that each span adds to the gradients of its block's keys and values, for
+    ``sum_spans``.
 
     rows, d_rows: [E, L, R G, H], queries and their cotangents, in tiles. sums: float32 [E, L, 2, R
     G], lse and delta. order: int32 [E, L, R G]. k, v: [B, K, J, size, H]. k_order: int32 [B, J,

@@ -1,4 +1,4 @@
-"""How the GPU kernels over chosen blocks lay out memory: what they hold, what they copy, and where
+"""Memory layout of the GPU kernels over chosen blocks: what they hold, what they copy, and where
 the copies come from.
 
 Dimensions: those of ``gpu``.
@@ -24,7 +24,7 @@ ROWS, PART, SHARE = 128, 64, 64
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static in a kernel."""
+    """Static arguments of a kernel."""
 
     # E, L, B, K and J.
     lists: int
@@ -52,7 +52,9 @@ class Plan:
     groups: int
 
     def key(self, row, block):
-        """Where the keys of a block begin in [B K S, H], for the list number ``row`` of the E."""
+        """The place where the keys of a block begin in [B K S, H], for the list number ``row`` of
+        the E.
+        """
         per_row = self.lists // self.batch
         # List i of a row's P belongs to its key/value head i K / P. ``div`` and ``rem`` truncate,
         # which is enough for numbers that are not negative and costs less than // and %.
@@ -61,7 +63,9 @@ class Plan:
         return (head * self.blocks + block) * self.size
 
     def order(self, row, block):
-        """Where the order of a block's keys begins in [B, S]: (row of the batch, first place)."""
+        """The place where the order of a block's keys begins in [B, S]: (row of the batch, first
+        place).
+        """
         return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
 
 
@@ -128,14 +132,14 @@ def row_copies(query, arrays, rings, own: int, unit, plan: Plan):
 
 
 def row_copy_count(arrays: int, own: int, unit, plan: Plan) -> int:
-    """How many copies ``row_copies`` makes in a turn, of 2 or 4 arrays."""
+    """The number of copies that ``row_copies`` makes in a turn, of 2 or 4 arrays."""
     if not plan.gather:
         return arrays // 2 * unit.compute + arrays - arrays // 2
     return unit.compute * (own // plan.groups) * (2 if arrays == 2 else 5)
 
 
 def key_sources(block, tile, part, k, v, k_order, plan: Plan):
-    """What is copied of a part of the tile's block: keys, values and their order."""
+    """The copies of a part of the tile's block: keys, values and their order."""
     row = jax.lax.axis_index("row")
     at = block[row, tile]
     batch, place = plan.order(row, at)
@@ -194,7 +198,8 @@ def make_plan(
 
 
 def row_arrays(query, arrays, own: int, unit, plan: Plan) -> list[jax.Array]:
-    """What a kernel gets of the rows: the queries in the places of tiles, and the arrays.
+    """The arguments of a kernel that come from rows: the queries in the places of tiles, and the
+    arrays.
 
     arrays: queries, their cotangents (perhaps), lse and delta (with these) and order: in tiles, or
     in the order of queries where the kernel gathers. Then each gets one query more, which sees

@@ -1,4 +1,4 @@
-"""How queries, and what belongs to them, lie in chunks and in the tiles of an index.
+"""Layout of queries, and of what belongs to them, in chunks and in the tiles of an index.
 
 Dimensions: those of ``tiles``, and E = B P lists.
 """
@@ -30,8 +30,8 @@ def whole(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def tile_rows(queries, order, query, kernels: ModuleType, tuning: TuningConfig):
-    """What the kernels get of queries, and of cotangents and sums if there are any, [E, C, G, H]
-    each: (arrays, options).
+    """The arguments of the kernels that come from queries, and from cotangents and sums if there
+    are any, [E, C, G, H] each: (arrays, options).
 
     The arrays are in tiles, or as they are where the kernel gathers them by ``query`` [E, L, R].
     """

@@ -22,7 +22,7 @@ from pallas_kernels.tokens import MASKED
 
 
 class Tiles(NamedTuple):
-    """Which queries of a chunk attend to which block, in tiles of one block each."""
+    """The queries of a chunk that attend to each block, in tiles of one block each."""
 
     # int32 [L]: the block of each tile, in rising order, so that a block's tiles follow each other.
     block: jax.Array

@@ -50,8 +50,8 @@ LANES = 128
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles and this size
-    of blocks, or None.
+    """Reason why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles
+    and this size of blocks, or None.
     """
     if size % 8 or size > 512:
         return f"{size=} must be a multiple of 8 up to 512"

@@ -207,7 +207,7 @@ def _backward_q_kernel(
 
 
 def _ends(tile, used):
-    """Whether this step is the first one of its tile, and whether it is the last one."""
+    """Two truth values: this step is the first one of its tile, and it is the last one."""
     row = pl.program_id(0)
     step = pl.program_id(1)
     end = used[row] - 1

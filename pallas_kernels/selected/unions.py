@@ -41,7 +41,7 @@ INDEX_MOVES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the queries of a chunk are cut into tiles, and how many blocks these may go through."""
+    """The cut of the queries of a chunk into tiles, and how many blocks these may go through."""
 
     # R.
     queries: int
