@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import os
 import queue
 import secrets
@@ -30,7 +29,7 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.spans import Span
 from rl_code.weights.layout import own_parts
-from rl_code.weights.transfer_files import start_server
+from rl_code.weights.transfer_files import new_ticket, start_server
 from rl_code.weights.version_records import write_json
 from rl_code.weights.versions import Subscriber, WeightError
 from rl_code.weights.waiting import GRACE_S
@@ -102,7 +101,6 @@ class PrefillServer:
         self._waiting: list[_Request] = []
         self._open: list[_Request] = []
         self._stats = PrefillStats()
-        self._uuids = itertools.count(1)
         self._server = start_server(host)
         key = secrets.token_bytes(16)
         self._listener = Listener((host, 0), backlog=_WAITING, authkey=key)
@@ -240,7 +238,7 @@ class PrefillServer:
         self._stats.prompt_tokens += len(request.span.tokens)
         self._stats.bytes += sum(piece.nbytes for piece in pieces)
         self._pool.release(request.span)
-        uuid = next(self._uuids)
+        uuid = new_ticket()
         # Not for longer than the actor waits: they stay in the memory of the devices until then.
         ready_s = max(0.0, request.until - time.monotonic()) + GRACE_S
         until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ready_s)

@@ -6,7 +6,7 @@ serves what:
     publisher_<p>.json   process p of the learner: its address, the version that it serves, and
                          which parts of the arrays it has
     request_<p>_<id>     of an actor to process p: the parts that it wants
-    answer_<p>_<id>      the number under which they can be pulled, once; or why not
+    answer_<p>_<id>      the ticket with which they can be pulled, once; or why not
 
 An actor asks every process of the learner for those of its parts that the actor's own devices need.
 So both sides may consist of several processes and have any layout, and no computation spans both
@@ -15,12 +15,14 @@ nobody answers at an old address, the learner dies in the middle, or the bits ar
 then says so in its log and takes the version from storage.
 
 Only the newest version is served. It takes memory on the learner's devices for one more copy of the
-model in the sampling dtype. The connection is neither encrypted nor authenticated, so use it inside
-one cluster only.
+model in the sampling dtype. Who only reaches the server's port gets nothing: a pull names a ticket
+of 64 random bits, which stands in the folder alone. The connection is not encrypted, so use it
+inside one cluster only.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,11 @@ LIVE = "live"  # the folder in that of the weights
 def start_server(host: str) -> transfer.TransferServer:
     """A transfer server at a free port of this machine."""
     return transfer.start_transfer_server(jax.local_devices()[0].client, f"{host}:0", [f"{host}:0"])
+
+
+def new_ticket() -> int:
+    """A number under which arrays can be pulled, and which nobody can guess."""
+    return secrets.randbits(64)
 
 
 def identity(offer: Mapping[str, Any]) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import os
 import secrets
 import shutil
@@ -19,7 +18,14 @@ from absl import logging
 from models.transformer import Transformer
 from rl_code.weights.layout import Box, detached, overlap, own_parts, to_slices
 from rl_code.weights.stored_publisher import StoredPublisher
-from rl_code.weights.transfer_files import LIVE, answer_path, box_of, offer_path, start_server
+from rl_code.weights.transfer_files import (
+    LIVE,
+    answer_path,
+    box_of,
+    new_ticket,
+    offer_path,
+    start_server,
+)
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import TransferStats, Version
 from rl_code.weights.waiting import GRACE_S, POLL_S, agree
@@ -37,7 +43,6 @@ class TransferPublisher:
         self._stored = stored
         self._folder = stored.folder / LIVE
         self._process = jax.process_index()
-        self._uuids = itertools.count(1)
         self._lock = threading.Lock()
         self._live: tuple[Version, dict[str, dict[Box, jax.Array]]] | None = None
         if self._process == 0:
@@ -126,7 +131,7 @@ class TransferPublisher:
             pieces.append(
                 parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)]
             )
-        uuid = next(self._uuids)
+        uuid = new_ticket()
         # Not for longer than the actor waits: arrays that are ready to be pulled stay in the memory
         # of the devices, also when a newer version has replaced them.
         ready_s = min(self._stored.config.deadline_s, request["within_s"] + GRACE_S)

@@ -120,6 +120,7 @@ def once_armed(follower: TransferSubscriber, action) -> None:
 
     def answered(*args) -> int:
         uuid = real(*args)
+        assert uuid > 1 << 32, "a ticket that can be guessed"
         action()
         return uuid
 
