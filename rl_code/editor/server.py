@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidRequest
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
+from pygls.protocol.json_rpc import RPCMessage, RPCRequest
 from pygls.workspace import TextDocument, Workspace
 
 from rl_code.editor.clock import Clock, LoopClock, ManualClock
@@ -57,11 +60,24 @@ class EditorConfig:
         return Client(self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
 
 
+class _Protocol(LanguageServerProtocol):
+    """Answers every request, those behind ``shutdown`` with an error; the library says nothing to
+    them, and their client would wait.
+    """
+
+    def handle_message(self, message: RPCMessage) -> None:
+        if self._shutdown and isinstance(message, RPCRequest):
+            error = JsonRpcInvalidRequest(f"{message.method} came after shutdown")
+            self._send_response(message.id, error=error.to_response_error())
+            return
+        super().handle_message(message)
+
+
 class EditorServer(LanguageServer):
     """One editor's server."""
 
     def __init__(self, config: EditorConfig, clock: Clock | None = None):
-        super().__init__("rl-code", "1")
+        super().__init__("rl-code", "1", protocol_cls=_Protocol)
         self.config = config
         self.clock = LoopClock() if clock is None else clock
         outbox = Outbox(config.outbox) if config.outbox else None

@@ -14,6 +14,7 @@ import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
+from rl_code.editor.server import EditorConfig, EditorServer
 from tests import programs
 from tests.rl_code.people.fake_server import FakeServer
 
@@ -227,3 +228,14 @@ def test_neovim_is_a_client(server, tmp_path):
     (shown,), (accepted,) = server.of_kind("shown"), server.of_kind("accepted")
     assert shown["answer"] == accepted["answer"]
     assert [(one["horizon_s"], one["value"]) for one in server.of_kind("retained")] == [(30.0, 1.0)]
+
+
+def test_a_request_behind_shutdown_is_answered_with_an_error():
+    server = EditorServer(EditorConfig("http://127.0.0.1:1/v1", "key-7"))
+    sent = []
+    server.protocol._send_data = sent.append
+    server.protocol._shutdown = True
+    server.protocol.handle_message(types.ShutdownRequest(id=7))
+    server.protocol.handle_message(types.DidCloseTextDocumentNotification(params=None))
+    (answer,) = sent
+    assert (answer.id, answer.error.code) == (7, -32600) and "shutdown" in answer.error.message
