@@ -18,8 +18,11 @@ BODY_S = 60.0
 GRACE_S = 2.0
 # The longest head, in bytes.
 _MOST_HEAD = 1 << 16
-# The most bytes of bodies that are read at once.
+# The most bytes of bodies that are read at once: all together, and of one key. A key of which
+# little is read now is not refused, so that those who send much do not make the others wait.
 _MOST_READ = 8 * MOST_BYTES
+_MOST_OF_KEY = 2 * MOST_BYTES
+_LITTLE = 1 << 16
 
 
 class Connection(HttpToolsProtocol):
@@ -121,7 +124,8 @@ class _Joining:
 
 class Bodies:
     """An application whose routes get bodies of requests in time, or not at all: an ASGI wrapper
-    that limits the seconds and the bytes of each body, and the bytes of all that are being read.
+    that limits the seconds and the bytes of each body, and the bytes that are being read of those
+    with one key and of all.
 
     It stands in front of every route, so that none can forget it. For one event loop.
     """
@@ -129,6 +133,8 @@ class Bodies:
     def __init__(self, app: ASGIApp):
         self._app = app
         self._read = 0
+        # The same by key; keys of which nothing is being read are left out.
+        self._read_of: dict[str, int] = {}
 
     @property
     def being_read(self) -> int:
@@ -142,6 +148,7 @@ class Bodies:
         deadline = asyncio.get_running_loop().time() + BODY_S
         length = 0
         whole = False
+        key = _key(scope)
 
         async def limited() -> Message:
             """The next part of the body. Raises ApiError where it has too many bytes or does not
@@ -158,10 +165,11 @@ class Bodies:
                 raise ApiError(why, status=408, code="request_timeout") from None
             count = len(message.get("body", b""))
             length += count
-            self._read += count
+            self._count(key, count)
             if length > MOST_BYTES:
                 raise too_large()
-            if self._read > _MOST_READ:
+            of_key = self._read_of.get(key, 0)
+            if of_key > _MOST_OF_KEY or (self._read > _MOST_READ and of_key > _LITTLE):
                 raise ApiError(
                     "many long requests come at once; ask again later",
                     status=429,
@@ -171,11 +179,28 @@ class Bodies:
                 )
             if not message.get("more_body", False):
                 whole = True
-                self._read -= length
+                self._count(key, -length)
                 length = 0
             return message
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._read -= length
+            self._count(key, -length)
+
+    def _count(self, key: str, change: int) -> None:
+        self._read += change
+        left = self._read_of.get(key, 0) + change
+        if left:
+            self._read_of[key] = left
+        else:
+            self._read_of.pop(key, None)
+
+
+def _key(scope: Scope) -> str:
+    """The key that a request comes with, be it known or not; those without one have one share."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return value.decode("latin-1")
+    path = scope["path"]
+    return path.split("/")[2] if path.startswith("/clients/") else ""
