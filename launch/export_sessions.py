@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     if not lines:
         command.refuse(f"{url}: no answer of such a session is recorded")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, "".join(lines).encode())
+    write_atomically(out, "".join(lines).encode(), private=True)
     print(f"{len(lines)} answers in {out}")
 
 

@@ -86,7 +86,7 @@ def forget_in_record(path: Path, user: str) -> int:
             lines = file.readlines()
             kept = [line for line in lines if json.loads(line)["user"] != user]
             if len(kept) < len(lines):
-                write_atomically(path, "".join(kept).encode())
+                write_atomically(path, "".join(kept).encode(), private=True)
     except BlockingIOError:
         command.refuse(f"{path}: a server writes to it; end it first")
     except (OSError, ValueError, KeyError, TypeError) as error:

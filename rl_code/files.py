@@ -16,7 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the error numbers of a full disk and of a full quota
+_PRIVATE = 0o600  # the rights of a file that nobody else may read
 PARTIAL = ".partial"  # how the name of a file that ``write_atomically`` is writing ends
+
+
+def make_private(path: Path) -> None:
+    """Makes a file that only its owner may read and write, or takes the rights of others from one
+    that is there. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE)
+    try:
+        if os.fstat(descriptor).st_mode & 0o077:
+            with contextlib.suppress(PermissionError):  # it is somebody else's
+                os.fchmod(descriptor, _PRIVATE)
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:
@@ -28,17 +42,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Writes a file so that readers see the old content or all of the new, never a part.
 
     The new content is on the disk when this returns. One process at a time may write one path.
-    Raises OSError, leaving the old content, when the disk is full.
+    private: whether nobody else may read it. Raises OSError, leaving the old content, when the disk
+    is full.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with explain_full_disk(path):
         try:
             partial.unlink(missing_ok=True)  # of a process that was killed
-            _write(partial, data, synced=True)
+            _write(partial, data, synced=True, private=private)
             os.replace(partial, path)
         except OSError:
             # What cannot be deleted now is replaced by the next write.
@@ -133,8 +148,9 @@ def free_mib(path: Path) -> float | None:
     return None
 
 
-def _write(path: Path, data: bytes, synced: bool) -> None:
-    with open(path, "xb") as file:
+def _write(path: Path, data: bytes, synced: bool, private: bool = False) -> None:
+    rights = _PRIVATE if private else 0o666
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, rights)) as file:
         file.write(data)
         if synced:
             file.flush()

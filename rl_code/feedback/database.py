@@ -23,6 +23,8 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rl_code.files import make_private
+
 # Milliseconds that a process waits for another one that writes to the same file.
 _BUSY_MS = 60_000
 # Number of the lock that PostgreSQL's sessions share: writers together, a selection alone.
@@ -65,7 +67,11 @@ def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
         raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")
     if not new and not Path(url.database).exists():
         raise FileNotFoundError(f"database {str(url)!r}: there is no such file")
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    if new and not url.database.startswith("file:"):
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        # it holds what people wrote; SQLite gives its log the rights of the file
+        for name in (url.database, *_beside(url.database)):
+            make_private(Path(name))
     engine = sqlalchemy.create_engine(url)
 
     @event.listens_for(engine, "connect")
@@ -85,6 +91,12 @@ def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _beside(database: str) -> list[str]:
+    """The files that SQLite has beside a database now."""
+    names = [f"{database}{ending}" for ending in ("-wal", "-shm", "-journal")]
+    return [name for name in names if Path(name).exists()]
 
 
 @contextmanager
