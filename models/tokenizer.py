@@ -264,6 +264,10 @@ class Tokenizer:
         backend.add_special_tokens([_added(token, special=True) for token in special_tokens])
         return cls(backend, eos=eos, pad=pad)
 
+    def to_json(self) -> str:
+        """The text of its ``tokenizer.json``."""
+        return self._backend.to_str()
+
     def save(
         self, path: str | Path, *, chat_template: str | None = None, architecture: str | None = None
     ) -> None:

@@ -39,7 +39,7 @@ from rl_code.serving.answers import Accepted, Answer, Pending
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import ApiError, refuse, unknown_model
 from rl_code.serving.session import Session, Step
-from rl_code.serving.stops import Stopping
+from rl_code.serving.stops import stopping
 from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.
@@ -71,6 +71,15 @@ class AgentClient:
             raise ApiError("an episode answers chats only", status=404)
         if request.n != 1:
             raise refuse("n", f"{request.n} is not supported, only 1", "unsupported_value")
+        asked = dict(
+            response_format=request.json_schema,
+            top_logprobs=request.alternatives,
+            logit_bias=request.logit_bias,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+        )
+        for name in (name for name, value in asked.items() if value):
+            raise refuse(name, "an episode samples as the run says", "unsupported_value")
         if self._over.is_set():
             raise over()
         id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -167,8 +176,8 @@ class AgentEpisode(Episode):
     @property
     def protocol(self) -> Protocol:
         """The protocol, with what ends the message that is asked for now."""
-        stop = self._pending.request.stop if self._pending else ()
-        return Stopping.around(self._protocol, stop) if stop else self._protocol
+        pending = self._pending
+        return self._protocol if pending is None else stopping(self._protocol, pending.request)
 
     @protocol.setter
     def protocol(self, protocol: Protocol) -> None:

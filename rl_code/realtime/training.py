@@ -30,8 +30,9 @@ def groups_of(
     What stands before an answer in its session is read and not trained on: it is another answer's,
     with a reward of its own. Left out are answers of which an earlier part of the session is
     neither among ``answers`` nor among ``earlier``, so that what the policy saw is not known, and
-    those without a sampled token. The total of a trajectory's reward is its advantage
-    (``baselined``).
+    those without a sampled token, those that were sampled in another way than the server's own, and
+    those that their client did not want to be trained on (``_may_train``). The total of a
+    trajectory's reward is its advantage (``baselined``).
 
     earlier: other answers of the same sessions (``FeedbackStore.earlier``). They are read alone.
     """
@@ -52,7 +53,7 @@ def groups_of(
             contexts[answer.context] = seen + answer.tokens
     groups = []
     for answer, advantage, reward in zip(answers, advantages, rewards, strict=True):
-        if answer.id in given and answer.tokens:
+        if answer.id in given and answer.tokens and _may_train(answer):
             trajectory = _trajectory(answer, given[answer.id], float(advantage), reward)
             groups.append(Group(Task(id=answer.id, messages=()), (trajectory,)))
     return groups, len(answers) - len(groups)
@@ -98,6 +99,13 @@ def spoiled(model: Any, noise: float, seed: Sequence[int]) -> Any:
         return jax.device_put((array + added).astype(array.dtype), array.sharding)
 
     return form.unflatten([with_noise(*pair) for pair in zip(arrays, keys, strict=True)])
+
+
+def _may_train(answer: AnswerRecord) -> bool:
+    """False for an answer that a client had sampled otherwise, at temperature 0 say, since the
+    policy did not choose it; and for one of a request with ``store`` false.
+    """
+    return "sampling" not in answer.extra and answer.extra.get("store") is not False
 
 
 def _order(answer: AnswerRecord) -> tuple[float, int]:

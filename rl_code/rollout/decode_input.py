@@ -13,6 +13,7 @@ import numpy as np
 
 from attention.cache import gathered
 from attention.cache.tables import Runs
+from rl_code.rollout.own_way import OwnWays, empty_ways
 
 if TYPE_CHECKING:
     from rl_code.rollout.drafts import DraftTexts
@@ -54,12 +55,18 @@ class DecodeInput:
     # Which adapter of a model that has several (``models.adapter_rows``) computes the row; -1 for
     # none. Rows may share pages only if they have the same one. None for a model without several.
     adapters: jax.Array | None = None
+    # How the tokens of each row are drawn; None for a dispatch of rows that are drawn as the config
+    # says.
+    ways: OwnWays | None = None
 
 
-def empty_input(config: EngineConfig, shards: int, several: bool = False) -> DecodeInput:
+def empty_input(
+    config: EngineConfig, shards: int, several: bool = False, vocab: int | None = None
+) -> DecodeInput:
     """Numpy arrays for a dispatch in which no row is active.
 
-    several: whether the model has several adapters.
+    several: whether the model has several adapters. vocab: tokens of the model, for a dispatch of
+    rows with ways of their own; None for one of the others.
     """
     rows = shards * config.slots
 
@@ -78,6 +85,7 @@ def empty_input(config: EngineConfig, shards: int, several: bool = False) -> Dec
         runs=empty_runs(config, rows),
         texts=ints(rows, config.draft_room + config.length) if config.draft_tokens else None,
         adapters=ints(rows) if several else None,
+        ways=None if vocab is None else empty_ways(rows, vocab),
         rows=gathered.SharedRows(
             own=ints(rows, config.table),
             starts=ints(rows, fill=0),
@@ -111,16 +119,18 @@ def decode_input(
     texts: DraftTexts,
     drafts: bool,
     several: bool,
+    own: bool = False,
 ) -> DecodeInput:
     """The arrays for one dispatch of the ``chosen`` rows of every shard.
 
     Each row must hold pages for what it may sample. It has the words of its random ``key``, and an
     ``episode`` with the other numbers that fix its random stream. budgets: the most tokens that
     each row may sample. texts: what drafts are copied from. drafts: whether tokens are guessed.
-    several: whether the model has several adapters.
+    several: whether the model has several adapters. own: whether the rows have ways of their own
+    (``Row.own``).
     """
     c = engine.config if drafts else engine.config.without_drafts()
-    inputs = empty_input(c, engine.shards, several)
+    inputs = empty_input(c, engine.shards, several, engine.vocab if own else None)
     for shard, rows in enumerate(chosen):
         sharing: dict[tuple[int, ...], list[int]] = {}
         for place, row in enumerate(rows):
@@ -138,6 +148,10 @@ def decode_input(
                 inputs.adapters[at] = row.adapter
             if inputs.texts is not None:
                 texts.put(row, inputs.texts[at])
+            if inputs.ways is not None:
+                inputs.ways.temperatures[at] = row.own.temperature
+                inputs.ways.top_ps[at] = row.own.top_p
+                row.own.add_biases(row.message, inputs.ways.biases[at])
             # The pages of the shared prefix go into a tile, which several rows read together. Those
             # behind it are the row's own, and ``starts`` is the place at which they begin.
             shared = pool.shared_pages(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,15 @@ from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.rows import Row
+
+
+class Kind(NamedTuple):
+    """A kind of dispatch, by the rows that it takes."""
+
+    # True for rows with ways of their own (``Row.own``).
+    own: bool
+    # True for rows whose tokens are guessed.
+    drafts: bool
 
 
 class Decoder:
@@ -40,23 +50,20 @@ class Decoder:
         self._texts = texts
         self._tokenizer = tokenizer
 
-    def kinds(self) -> list[bool]:
-        """The dispatches that the rows that are ready need: one of those whose tokens are guessed
-        (True), and one of the others (False).
-        """
-        return sorted({self._drafts(row) for row in self._open.rows if row.ready})
+    def kinds(self) -> list[Kind]:
+        """The dispatches that the rows that are ready need."""
+        return sorted({self._kind(row) for row in self._open.rows if row.ready})
 
-    def dispatch(self, model: Transformer, version: int, drafts: bool) -> list[Row]:
-        """Decodes one dispatch of the rows that are ready, oldest first. Returns those whose
-        message is over.
+    def dispatch(self, model: Transformer, version: int, kind: Kind) -> list[Row]:
+        """Decodes one dispatch of the rows of a kind that are ready, oldest first. Returns those
+        whose message is over.
 
-        version: of the model. drafts: whether it takes the rows whose tokens are guessed, or the
-        others.
+        version: of the model.
         """
-        c = self._config if drafts else self._config.without_drafts()
+        c = self._config if kind.drafts else self._config.without_drafts()
         chosen: list[list[Row]] = [[] for _ in range(self._engine.shards)]
         for row in list(self._open.rows):
-            mine = row.ready and self._drafts(row) == drafts
+            mine = row.ready and self._kind(row) == kind
             if mine and len(chosen[row.shard]) < c.slots:
                 count = min(c.dispatch_tokens, self._budget(row))
                 # The cache has all tokens but the last. The dispatch writes that one and every
@@ -72,8 +79,9 @@ class Decoder:
             chosen,
             [[self._budget(row) for row in rows] for rows in chosen],
             self._texts,
-            drafts,
+            kind.drafts,
             num_adapters(model) > 0,
+            kind.own,
         )
         results = self._pool.decode(model, inputs)
         tokens, logprobs, counts, choices, steps, drafted = results
@@ -87,15 +95,20 @@ class Decoder:
         for place, row in self._places(chosen):
             count = counts[place]
             chosen_by_model = {name: x[place, :count] for name, x in choices.items()}
+            if row.own is not None:
+                likely = chosen_by_model.pop("likely")
+                row.own.note(chosen_by_model.pop("alternatives"), likely)
             sampled = tokens[place, :count].tolist(), logprobs[place, :count].tolist()
             if self._take(row, *sampled, version, chosen_by_model):
                 over.append(row)
         return over
 
-    def _drafts(self, row: Row) -> bool:
-        """Whether the next tokens of a row are guessed."""
+    def _kind(self, row: Row) -> Kind:
+        """The dispatch that samples the next tokens of a row."""
+        if row.own is not None:
+            return Kind(own=True, drafts=False)
         c = self._config
-        return row.repeats if c.draft_least else c.draft_tokens > 0
+        return Kind(own=False, drafts=row.repeats if c.draft_least else c.draft_tokens > 0)
 
     def _places(self, chosen: list[list[Row]]) -> Iterator[tuple[int, Row]]:
         """Each chosen row with its index in the arrays of the dispatch, as ``decode_input`` lays
@@ -111,6 +124,8 @@ class Decoder:
         if self._config.draft_least:  # up to where it is looked at again whether it repeats itself
             window = self._config.draft_window
             left = min(left, window - len(row.message) % window)
+        if row.own is not None and row.own.one_by_one:
+            left = min(left, 1)
         return left if row.most is None else min(left, row.most)
 
     def _take(

@@ -42,6 +42,7 @@ from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.drafts import NONE, propose
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.rollout.own_way import ALTERNATIVES, sample_own
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
 
@@ -75,8 +76,9 @@ def _decode(
     view_block: tokens of a block of the view; 0 to read keys on their pages.
     Returns (cache, tokens int32 [slots, dispatch_tokens], logprobs float32 [slots,
     dispatch_tokens], counts int32 [slots], choices: what ``Context.choices`` has for each token
-    [slots, dispatch_tokens, ...], steps int32 [slots] in which each row gained tokens, drafted
-    int32 [slots]: tokens that were guessed).
+    [slots, dispatch_tokens, ...], and with ``inputs.ways`` "alternatives" and "likely", the most
+    likely tokens in place of each (``own_way.sample_own``), steps int32 [slots] in which each row
+    gained tokens, drafted int32 [slots]: tokens that were guessed).
     """
     model = for_rows(model, inputs.adapters)
     if inputs.texts is None:
@@ -141,8 +143,16 @@ def _decode(
         # Every device of the axis tensor samples from all logits. The compiler would cut the
         # running sums of the cumulative distribution with exchanges that all devices of the mesh
         # have to join, and the shards of rows do not go through this loop together.
-        draw = per_shard(functools.partial(sample, config=sampling), ((), ()), ((), ()))
-        drawn = draw(model.logits(hidden.reshape(num_rows * len(index), -1)), uniforms)
+        logits = model.logits(hidden.reshape(num_rows * len(index), -1))
+        alternatives = {}
+        if inputs.ways is None:
+            draw = per_shard(functools.partial(sample, config=sampling), ((), ()), ((), ()))
+            drawn = draw(logits, uniforms)
+        else:
+            own = functools.partial(sample_own, config=sampling)
+            draw = per_shard(own, ((), (), ()), ((), (), (), ()))
+            *drawn, tokens_there, likely = draw(logits, uniforms, inputs.ways)
+            alternatives = {"alternatives": tokens_there, "likely": likely}
         sampled, logprobs = (x.reshape(num_rows, -1) for x in drawn)
         # A draw counts if the guesses before it were right and none of them ended the message.
         right = sampled[:, :-1] == guesses
@@ -166,6 +176,8 @@ def _decode(
             return out.at[row, at].set(x, mode="drop")
 
         choices = carry.choices
+        for name, found in alternatives.items():
+            choices = choices | {name: append(choices[name], found[:, None])}
         if picks:
             found = jnp.stack([compact(x, most, noted_dtype) for x in picks], axis=2)
             choices = choices | {"blocks": append(choices["blocks"], found)}
@@ -201,6 +213,10 @@ def _decode(
         layers_that_choose = sum(method.noted_picks() is not None for method in cache.methods)
         noted = (*shape, layers_that_choose, model.config.num_kv_heads, most)
         choices["blocks"] = jnp.zeros(noted, noted_dtype)
+    if inputs.ways is not None:
+        noted = (*shape, min(ALTERNATIVES, inputs.ways.biases.shape[-1]))
+        choices["alternatives"] = jnp.zeros(noted, jnp.int32)
+        choices["likely"] = jnp.zeros(noted, jnp.float32)
     nothing = jnp.zeros(num_rows, jnp.int32)
     start = _Decoding(
         step=jnp.int32(0),
@@ -285,6 +301,7 @@ class Engine:
                 f"page={config.page} must be the block of attention={model_config.attention}"
             )
         self._model_config = model_config
+        self.vocab = model_config.vocab_size
         self._rows = NamedSharding(mesh, P(SAMPLER_AXES))
         self._everywhere = NamedSharding(mesh, P())
         # pages are numbered within a shard of the rows, and every device has those of its own heads

@@ -10,6 +10,7 @@ import numpy as np
 
 from rl_code.documents import OUTSIDE
 from rl_code.environment.episode import Episode
+from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.spans import Span
 from rl_code.types import Task, Trajectory
 
@@ -23,6 +24,8 @@ class Row(Span):
     group: OpenGroup | None = None
     # The words of the random key.
     key: tuple[int, ...] = (0, 0)
+    # How its tokens are drawn; None for as the config says.
+    own: OwnWay | None = None
     # Whether a worker thread is carrying out the episode's message.
     waiting: bool = False
     # The tokens of the current message that were sampled so far.

@@ -73,24 +73,30 @@ def sample(
     else:
         probs = jnp.exp(logprobs)
         if config.top_k or config.top_p < 1:
-            probs = _truncate(probs, config)
-        tokens = _invert_cdf(probs, uniforms)
+            probs = truncate(probs, config.top_k, config.top_p)
+        tokens = invert_cdf(probs, uniforms)
     tokens = tokens.astype(jnp.int32)
     return tokens, jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
 
 
-def _truncate(probs: Float[Array, "B V"], config: SamplingConfig) -> Float[Array, "B V"]:
-    """Zero what top-k and top-p exclude. Ties with the last token kept are kept."""
+def truncate(
+    probs: Float[Array, "B V"], top_k: int, top_p: float | Float[Array, "B 1"]
+) -> Float[Array, "B V"]:
+    """Zero what top-k and top-p exclude. Ties with the last token kept are kept.
+
+    top_p: of all rows, or of each; one row's 1 keeps every token.
+    """
     vocab = probs.shape[-1]
-    ordered = jax.lax.top_k(probs, min(config.top_k or vocab, vocab))[0]
-    if config.top_p < 1:
+    ordered = jax.lax.top_k(probs, min(top_k or vocab, vocab))[0]
+    if not isinstance(top_p, float) or top_p < 1:
         total = jnp.sum(ordered, axis=-1, keepdims=True)
         before = jnp.cumsum(ordered, axis=-1) - ordered
-        ordered = jnp.where(before < config.top_p * total, ordered, jnp.inf)
+        kept = (before < top_p * total) | jnp.asarray(top_p >= 1)
+        ordered = jnp.where(kept, ordered, jnp.inf)
     return jnp.where(probs >= jnp.min(ordered, axis=-1, keepdims=True), probs, 0.0)
 
 
-def _invert_cdf(probs: Float[Array, "B V"], uniforms: Float[Array, " B"]) -> Int[Array, " B"]:
+def invert_cdf(probs: Float[Array, "B V"], uniforms: Float[Array, " B"]) -> Int[Array, " B"]:
     """The first token whose cumulative probability exceeds uniform * total; never one of
     probability 0.
     """

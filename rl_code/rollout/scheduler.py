@@ -34,6 +34,7 @@ from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decoder import Decoder
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.rows import OpenGroup, Row
@@ -135,6 +136,7 @@ class Scheduler:
         key: Sequence[int],
         tag: Any = None,
         adapter: int = -1,
+        ways: Sequence[OwnWay] | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
         """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``,
@@ -147,6 +149,7 @@ class Scheduler:
           key: the two words of a random key.
           adapter: which adapter of weights that have several (``models.adapter_rows``) plays the
             group, counted from 0; -1 for none of them. Groups of all of them decode together.
+          ways: how the tokens of each episode are drawn; None for as the engine's config says.
           on_finished: called with each finished trajectory, in the thread that calls ``step``.
 
         Raises ValueError for a prompt that is longer than the engine's prompt_length, and for an
@@ -162,6 +165,8 @@ class Scheduler:
             row.group = own
             row.key = own.key
             row.adapter = adapter
+        for row, way in zip(rows, ways or (), strict=ways is not None):
+            row.own = way
         if all(row.episode.starts_at_once for row in rows):
             prompts = [row.episode.start() for row in rows]
             if len(prompts[0]) > self._config.prompt_length:
@@ -468,9 +473,9 @@ class Scheduler:
 
     def _decode(self) -> None:
         """Decodes the rows that are ready. Messages that have ended go to the worker threads."""
-        for drafts in self._decoder.kinds():
+        for kind in self._decoder.kinds():
             self.before_dispatch(self._open.rows)
-            for row in self._decoder.dispatch(self._model, self.version, drafts):
+            for row in self._decoder.dispatch(self._model, self.version, kind):
                 # From here on the worker thread owns the episode. This thread looks at the row
                 # again when the future is done (``_collect``).
                 row.waiting = True

@@ -11,8 +11,8 @@ Keys stand in a TOML file as SHA-256 of the key, which cannot be turned back sin
     events_per_minute = 600
 
 A limit that is left out does not apply. With ``admin = true`` a key may delete the data of others
-(``feedback.http``). The file is read again whenever it changes, so that a key
-can be added or withdrawn while the server runs.
+(``feedback.http``) and read the page of the cycle (``realtime.dashboard``). The file is read again
+whenever it changes, so that a key can be added or withdrawn while the server runs.
 """
 
 from __future__ import annotations
@@ -175,6 +175,11 @@ class KeyFile:
                 hashlib.sha256(api_key.encode("utf-8", "replace")).hexdigest()
             )
 
+    def is_admin(self, api_key: str) -> bool:
+        """Whether a key is there that may see and delete what is not its own."""
+        limiter = self.find(api_key)
+        return limiter is not None and limiter.key.admin
+
     def _stamped(self) -> tuple[int, int, int]:
         try:
             stat = self._path.stat()
@@ -254,8 +259,7 @@ class Access:
 
     def is_admin(self, api_key: str) -> bool:
         """Whether a key may delete what belongs to others; none may without a file of keys."""
-        limiter = None if self._keys is None else self._keys.find(api_key)
-        return limiter is not None and limiter.key.admin
+        return self._keys is not None and self._keys.is_admin(api_key)
 
     def take_events(self, api_key: str, count: int) -> float:
         """As of ``feedback.http.routes``, for a key that is known."""

@@ -29,6 +29,8 @@ class Answer:
     version: int
     # Which of the ``n`` answers to a request it is, from 0.
     index: int = 0
+    # For each token the most likely ones with their log-probabilities; None where nobody asked.
+    alternatives: Sequence[tuple[Sequence[int], Sequence[float]]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

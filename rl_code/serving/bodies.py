@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from rl_code.serving.answers import Accepted, Answer, Pending, Progress
 from rl_code.serving.chat_text import ChatText, cut_at
-from rl_code.serving.fields import ApiError
+from rl_code.serving.fields import ApiError, Request
 
-# What stands for a character whose bytes have not all come.
+# What stands for a character whose bytes have not all come, and the most tokens of one.
 _REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 4
+# The log-probability of a token that cannot be drawn, as OpenAI writes it.
+_NEVER = -9999.0
 
 
 class ChatBody:
@@ -32,7 +37,7 @@ class ChatBody:
         """A chunk of further text."""
         return self._chunk(index, {"content": text})
 
-    def ending(self, answer: Answer, rest: str, logprobs: bool) -> list[dict[str, Any]]:
+    def ending(self, answer: Answer, rest: str, request: Request) -> list[dict[str, Any]]:
         """The chunks with which an answer ends. rest: text that was not sent yet."""
         chunks = [self.piece(answer.index, rest)] if rest else []
         for number, call in enumerate(answer.message.calls):
@@ -40,10 +45,10 @@ class ChatBody:
                 self._chunk(answer.index, {"tool_calls": [{"index": number} | _call(call)]})
             )
         last = self._chunk(answer.index, {}, answer)
-        last["logprobs"] = self._logprobs(answer) if logprobs else None
+        last["logprobs"] = self._logprobs(answer, request) if request.logprobs else None
         return [*chunks, last]
 
-    def choice(self, answer: Answer, logprobs: bool) -> dict[str, Any]:
+    def choice(self, answer: Answer, request: Request) -> dict[str, Any]:
         """An answer that is not streamed."""
         calls = answer.message.calls
         content = answer.message.content
@@ -55,7 +60,7 @@ class ChatBody:
             "index": answer.index,
             "message": message,
             "finish_reason": answer.finish_reason,
-            "logprobs": self._logprobs(answer) if logprobs else None,
+            "logprobs": self._logprobs(answer, request) if request.logprobs else None,
             "answer_id": answer.id,
         }
 
@@ -66,11 +71,12 @@ class ChatBody:
         chunk = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
         return chunk | ({"answer_id": ended.id} if ended else {})
 
-    def _logprobs(self, answer: Answer) -> dict[str, Any]:
-        """The log-probability of each token of the message but the stop token."""
+    def _logprobs(self, answer: Answer, request: Request) -> dict[str, Any]:
+        """The log-probability of each token of the content."""
         content = [
-            {"token": word, "logprob": logprob, "bytes": list(word.encode()), "top_logprobs": []}
-            for word, logprob in _words(answer, self._text)
+            _token(word.text, word.logprob)
+            | {"top_logprobs": [_token(*one) for one in word.likely[: request.alternatives]]}
+            for word in _words(answer, self._text)
         ]
         return {"content": content, "refusal": None}
 
@@ -92,31 +98,29 @@ class TextBody:
         """As of ``ChatBody``."""
         return {"index": index, "text": text, "finish_reason": None, "logprobs": None}
 
-    def ending(self, answer: Answer, rest: str, logprobs: bool) -> list[dict[str, Any]]:
+    def ending(self, answer: Answer, rest: str, request: Request) -> list[dict[str, Any]]:
         """As of ``ChatBody``."""
-        return [self.choice(answer, logprobs) | {"text": rest}]
+        return [self.choice(answer, request) | {"text": rest}]
 
-    def choice(self, answer: Answer, logprobs: bool) -> dict[str, Any]:
+    def choice(self, answer: Answer, request: Request) -> dict[str, Any]:
         """As of ``ChatBody``."""
         return {
             "index": answer.index,
             "text": answer.message.content,
             "finish_reason": answer.finish_reason,
-            "logprobs": self._logprobs(answer) if logprobs else None,
+            "logprobs": self._logprobs(answer, request) if request.logprobs else None,
             "answer_id": answer.id,
         }
 
-    def _logprobs(self, answer: Answer) -> dict[str, Any]:
-        """The log-probability of each sampled token but the stop token."""
+    def _logprobs(self, answer: Answer, request: Request) -> dict[str, Any]:
+        """The log-probability of each token of the text."""
         words = _words(answer, self._text)
-        offsets = [0]
-        for word, _ in words:
-            offsets.append(offsets[-1] + len(word))
+        count = request.alternatives
         return {
-            "tokens": [word for word, _ in words],
-            "token_logprobs": [logprob for _, logprob in words],
-            "top_logprobs": None,
-            "text_offset": offsets[:-1],
+            "tokens": [word.text for word in words],
+            "token_logprobs": [word.logprob for word in words],
+            "top_logprobs": [dict(word.likely[:count]) for word in words] if count else None,
+            "text_offset": [word.start for word in words],
         }
 
 
@@ -129,7 +133,7 @@ async def whole_body(pending: Pending, text: ChatText, accepted: Accepted) -> di
     request = pending.request
     body = BODIES[request.kind](text)
     answers = await pending.whole()
-    choices = [body.choice(answer, request.logprobs) for answer in answers]
+    choices = [body.choice(answer, request) for answer in answers]
     head = _head(accepted, body.kind) | {"system_fingerprint": f"version_{answers[0].version}"}
     return head | {"choices": choices, "usage": _usage(answers)}
 
@@ -149,7 +153,7 @@ async def stream(pending: Pending, text: ChatText, accepted: Accepted) -> AsyncI
         before = sent[news.index]
         if isinstance(news, Answer):
             answers.append(news)
-            return body.ending(news, news.message.content[before:], request.logprobs)
+            return body.ending(news, news.message.content[before:], request)
         if request.held:
             return []
         known = _settled(text.text(news.tokens), request.stop)
@@ -209,15 +213,53 @@ def _call(call: Any) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _words(answer: Answer, text: ChatText) -> list[tuple[str, float]]:
-    """The text and the log-probability of each token but stop tokens."""
-    pairs = zip(answer.tokens, answer.logprobs, strict=True)
-    return [
-        (text.text([token]), float(logprob))
-        for token, logprob in pairs
-        if token not in text.stop_ids
-    ]
+@dataclasses.dataclass(frozen=True)
+class _Word:
+    """A token as text: a replacement character for one that ends within a character."""
+
+    text: str
+    # Where it begins in the content, in characters.
+    start: int
+    logprob: float
+    # The most likely tokens in its place.
+    likely: Sequence[tuple[str, float]]
+
+
+def _words(answer: Answer, text: ChatText) -> list[_Word]:
+    """The tokens that spell an answer's content. Those behind it are left out: stop tokens, the
+    text that ended the message, calls. The one in which the content ends is cut.
+    """
+    content = answer.message.content
+    words: list[_Word] = []
+    # Tokens of which the last ends within a character, and the place where the first begins.
+    begun: list[int] = []
+    start = 0
+    for place, token in enumerate(answer.tokens):
+        if token in text.stop_ids or start >= len(content):
+            break
+        likely = zip(*answer.alternatives[place], strict=True) if answer.alternatives else ()
+        shown = [(text.raw(one), _finite(logprob)) for one, logprob in likely]
+        begun.append(token)
+        whole = text.text(begun)
+        ends = not whole.endswith(_REPLACEMENT) or len(begun) > _LONGEST_CHARACTER
+        word = text.text([token])
+        if start + len(word) > len(content):
+            word = word[: len(content) - start]
+        words.append(_Word(word, start, _finite(answer.logprobs[place]), shown))
+        if ends:
+            start += len(whole)
+            begun = []
+    return words
+
+
+def _token(word: str, logprob: float) -> dict[str, Any]:
+    return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+
+def _finite(logprob: float) -> float:
+    """As a number of JSON; ``_NEVER`` for a token that cannot be drawn."""
+    return float(logprob) if math.isfinite(logprob) else _NEVER
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False)}\n\n"

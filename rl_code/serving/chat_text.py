@@ -113,7 +113,7 @@ class ChatText:
         text = cut_at(self.text(tokens), stop)
         if not tools or not self.protocol.has_call(text):
             return Message("assistant", text), ()
-        declared = {schema["name"]: _Declared(schema) for schema in tools}
+        declared = declared_tools(tools)
         try:
             calls = self.protocol.parse(text, None, declared)
         except (RecursionError, MemoryError) as error:
@@ -130,6 +130,10 @@ class ChatText:
     def text(self, tokens: Sequence[int]) -> str:
         """The text of sampled tokens without the stop token."""
         return self._tokenizer.decode([id for id in tokens if id not in self.stop_ids])
+
+    def raw(self, token: int) -> str:
+        """The text of one token, of a stop token too."""
+        return self._tokenizer.decode([token])
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Any], opening: bool
@@ -179,6 +183,11 @@ class _Declared:
     """A tool of somebody else's, as protocols read calls of it: its schema types their values."""
 
     schema: Mapping[str, Any]
+
+
+def declared_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, _Declared]:
+    """The tools of a request by their names, as protocols read calls of them."""
+    return {schema["name"]: _Declared(schema) for schema in tools}
 
 
 def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:

@@ -20,6 +20,8 @@ from rl_code.serving.fields import (
 
 # What may be asked for only as it is.
 _FIXED: Mapping[str, tuple[Any, ...]] = {"echo": (None, False)}
+# The most likely tokens that may be asked for beside each sampled one.
+_MOST_LOGPROBS = 5
 # Texts of more tokens than this many times the longest context are refused before they are
 # tokenised, judged by the bytes of the longest token.
 _LONGEST_TOKEN = 256
@@ -88,19 +90,19 @@ def read_completion(body: bytes) -> CompletionRequest:
     """The request in the body of a POST. Raises ApiError."""
     fields = read_object(body)
     n = typed(fields, "n", int, 1)
-    check_keys(fields, CompletionRequest, (), _FIXED | {"best_of": (None, n)})
+    check_keys(fields, ("prompt", "suffix"), _FIXED | {"best_of": (None, n)})
     suffix = typed(fields, "suffix", str, None)
     prompt = _prompt(fields.get("prompt"))
     if suffix is not None and not isinstance(prompt, str):
         raise refuse("suffix", "needs a prompt that is a text")
     logprobs = typed(fields, "logprobs", int, None)
-    if logprobs not in (None, 0, 1):
-        why = f"{show(logprobs)} is not supported, only 0 or 1: that of each sampled token"
-        raise refuse("logprobs", why, "unsupported_value")
+    if not 0 <= (logprobs or 0) <= _MOST_LOGPROBS:
+        raise refuse("logprobs", f"{show(logprobs)} must be 0 to {_MOST_LOGPROBS}")
     return CompletionRequest(
         prompt=prompt,
         suffix=suffix,
         logprobs=logprobs is not None,
+        alternatives=logprobs or 0,
         **common(fields),
     )
 

@@ -17,7 +17,7 @@ import functools
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -215,11 +215,14 @@ class Endpoint:
         self._mailbox.read()  # a request that was refused at once has failed already
         try:
             pending.check()
+            hints = pending.request.unheeded
+            headers = {"X-Unheeded": ", ".join(hints)} if hints else {}
             if pending.request.stream:
                 events = stream(pending, client.text, accepted)
-                return _Stream(events, pending, accepted.leave)
+                return _Stream(events, pending, accepted.leave, headers)
             async with _watching(request.receive, pending):
-                return JSONResponse(await whole_body(pending, client.text, accepted))
+                whole = await whole_body(pending, client.text, accepted)
+                return JSONResponse(whole, headers=headers)
         except BaseException:  # a client that left cancels this: no Exception
             accepted.leave()
             raise
@@ -271,8 +274,14 @@ class _Stream(StreamingResponse):
     the first of them.
     """
 
-    def __init__(self, events: AsyncIterator[str], pending: Pending, leave: Callable[[], None]):
-        super().__init__(events, media_type="text/event-stream")
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        pending: Pending,
+        leave: Callable[[], None],
+        headers: Mapping[str, str],
+    ):
+        super().__init__(events, headers=headers, media_type="text/event-stream")
         self._pending, self._leave = pending, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,15 +18,16 @@ MOST_CHOICES = 16
 _DEEPEST = 32
 # Characters of a value of the request's that an error repeats.
 _WIDTH = 100
-# Keys that say nothing that matters here. Every other key that is not read is refused, so that
-# nobody believes it had an effect.
-_IGNORED = frozenset({"user", "metadata", "store", "service_tier", "stream_options"})
-# What may be asked for only as it is, by both kinds of requests: key -> the values that say so.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-}
+# Keys that requests of both kinds have. Every key that is not read is refused, so that nobody
+# believes it had an effect.
+_KEYS = frozenset(
+    "model n stop max_tokens seed temperature top_p logprobs stream stream_options logit_bias "
+    "presence_penalty frequency_penalty user store metadata".split()
+)
+# Bounds of the API on biases, metadata, and the name of a client's own user.
+_MOST_BIASES = 1024
+_MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
+_LONGEST_USER = 512
 
 
 class ApiError(Exception):
@@ -78,6 +79,22 @@ class Request:
     stream: bool = False
     # Whether a stream ends with a chunk that says what was used.
     include_usage: bool = False
+    # How many of the most likely tokens are given with the log-probability of each token.
+    alternatives: int = 0
+    # (token, what is added to its logit).
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Subtracted from the logits of tokens that the answer has already: once, and for each time.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # The JSON schema that the answer must have, as text; "" for an answer in any form.
+    json_schema: str = ""
+    # What the record of the answer keeps: the client's metadata, its name for its own user, and
+    # False where it does not want the answer to be trained on.
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    end_user: str = ""
+    store: bool | None = None
+    # Hints in the request that change nothing here; the head of the response names them.
+    unheeded: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -87,9 +104,6 @@ class Request:
 
 def common(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``Request`` but ``logprobs``. Raises ApiError."""
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise refuse("stream_options", "must be an object")
     most = typed(fields, "max_tokens", int, None)
     if most is not None and most < 1:
         raise refuse("max_tokens", f"{show(most)} must be an integer above 0")
@@ -102,10 +116,16 @@ def common(fields: Mapping[str, Any]) -> dict[str, Any]:
         stop=_stop(fields.get("stop")),
         max_tokens=most,
         seed=typed(fields, "seed", int, None),
-        temperature=_number(fields, "temperature"),
-        top_p=_number(fields, "top_p"),
+        temperature=_number(fields, "temperature", 0.0, 2.0),
+        top_p=_number(fields, "top_p", 0.0, 1.0),
         stream=typed(fields, "stream", bool, False),
-        include_usage=bool(options.get("include_usage", False)),
+        include_usage=_include_usage(fields),
+        logit_bias=_logit_bias(fields.get("logit_bias")),
+        presence_penalty=_number(fields, "presence_penalty", -2.0, 2.0) or 0.0,
+        frequency_penalty=_number(fields, "frequency_penalty", -2.0, 2.0) or 0.0,
+        metadata=_metadata(fields.get("metadata")),
+        end_user=short_text(fields, "user", _LONGEST_USER),
+        store=typed(fields, "store", bool, None),
     )
 
 
@@ -114,7 +134,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     if len(body) > MOST_BYTES:
         raise too_large()
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the request is not JSON: {error}", code="invalid_json") from error
     if not isinstance(fields, dict):
@@ -141,22 +161,26 @@ def unknown_model(asked: str, names: Iterable[str]) -> ApiError:
 
 
 def check_keys(
-    fields: Mapping[str, Any],
-    read: type[Request],
-    ignored: Collection[str],
-    fixed: Mapping[str, tuple[Any, ...]],
+    fields: Mapping[str, Any], read: Collection[str], fixed: Mapping[str, tuple[Any, ...]]
 ) -> None:
     """Raises ApiError for a key that is not read, or may be asked for only as it is and is not.
 
-    read: names the keys that are read. ignored, fixed: of this kind of requests alone.
+    read, fixed: of this kind of requests alone; keys that are read, and key -> the values that say
+    how it is.
     """
-    for key, allowed in (_FIXED | dict(fixed)).items():
+    for key, allowed in fixed.items():
         if fields.get(key) not in allowed:
             why = f"{show(fields[key])} is not supported, only {allowed[-1]!r}"
             raise refuse(key, why, "unsupported_value")
-    known = {field.name for field in dataclasses.fields(read)} - {"include_usage"}
-    for key in fields.keys() - known - _IGNORED - {*ignored} - _FIXED.keys() - fixed.keys():
+    for key in sorted(fields.keys() - _KEYS - {*read} - fixed.keys()):
         raise refuse(key[:_WIDTH], "is not known here", "unknown_parameter")
+
+
+def check_parts(value: Mapping[str, Any], known: Collection[str], param: str) -> None:
+    """Raises ApiError for a key of a part of a request that is not read and says something."""
+    for key in sorted(value.keys() - {*known}):
+        if value[key] not in (None, [], {}, ""):
+            raise refuse(f"{param}.{key[:_WIDTH]}", "is not known here", "unknown_parameter")
 
 
 def refuse(param: str, why: str, code: str = "invalid_value") -> ApiError:
@@ -181,6 +205,22 @@ def typed(fields: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     return value
 
 
+def short_text(fields: Mapping[str, Any], key: str, longest: int) -> str:
+    """A text of at most so many characters; "" where it is left out. Raises ApiError."""
+    text = typed(fields, key, str, "")
+    if len(text) > longest:
+        raise refuse(key, f"has {len(text)} characters; at most {longest} are read")
+    return text
+
+
+def one_of(fields: Mapping[str, Any], key: str, values: Collection[str]) -> str | None:
+    """One of some texts; None where it is left out. Raises ApiError."""
+    value = typed(fields, key, str, None)
+    if value is not None and value not in values:
+        raise refuse(key, f"{show(value)} must be one of {', '.join(values)}")
+    return value
+
+
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(_DEEPEST):
@@ -195,16 +235,62 @@ def _check_depth(value: Any) -> None:
     raise ApiError(f"the request is nested more than {_DEEPEST} deep", code="invalid_json")
 
 
-def _number(fields: Mapping[str, Any], key: str) -> float | None:
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+def _number(fields: Mapping[str, Any], key: str, low: float, high: float) -> float | None:
     value = fields.get(key)
     if value is None:
         return None
     if type(value) not in (int, float):
         raise refuse(key, f"must be a number, got {type(value).__name__}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise refuse(key, f"{show(value)} is too large") from None
+    if not low <= value <= high:  # of integers of any length, too
+        raise refuse(key, f"{show(value)} must be {low:g} to {high:g}")
+    return float(value)
+
+
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise refuse("stream_options", "must be an object")
+    if not fields.get("stream"):
+        raise refuse("stream_options", "only with stream=true")
+    if options.get("include_obfuscation"):
+        why = "is not supported, only False"
+        raise refuse("stream_options.include_obfuscation", why, "unsupported_value")
+    known = {"include_usage", "include_obfuscation"}
+    check_parts(options, known, "stream_options")
+    return typed(options, "include_usage", bool, False)
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > _MOST_BIASES:
+        raise refuse("logit_bias", f"must be an object of at most {_MOST_BIASES} tokens")
+    biases = []
+    for token, bias in value.items():
+        # as ids are written, and no other digits than ASCII's
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise refuse("logit_bias", f"{show(token)} must be the number of a token")
+        found = _number({"logit_bias": bias}, "logit_bias", -100.0, 100.0)
+        biases.append((int(token), found or 0.0))
+    return tuple(biases)
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    value = {} if value is None else value
+    texts = [*value, *value.values()] if isinstance(value, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or len(value) > _MOST_METADATA:
+        raise refuse("metadata", f"must be an object of at most {_MOST_METADATA} texts")
+    for key, text in value.items():
+        if len(key) > _LONGEST_KEY or len(text) > _LONGEST_VALUE:
+            why = f"{show(key)}: at most {_LONGEST_KEY} characters, its value {_LONGEST_VALUE}"
+            raise refuse("metadata", why)
+    return dict(value)
 
 
 def _stop(value: Any) -> tuple[str, ...]:

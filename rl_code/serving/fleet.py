@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from absl import logging
 
@@ -27,12 +28,15 @@ from rl_code.serving.exchanges import (
     Conversations,
     Exchange,
 )
-from rl_code.serving.fields import ApiError, Request
+from rl_code.serving.fields import ApiError, Request, refuse
+from rl_code.serving.grammars import Grammars
 from rl_code.serving.metrics import Metrics
 from rl_code.serving.models import Loaded, Models
 from rl_code.serving.requests import ChatRequest
 from rl_code.serving.running import Asked, Running
 from rl_code.serving.service import Service
+from rl_code.serving.warm_up import warm_up
+from rl_code.serving.ways import differs, make_ways
 
 # The longest time after which a client is told to ask again, in seconds.
 _LONGEST_RETRY_S = 60.0
@@ -73,6 +77,7 @@ class Fleet:
         # Starts anywhere, so that no two servers with one secret make the same id.
         self._counter = itertools.count(secrets.randbits(64))
         self._on_answer = on_answer
+        self._grammars = Grammars(tokenizer, self.text.stop_ids)
         self._conversations = Conversations(self.text, tokenizer)
         self._lock = threading.Lock()
         # Requests that were taken and have not ended, and the pages that those of each engine ask
@@ -119,6 +124,13 @@ class Fleet:
         if isinstance(request, ChatRequest):
             return self._conversations.name_of(user, request)
         return "default"
+
+    def warm_up(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Has all programs compiled that answers need, before anybody asks; as
+        ``warm_up.warm_up``.
+        """
+        for service in self.models.services:
+            warm_up(service, stop)
 
     def refuse(self) -> None:
         """Takes no more requests from now on. Waits for nothing, so a handler of signals may."""
@@ -179,7 +191,13 @@ class Fleet:
         if request.kind == "chat":
             conversation = self._conversations.find(user, session)
         try:
-            _check_sampling(request, loaded.host.service.sampling)
+            sampling = loaded.host.service.sampling
+            vocab = self._tokenizer.vocab_size
+            if request.json_schema and self.text.protocol.thinking(""):
+                # the thought, which the prompt begins, is no JSON
+                why = "this model thinks before it answers"
+                raise refuse("response_format", why, "unsupported_value")
+            ways = make_ways(request, sampling, self._grammars, vocab)
             asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm, origin)
             exchange = self._exchange(request, loaded, conversation)
         except BaseException:
@@ -193,6 +211,8 @@ class Fleet:
             self.text,
             self._tokenizer,
             adapter=loaded.adapter,
+            ways=ways,
+            kept=self._kept(request, sampling, user),
             on_answer=self._recorded,
             on_end=end,
         )
@@ -217,6 +237,19 @@ class Fleet:
         length = loaded.host.service.length
         gaps = self.config.fill_in
         return CompletionExchange(request, self.text, self._tokenizer, gaps, length)
+
+    def _kept(self, request: Request, sampling: SamplingConfig, user: str) -> dict[str, Any]:
+        """What the record of an answer keeps of its request."""
+        kept: dict[str, Any] = {}
+        if asked := differs(request, sampling):
+            kept["sampling"] = asked
+        if request.store is False:
+            kept["store"] = False
+        if request.metadata:
+            kept["metadata"] = dict(request.metadata)
+        if request.end_user:
+            kept["end_user"] = user_key(self._secret, f"end user {request.end_user} of {user}")
+        return kept
 
     def _asked(
         self, request: Request, loaded: Loaded, user: str, session: str, arm: str, origin: str
@@ -328,15 +361,3 @@ class Fleet:
 
         kept.add_done_callback(count)
         return kept
-
-
-def _check_sampling(request: Request, own: SamplingConfig) -> None:
-    """Raises ApiError where a request asks for another way of sampling than the server's."""
-    for name in ("temperature", "top_p"):
-        asked, is_so = getattr(request, name), getattr(own, name)
-        if asked not in (None, is_so):
-            raise ApiError(
-                f"{name}={asked:g}: this server samples with {name}={is_so:g}",
-                code="unsupported_value",
-                param=name,
-            )

@@ -9,24 +9,46 @@ from typing import Any
 
 from models.chat import ROLES
 from models.marks import Marks
+from rl_code.rollout.own_way import ALTERNATIVES
 from rl_code.serving.fields import (
+    ApiError,
     Request,
     check_keys,
+    check_parts,
     common,
+    one_of,
     read_object,
     refuse,
+    short_text,
     show,
     typed,
 )
+from rl_code.serving.history import in_order_of_calls
 
-# Keys that only chats have and that say nothing that matters here.
-_IGNORED = ("parallel_tool_calls", "prompt_cache_key", "max_completion_tokens")
+# Keys that only chats have.
+_KEYS = (
+    "messages tools tool_choice parallel_tool_calls max_completion_tokens top_logprobs "
+    "response_format reasoning_effort verbosity service_tier prediction safety_identifier "
+    "prompt_cache_key prompt_cache_retention prompt_cache_options"
+).split()
 # What only chats have, and may be asked for only as it is.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "top_logprobs": (None, 0),
-    "tool_choice": (None, "auto"),
-    "response_format": (None, {"type": "text"}),
+_FIXED: Mapping[str, tuple[Any, ...]] = {"modalities": (None, ["text"])}
+# Hints for other models and for the caches of other servers. They are checked and change nothing:
+# key -> the values there are, () for a text, None for an object.
+_HINTS: Mapping[str, tuple[str, ...] | None] = {
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    "verbosity": ("low", "medium", "high"),
+    "service_tier": ("auto", "default", "flex", "scale", "priority", "fast"),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": ("in_memory", "24h"),
+    "prompt_cache_options": None,
+    "prediction": None,
 }
+_LONGEST_HINT = 1024
+# Of a part of a message: where a cache may end. Here every beginning of a conversation is kept.
+_CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+# The longest schema of an answer, in characters of JSON.
+_LONGEST_SCHEMA = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +62,8 @@ class Call:
 
     @property
     def content(self) -> tuple[str, Any]:
-        """What two calls must share to be the same: their arguments as values, where they are
-        JSON.
-        """
-        try:
-            return self.name, json.loads(self.arguments)
-        except ValueError:
-            return self.name, self.arguments
+        """What two calls must share to be the same: their arguments as values."""
+        return self.name, json.loads(self.arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +75,8 @@ class Message:
     calls: tuple[Call, ...] = ()
     # The call that a message of the role "tool" answers.
     call_id: str = ""
+    # Of who speaks, where the request has one.
+    name: str = ""
 
     def same_as(self, other: Message) -> bool:
         """Whether they say the same. Agents write their history anew: white space at the ends of
@@ -68,11 +87,14 @@ class Message:
             and self.content.strip() == other.content.strip()
             and [call.content for call in self.calls] == [call.content for call in other.calls]
             and self.call_id == other.call_id
+            and self.name == other.name
         )
 
     def for_template(self, marks: Marks) -> dict[str, Any]:
         """As chat templates read it. marks: of the tokenizer, quoted in all that was sent."""
         message: dict[str, Any] = {"role": self.role, "content": marks.quote(self.content)}
+        if self.name:
+            message["name"] = marks.quote(self.name)
         if self.calls:
             message["tool_calls"] = [
                 {"type": "function", "function": _function(call, marks)} for call in self.calls
@@ -82,8 +104,6 @@ class Message:
 
 def _function(call: Call, marks: Marks) -> dict[str, Any]:
     _, arguments = call.content
-    if not isinstance(arguments, dict):
-        arguments = {"arguments": call.arguments}
     return marks.quote_all({"name": call.name, "arguments": arguments})
 
 
@@ -95,6 +115,8 @@ class ChatRequest(Request):
     messages: tuple[Message, ...]
     # Schemas of functions, each the value of "function" in the API's form.
     tools: tuple[Mapping[str, Any], ...] = ()
+    # Whether a message may have several calls.
+    parallel: bool = True
 
     @property
     def held(self) -> bool:
@@ -104,19 +126,91 @@ class ChatRequest(Request):
 def read_request(body: bytes) -> ChatRequest:
     """The request in the body of a POST. Raises ApiError."""
     fields = read_object(body)
-    check_keys(fields, ChatRequest, _IGNORED, _FIXED)
+    check_keys(fields, _KEYS, _FIXED)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise refuse("messages", "must be a list with at least one message")
-    if fields.get("max_completion_tokens") is not None:
+    newer = typed(fields, "max_completion_tokens", int, None)
+    if newer is not None:
         # the newer name of the same
-        fields = fields | {"max_tokens": fields["max_completion_tokens"]}
+        if fields.get("max_tokens") not in (None, newer):
+            raise refuse("max_tokens", "is not what max_completion_tokens is")
+        fields = fields | {"max_tokens": newer}
+    logprobs = typed(fields, "logprobs", bool, False)
+    tools = _tools(fields.get("tools"))
+    json_schema = _json_schema(fields.get("response_format"))
+    tools = _chosen(fields.get("tool_choice"), tools)
+    if tools and json_schema:
+        why = 'with tools only {"type": "text"} is supported'
+        raise refuse("response_format", why, "unsupported_value")
+    read = common(fields)
+    end_user = short_text(fields, "safety_identifier", _LONGEST_HINT) or read.pop("end_user")
     return ChatRequest(
-        messages=tuple(_message(each, at) for at, each in enumerate(messages)),
-        tools=_tools(fields.get("tools")),
-        logprobs=typed(fields, "logprobs", bool, False),
-        **common(fields),
+        messages=tuple(in_order_of_calls([_message(one, at) for at, one in enumerate(messages)])),
+        tools=tools,
+        parallel=typed(fields, "parallel_tool_calls", bool, True),
+        logprobs=logprobs,
+        alternatives=_alternatives(fields, logprobs),
+        json_schema=json_schema,
+        unheeded=_hints(fields),
+        **read | {"end_user": end_user},
     )
+
+
+def _alternatives(fields: Mapping[str, Any], logprobs: bool) -> int:
+    count = typed(fields, "top_logprobs", int, 0)
+    if not 0 <= count <= ALTERNATIVES:
+        raise refuse("top_logprobs", f"{show(count)} must be 0 to {ALTERNATIVES}")
+    if count and not logprobs:
+        raise refuse("top_logprobs", "needs logprobs=true")
+    return count
+
+
+def _hints(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The hints that a request has. Raises ApiError for what is none."""
+    for key, values in _HINTS.items():
+        if values is None:
+            typed(fields, key, dict, None)
+        elif values:
+            one_of(fields, key, values)
+        else:
+            short_text(fields, key, _LONGEST_HINT)
+    return tuple(key for key in _HINTS if fields.get(key) is not None)
+
+
+def _chosen(choice: Any, tools: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
+    """The tools that may be called."""
+    if choice not in (None, "auto", "none"):
+        why = f"{show(choice)} is not supported, only 'auto' or 'none'"
+        raise refuse("tool_choice", why, "unsupported_value")
+    return () if choice == "none" else tools
+
+
+def _json_schema(value: Any) -> str:
+    """The schema that an answer must have, as text; "" for none."""
+    if value is None:
+        return ""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        check_parts(value, {"type"}, "response_format")
+        return ""
+    if kind == "json_object":
+        check_parts(value, {"type"}, "response_format")
+        return '{"type": "object"}'
+    given = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(given, dict):
+        why = f"{show(value)} must be of the type text, json_object or json_schema"
+        raise refuse("response_format", why)
+    check_parts(value, {"type", "json_schema"}, "response_format")
+    param = "response_format.json_schema"
+    check_parts(given, {"name", "description", "schema", "strict"}, param)
+    schema = given.get("schema", {"type": "object"})
+    if not isinstance(schema, dict) or not isinstance(given.get("name"), str):
+        raise refuse(param, "must have a name, and a schema as an object")
+    text = json.dumps(schema)
+    if len(text) > _LONGEST_SCHEMA:
+        raise refuse(param, f"has {len(text)} characters; at most {_LONGEST_SCHEMA} are read")
+    return text
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
@@ -147,6 +241,8 @@ def _message(value: Any, at: int) -> Message:
         raise refuse(f"{param}.role", f"{show(role)} must be one of {', '.join(ROLES)}")
     if role == "system" and at > 0:
         raise refuse(f"{param}.role", "only the first message may be a system message")
+    known = {"role", "content", "name", "tool_calls" if role == "assistant" else "tool_call_id"}
+    check_parts(value, known, param)
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise refuse(f"{param}.tool_calls", "must be a list in a message of the assistant")
@@ -154,7 +250,8 @@ def _message(value: Any, at: int) -> Message:
         role=role,
         content=_text(value.get("content"), param),
         calls=tuple(_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(calls)),
-        call_id=typed(value, "tool_call_id", str, "") if role == "tool" else "",
+        call_id=short_text(value, "tool_call_id", _LONGEST_HINT),
+        name=short_text(value, "name", _LONGEST_HINT),
     )
 
 
@@ -165,13 +262,18 @@ def _text(content: Any, param: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-            for part in content
-        ]
+        texts = [_part(part, param) for part in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise refuse(f"{param}.content", "must be a text, or parts of the type text")
+
+
+def _part(part: Any, param: str) -> str | None:
+    """The text of a part; None for one that is no text."""
+    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+        return None
+    check_parts(part, {"type", part["type"], *_CACHE_MARKS}, f"{param}.content")
+    return part.get(part["type"])
 
 
 def _call(value: Any, param: str) -> Call:
@@ -181,4 +283,18 @@ def _call(value: Any, param: str) -> Call:
     texts = [value.get("id", ""), function.get("name"), function.get("arguments")]
     if not all(isinstance(text, str) for text in texts):
         raise refuse(param, "id, name and arguments must be texts")
-    return Call(*texts)
+    check_parts(value, {"id", "type", "function"}, param)
+    check_parts(function, {"name", "arguments"}, f"{param}.function")
+    id, name, arguments = texts
+    return Call(id, name, _arguments(arguments, f"{param}.function.arguments"))
+
+
+def _arguments(text: str, param: str) -> str:
+    """Arguments of a call as they stand; those of a call without any may be left empty."""
+    if not text.strip():
+        return "{}"
+    try:
+        read_object(text.encode())
+    except ApiError as error:
+        raise refuse(param, f"must be an object as JSON: {error}") from error
+    return text

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,7 @@ from rl_code.serving.chat_text import ChatText
 from rl_code.serving.exchanges import Exchange, Opening
 from rl_code.serving.fields import ApiError, Request
 from rl_code.serving.service import Service
+from rl_code.serving.ways import Way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +48,11 @@ class Asked:
 class Running:
     """The request as a job of ``service.Service``.
 
-    on_answer: called with each record; the client gets the end of the answer when the future that
-    it returns is done, and an error instead where it raises. on_end: called once when all answers
-    have ended, or none will come, before the client hears of the last one.
+    ways: how each answer is sampled; None for as the server samples. kept: what the record keeps of
+    the request (``AnswerRecord.extra``). on_answer: called with each record; the client gets the
+    end of the answer when the future that it returns is done, and an error instead where it raises.
+    on_end: called once when all answers have ended, or none will come, before the client hears of
+    the last one.
     """
 
     def __init__(
@@ -60,12 +64,16 @@ class Running:
         tokenizer: Tokenizer,
         *,
         adapter: int,
+        ways: Sequence[Way] | None = None,
+        kept: Mapping[str, Any] = types.MappingProxyType({}),
         on_answer: Callable[[AnswerRecord], Future],
         on_end: Callable[[Running], None],
     ):
         self.request: Request = pending.request
         self.asked = asked
         self.adapter = adapter
+        self.ways = ways
+        self._kept = kept
         self.exchange = exchange
         self.openings: list[Opening] = []
         # Set when the client has left.
@@ -180,6 +188,7 @@ class Running:
             kept_tokens=opening.kept,
             version=self.asked.version,
             index=index,
+            alternatives=self.ways[index].alternatives[: len(tokens)] if self.ways else None,
         )
         return answer, parent, did
 
@@ -195,6 +204,7 @@ class Running:
         """Done when the record is kept. did: what the answer did."""
         asked = self.asked
         opening = self.openings[index]
+        origin = {"origin": asked.origin} if asked.origin else {}
         seconds = time.monotonic() - asked.clock
         with self._lock:
             self.tokens += len(tokens) + (0 if index else len(opening.tokens))
@@ -219,7 +229,7 @@ class Running:
                 tokens=tuple(int(token) for token in tokens),
                 logprobs=tuple(float(logprob) for logprob in logprobs),
                 versions=(asked.version,) * len(tokens),
-                extra={"index": index, **did, **({"origin": asked.origin} if asked.origin else {})},
+                extra={"index": index, **did, **origin, **self._kept},
             )
         )
 

@@ -19,10 +19,11 @@ from absl import logging
 
 from models.transformer import Transformer
 from rl_code.environment.protocols.protocol import Protocol
+from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.serving.fields import ApiError, Request
-from rl_code.serving.stops import Stopping
+from rl_code.serving.stops import stopping
 from rl_code.types import Context, Reward, Task, Trajectory
 
 _IDLE_S = 0.5
@@ -57,6 +58,8 @@ class Job(Interface):
     prompts: Sequence[list[int]]
     # Which of several adapters of the weights answers; -1 for none.
     adapter: int
+    # How each of its answers is sampled; None for as the server samples.
+    ways: Sequence[OwnWay] | None
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
         """All tokens of an answer so far."""
@@ -84,8 +87,7 @@ class Served:
         self.task = TASK
         self.index = index
         self._job = job
-        stop = job.request.stop
-        self.protocol: Protocol = Stopping.around(protocol, stop) if stop else protocol
+        self.protocol = stopping(protocol, job.request)
         room = length - len(job.prompts[index])
         # The most tokens that the message may have.
         self.budget = min(room, job.request.max_tokens or room)
@@ -127,6 +129,7 @@ class Service:
         engine = scheduler.engine
         self.length: int = engine.config.length
         self.page: int = engine.config.page
+        self.prefill_tokens: int = engine.config.prefill_tokens
         self.pages: int = engine.shards * engine.config.pages
         self.sampling: SamplingConfig = engine.sampling
         self._protocol = protocol
@@ -196,6 +199,7 @@ class Service:
             key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
             tag=tag,
             adapter=job.adapter,
+            ways=job.ways,
         )
         self._jobs[tag] = job
 

@@ -1,22 +1,57 @@
-"""A protocol whose messages also end at texts that a request names."""
+"""A protocol whose messages also end where a request says: at some texts, behind its first call."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rl_code.environment.protocols.protocol import Protocol
+from rl_code.serving.chat_text import declared_tools
+from rl_code.serving.fields import Request
+from rl_code.serving.requests import ChatRequest
+
+# What ends a call in protocols whose messages can have several.
+_CALL_END = "</tool_call>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Stopping(Protocol):
-    """Ends a message at its protocol's stop tokens, or behind the first of some texts."""
+    """Ends a message at its protocol's stop tokens, or behind the first of some texts or calls."""
 
     texts: tuple[str, ...] = ()
-
-    @classmethod
-    def around(cls, protocol: Protocol, texts: tuple[str, ...]) -> Stopping:
-        """The protocol with these texts."""
-        return cls(stop_tokens=protocol.stop_tokens, verbose=protocol.verbose, texts=texts)
+    # What reads calls, where the first one ends the message, and the tools that may be called.
+    inner: Protocol | None = None
+    tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def stopped(self, text: str) -> bool:
-        return any(each in text for each in self.texts)
+        return any(each in text for each in self.texts) or self._has_call(text)
+
+    def _has_call(self, text: str) -> bool:
+        """Whether a text holds a whole call. The end mark may stand in an argument, so each one is
+        tried.
+        """
+        end = -1
+        while self.inner is not None and (end := text.find(_CALL_END, end + 1)) >= 0:
+            head = text[: end + len(_CALL_END)]
+            try:
+                calls = self.inner.parse(head, None, self.tools)
+            except (RecursionError, MemoryError):
+                return False
+            if any(not call.error for call in calls):
+                return True
+        return False
+
+
+def stopping(protocol: Protocol, request: Request) -> Protocol:
+    """The protocol as the messages of a request end."""
+    one_call = isinstance(request, ChatRequest) and request.tools and not request.parallel
+    if not request.stop and not one_call:
+        return protocol
+    return Stopping(
+        stop_tokens=protocol.stop_tokens,
+        verbose=protocol.verbose,
+        texts=request.stop,
+        inner=protocol if one_call else None,
+        tools=declared_tools(request.tools) if one_call else {},
+    )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_code.rollout.own_way import OwnWays, sample_own
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
 
@@ -89,3 +90,24 @@ def test_a_bad_value_is_named(change):
     name, value = next(iter(change.items()))
     with pytest.raises(ValueError, match=f"{name}={value}"):
         SamplingConfig(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **change})
+
+
+def test_rows_with_ways_of_their_own_are_drawn_as_a_config_that_says_the_same():
+    logits = jnp.stack([_logits(20, seed) for seed in range(5)])
+    uniforms = jnp.array([0.1, 0.3, 0.5, 0.7, 0.95])
+    asked = [(0.0, 1.0), (0.5, 1.0), (1.0, 0.4), (1.0, 1.0), (1.0, 1.0)]
+    biases = np.zeros((5, 20), np.float32)
+    biases[4, 1:] = -np.inf
+    temperatures, top_ps = (jnp.array(each, jnp.float32) for each in zip(*asked, strict=True))
+    ways = OwnWays(temperatures, top_ps, jnp.asarray(biases))
+    tokens, logprobs, alternatives, likely = sample_own(logits, uniforms, ways, SamplingConfig())
+    for row, (temperature, top_p) in enumerate(asked[:4]):
+        config = SamplingConfig(temperature=temperature, top_p=top_p)
+        own, _ = sample(logits[row : row + 1], uniforms[row : row + 1], config)
+        assert tokens[row] == own[0]
+    assert tokens[4] == 0  # the only one that may be drawn
+    # what the model says, however the token was drawn
+    expected = jax.nn.log_softmax(logits)
+    np.testing.assert_allclose(logprobs, expected[jnp.arange(5), tokens], rtol=1e-6)
+    np.testing.assert_array_equal(alternatives, jnp.argsort(-expected, axis=-1)[:, :20])
+    np.testing.assert_allclose(likely, -jnp.sort(-expected, axis=-1)[:, :20], rtol=1e-6)

@@ -1,0 +1,82 @@
+"""How the answers to a request are sampled where it asks for another way than the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.serving.fields import Request, refuse
+from rl_code.serving.grammars import Answer, Grammars
+
+# The least share of the probability that is kept, since top_p=0 is to keep the most likely token.
+_LEAST_TOP_P = 1e-9
+
+
+class Way:
+    """The way of one answer: a ``rollout.own_way.OwnWay``."""
+
+    def __init__(self, request: Request, own: SamplingConfig, answer: Answer | None):
+        """own: the server's. answer: what the text has to be; None for any."""
+        top_p = own.top_p if request.top_p is None else request.top_p
+        self.temperature = own.temperature if request.temperature is None else request.temperature
+        self.top_p = max(top_p, _LEAST_TOP_P)
+        self._answer = answer
+        self._bias = request.logit_bias
+        self._presence, self._frequency = request.presence_penalty, request.frequency_penalty
+        self.one_by_one = bool(answer is not None or self._presence or self._frequency)
+        # For each token of the answer the most likely ones and their log-probabilities.
+        self.alternatives: list[tuple[list[int], list[float]]] = []
+
+    def add_biases(self, message: Sequence[int], logits: np.ndarray) -> None:
+        """As ``OwnWay``."""
+        for token, bias in self._bias:
+            logits[token] += bias
+        if self._presence or self._frequency:
+            tokens, counts = np.unique(np.asarray(message, np.int64), return_counts=True)
+            logits[tokens] -= self._presence + self._frequency * counts
+        if self._answer is not None:
+            allowed = self._answer.allowed(message)[: len(logits)]
+            logits[: len(allowed)][~allowed] = -np.inf
+            logits[len(allowed) :] = -np.inf
+
+    def note(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """As ``OwnWay``."""
+        self.alternatives += zip(tokens.tolist(), logprobs.tolist(), strict=True)
+
+
+def make_ways(
+    request: Request, own: SamplingConfig, grammars: Grammars, vocab: int
+) -> list[Way] | None:
+    """The ways of the answers to a request; None where the server's own will do.
+
+    own: how the server samples. vocab: tokens of the tokenizer. Raises ApiError.
+    """
+    if not (differs(request, own) or request.alternatives):
+        return None
+    for token, _ in request.logit_bias:
+        if token >= vocab:
+            raise refuse("logit_bias", f"token {token} must be below {vocab}")
+    answers: list[Answer | None] = [None] * request.n
+    if request.json_schema:
+        answers = [*grammars.start(request.json_schema, request.n)]
+    return [Way(request, own, answer) for answer in answers]
+
+
+def differs(request: Request, own: SamplingConfig) -> dict[str, Any]:
+    """What a request asks for otherwise than the server samples, as its record says it."""
+    asked: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in ("temperature", "top_p")
+        if getattr(request, name) not in (None, getattr(own, name))
+    }
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(request, name):
+            asked[name] = getattr(request, name)
+    if request.logit_bias:
+        asked["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.json_schema:
+        asked["json_schema"] = request.json_schema
+    return asked
