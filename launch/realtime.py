@@ -7,10 +7,14 @@ back.
 --dry_run prints what the next edge would do, and does nothing. --cycles ends after so many cycles,
 counted from the first of the workdir; 0 goes on until it is stopped. --port serves the page
 (/dashboard) meanwhile, and the API where the parts serve people (configs/realtime.py); these
-serve on any free port without it. Who has the key in the environment variable RL_CODE_ADMIN_KEY
-may roll back and acknowledge alarms there. A run that was stopped or killed goes on with the same
-command. Ctrl-C and SIGTERM have it refuse new requests at once, end the update or episode that it
-is at, and wait for the answers on their way; another one ends it at once.
+serve on any free port without it. With --stay both go on after the last cycle until they are
+stopped; for a workdir whose cycles have ended already it serves the page alone.
+
+--keys is a file of API keys and their limits, as of launch.serve; without one everybody may ask,
+and read the page. Who has the key in the environment variable RL_CODE_ADMIN_KEY may roll back and
+acknowledge alarms there. A run that was stopped or killed goes on with the same command. Ctrl-C and
+SIGTERM have it refuse new requests at once, end the update or episode that it is at, and wait for
+the answers on their way; another one ends it at once.
 """
 
 from __future__ import annotations
@@ -42,10 +46,13 @@ from rl_code.realtime.dashboard import Dashboard
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Parts
 from rl_code.realtime.tables import CYCLES, EDGES
+from rl_code.serving.access import KeyFile
 from rl_code.serving.endpoint import Endpoint
 from rl_code.stop import StopRequest
 
 ADMIN_KEY = "RL_CODE_ADMIN_KEY"
+# Seconds between two looks whether it is to end.
+_LOOK_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +79,34 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         raise ConfigError(f"{folder}: another process runs the cycle of this workdir") from error
     console = flags.console()
     cycle, ledger, parts = open_cycle(realtime, folder, Lines(console))
-    board = Dashboard(ledger, parts.store, realtime.cycle, os.environ.get(ADMIN_KEY))
-    page = served(parts, board, absl_flags.FLAGS.port, console)
+    own = absl_flags.FLAGS
+    if own.stay and own.port is None:
+        raise ConfigError("--stay needs --port")
+    ended = bool(own.cycles) and ledger.current().number > own.cycles
+    if ended:
+        # nothing is loaded for cycles that have ended
+        parts = dataclasses.replace(parts, serve=None)
+        console.print(f"cycle {own.cycles} has ended; a greater --cycles goes on")
+        if not own.stay:
+            console.print(table(ledger))
+            return
+    keys = KeyFile(own.keys) if own.keys else None
+    board = make_board(ledger, parts, realtime.cycle, keys)
+    page = served(parts, board, own.port, console, keys)
     with StopRequest(parts.stop) as stop, page, stop.deferred():
-        cycle.run(absl_flags.FLAGS.cycles or None, lambda: stop.requested)
-    console.print(table(ledger))
+        if not ended:
+            cycle.run(own.cycles or None, lambda: stop.requested)
+        console.print(table(ledger))
+        while own.stay and not stop.requested:
+            time.sleep(_LOOK_S)
+
+
+def make_board(
+    ledger: Ledger, parts: Parts, config: CycleConfig, keys: KeyFile | None
+) -> Dashboard:
+    """The page. Raises ConfigError for an admin key that can be guessed."""
+    may_read = None if keys is None else keys.is_admin
+    return Dashboard(ledger, parts.store, config, os.environ.get(ADMIN_KEY), may_read=may_read)
 
 
 class Lines:
@@ -145,13 +175,17 @@ def dry_run(config: RealtimeConfig, folder: Path) -> str:
 
 @contextlib.contextmanager
 def served(
-    parts: Parts, board: Dashboard, port: int | None, console: rich.console.Console
+    parts: Parts,
+    board: Dashboard,
+    port: int | None,
+    console: rich.console.Console,
+    keys: KeyFile | None = None,
 ) -> Iterator[None]:
     """Serves people where the parts do so, and the page beside; of other parts the page alone, and
     nothing without a port. Raises ConfigError.
     """
     if parts.serve is not None:
-        with parts.serve(board.routes(), port) as url:
+        with parts.serve(board.routes(), port, keys) as url:
             console.print(f"{url}/v1 and {url}/dashboard", soft_wrap=True)
             yield
         return
@@ -169,7 +203,7 @@ def served(
 
 def table(ledger: Ledger) -> rich.table.Table:
     """A row for each cycle that has begun."""
-    names = ("cycle", "of", "candidate", "answers", "left out", "watched", "state", "why")
+    names = ("cycle", "of", "candidate", "answers", "outside the window", "watched", "state", "why")
     view = rich.table.Table(*names)
     edges = ledger.rows(EDGES)
     # of the last decision; the two edges after it only carry it out
@@ -198,6 +232,8 @@ def define_flags() -> None:
     absl_flags.DEFINE_bool("dry_run", False, "Print what the next edge would do; do nothing.")
     absl_flags.DEFINE_integer("cycles", 0, "Cycles after which it ends; 0 for none.", 0)
     absl_flags.DEFINE_integer("port", None, "Port of the page; 0 for any that is free.", 0)
+    absl_flags.DEFINE_bool("stay", False, "Go on serving after the last cycle. Needs --port.")
+    absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may ask without one.")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from rl_code.feedback.rewards.combine import (
     FeedbackRewardConfig,
     make_reward,
 )
+from rl_code.files import make_private
 from rl_code.read_config import ConfigError
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
@@ -149,12 +150,18 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             )
         except OSError as error:
             raise ConfigError(f"--listen={LISTEN.value} --port={PORT.value}: {error}") from error
+        fleet.opening = "its programs are being compiled"
         endpoint = stack.enter_context(made)
-        flags.console().print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
+        console = flags.console()
+        told = f"port {endpoint.port} answers /healthz; /readyz waits until programs are compiled"
+        console.print(told, soft_wrap=True)
+        fleet.warm_up(lambda: ended.told)
+        fleet.opening = ""
+        console.print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
         while not ended.wait(_EXPIRE_S):
             remove_old(store, KEEP_DAYS.value)
         if not fleet.drain():
-            flags.console().print("answers are cut off: they took longer than serving.drain_s")
+            console.print("answers are cut off: they took longer than serving.drain_s")
 
 
 class Ended:
@@ -168,6 +175,11 @@ class Ended:
     def wait(self, seconds: float) -> bool:
         """Waits until then, or so long; whether it has."""
         return self._told.wait(seconds)
+
+    @property
+    def told(self) -> bool:
+        """Whether it has, now."""
+        return self._told.is_set()
 
     def _end(self, number: int, frame: object) -> None:
         if self._told.is_set():
@@ -193,6 +205,7 @@ def recorder(path: str | None):
         return
     lock = threading.Lock()
     try:
+        make_private(Path(path))  # it holds what people wrote
         file = open(path, "a", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--record={path}: {error}") from error

@@ -5,9 +5,11 @@
     POST /dashboard/acknowledge  {"cycle": 3, "monitor": "edits"}: lets the cycle go on
     POST /dashboard/roll_back    {"cycle": 3}: ends the test of a candidate now
 
-Whoever can reach the server may read (docs/realtime.md says what); users are keyed hashes, and
-texts of sessions are not shown. What was read is kept for as long as the page waits between two
-requests, so that many open pages cost the server as much as one.
+Where the server has keys, reading ``state.json`` needs one of an admin, or the admin key of the
+page; without keys whoever can reach the server may read (docs/realtime.md says what). The page
+itself says nothing. Users are keyed hashes, and texts of sessions are not shown. What was read is
+kept for as long as the page waits between two requests, so that many open pages cost the server as
+much as one.
 
 The two that change something need ``Authorization: Bearer <admin key>``; without an admin key there
 is nobody who may. Texts reach the page as JSON and its document as text only.
@@ -64,9 +66,12 @@ class Dashboard:
         config: CycleConfig,
         admin_key: str | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        may_read: Callable[[str], bool] | None = None,
     ):
         """admin_key: of at least 16 characters; None for a page that nobody can change anything
-        through. Raises ValueError for a shorter one.
+        through. may_read: whether a key may read what the page shows; None where everybody may.
+        Raises ConfigError for a shorter admin key.
         """
         if admin_key is not None and len(admin_key) < 16:
             raise ConfigError(
@@ -78,6 +83,7 @@ class Dashboard:
         self._config = config
         self._admin_key = admin_key
         self._clock = clock
+        self._may_read = may_read
         # What the page shows, until when (``time.monotonic``); whoever reads anew holds the lock.
         self._shown: dict[str, Any] | None = None
         self._shown_until = 0.0
@@ -145,6 +151,10 @@ class Dashboard:
         return HTMLResponse(self._page, headers=self._headers)
 
     async def _state(self, request: Request) -> Response:
+        if self._may_read is not None:
+            key = _key(request)
+            if not self._is_admin(key) and not await run_in_threadpool(self._may_read, key):
+                return _refuse(401, "needs the key of an admin, as Authorization: Bearer <key>")
         state = await run_in_threadpool(self.state)
         return JSONResponse(state, headers={"Cache-Control": "no-store"})
 
@@ -175,15 +185,15 @@ class Dashboard:
 
         return await self._change(request, act)
 
+    def _is_admin(self, key: str) -> bool:
+        expected = (self._admin_key or "").encode()
+        return bool(expected) and hmac.compare_digest(key.encode(), expected)
+
     async def _change(
         self, request: Request, act: Callable[[int, dict[str, Any]], Response]
     ) -> Response:
         """Checks who asks and for which cycle, and does it in a thread."""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        expected = (self._admin_key or "").encode()
-        if not expected or not (
-            scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), expected)
-        ):
+        if not self._is_admin(_key(request)):
             return _refuse(401, "this needs the admin key, as Authorization: Bearer <key>")
         text = bytearray()
         async for piece in request.stream():
@@ -226,6 +236,12 @@ def _samples(sessions: Sessions, count: int) -> list[dict[str, Any]]:
     ]
 
 
+def _key(request: Request) -> str:
+    """The key of a request; "" for none."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 def _plain(row: Row) -> dict[str, Any]:
     return dict(row._mapping)
 
@@ -235,10 +251,11 @@ def _refuse(status: int, text: str) -> JSONResponse:
 
 
 def _policy(page: str) -> str:
-    """What the page may do: run its own script, have its own style, ask this server."""
+    """What the page may do: run its own script, have its own style and icon, ask this server."""
     found = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode() if found else ""
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

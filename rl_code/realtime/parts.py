@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from starlette.routing import BaseRoute
 
 from rl_code.feedback.outcomes import Selection
+
+if TYPE_CHECKING:
+    from rl_code.serving.access import KeyFile
 
 
 class Overtaken(RuntimeError):
@@ -186,8 +189,12 @@ class Parts:
     suites: Suites
     wait: Wait
     # Serves people, and further routes beside, until the context is left; yields the URL. Takes the
-    # port, None for any that is free. None for parts that serve nobody.
-    serve: Callable[[Sequence[BaseRoute], int | None], AbstractContextManager[str]] | None = None
+    # port, None for any that is free, and the keys, None where everybody may ask. None for parts
+    # that serve nobody.
+    serve: (
+        Callable[[Sequence[BaseRoute], int | None, KeyFile | None], AbstractContextManager[str]]
+        | None
+    ) = None
     # Names of the metrics of the store's sessions and of the rates of suites, by which a config's
     # bounds are checked at the start; None where they are not known before.
     metrics: Collection[str] | None = None

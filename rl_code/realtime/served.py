@@ -108,8 +108,6 @@ class Served:
     # Name of the model, and the address that the server listens on.
     model: str = "policy"
     host: str = "127.0.0.1"
-    # File of API keys (``serving.access``); everybody may ask without one.
-    keys: str | None = None
 
     def __post_init__(self) -> None:
         if not self.run.suites:
@@ -326,7 +324,10 @@ class System:
         """As ``parts.Fleet``."""
         with jax.set_mesh(self._run.mesh):
             self._fleet.apply(routing)
-        self._servers.opening = ""
+        if self._servers.opening:
+            self._servers.opening = "its programs are being compiled"
+            self._servers.warm_up(self._is_stopping)
+            self._servers.opening = ""
 
     def routing(self) -> Routing | None:
         """As ``parts.Fleet``."""
@@ -408,13 +409,16 @@ class System:
     # --- Serving ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def serve(self, routes: Sequence[BaseRoute], port: int | None) -> Iterator[str]:
+    def serve(
+        self, routes: Sequence[BaseRoute], port: int | None, keys: KeyFile | None
+    ) -> Iterator[str]:
         """Serves people until it is left, by the API, the routes of feedback, and others; yields
-        the URL. port: None for any that is free. Raises ConfigError.
+        the URL. port: None for any that is free. keys: None where everybody may ask. Raises
+        ConfigError.
         """
         config = self._config
         with self._ends:
-            access = Access(self._servers, KeyFile(config.keys) if config.keys else None)
+            access = Access(self._servers, keys)
             feedback = access.feedback_routes(self._record)
             all_routes = [*probes(self._servers), *feedback, *routes]
             way = dict(host=config.host, port=port or 0, routes=all_routes)

@@ -171,6 +171,29 @@ def test_the_page_is_served_meanwhile_and_a_taken_port_is_said(tmp_path):
             pass
 
 
+def test_a_workdir_whose_cycles_have_ended_loads_nothing_and_prints_them(
+    tmp_path, monkeypatch, capsys
+):
+    _, ledger, _ = realtime.open_cycle(config(), tmp_path)
+    ledger.edge(ledger.current(), "refused", 5.0, "no reason")
+    given = runpy.run_path("configs/rehearsal.py")["get_config"]("smoke")
+    own = dict(dry_run=False, cycles=1, port=None, stay=False, keys=None)
+    monkeypatch.setattr(realtime.absl_flags, "FLAGS", SimpleNamespace(**own))
+    monkeypatch.setattr(Cycle, "run", lambda *_: pytest.fail("a cycle is run"))
+    realtime.main(given, str(tmp_path))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cycle 1 has ended" in said and "refused" in said and "window" in said
+    monkeypatch.setenv(realtime.ADMIN_KEY, "short")
+    own |= dict(cycles=2, stay=True, port=0)
+    monkeypatch.setattr(realtime.absl_flags, "FLAGS", SimpleNamespace(**own))
+    with pytest.raises(ConfigError, match="the admin key has 5 characters"):
+        realtime.main(given, str(tmp_path / "other"))
+    own |= dict(port=None)
+    monkeypatch.setattr(realtime.absl_flags, "FLAGS", SimpleNamespace(**own))
+    with pytest.raises(ConfigError, match="--stay needs --port"):
+        realtime.main(given, str(tmp_path / "third"))
+
+
 def run(monkeypatch, module, **flags) -> None:
     """A command, with its flags as they were given."""
     monkeypatch.setattr(module, "FLAGS", SimpleNamespace(**flags))

@@ -19,6 +19,7 @@ import pytest
 from launch import serve
 from rl_code.feedback.identity import AnswerIds, load_secret, user_key
 from rl_code.feedback.store import FeedbackStore
+from rl_code.files import write_atomically
 from tests import programs
 from tests.rl_code.editor.test_server import ask, change, talk
 from tests.rl_code.feedback.people import answer
@@ -42,6 +43,25 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
         finally:
             timer.cancel()
             server.kill()
+
+
+def test_nobody_else_may_read_what_people_wrote(tmp_path):
+    record = tmp_path / "answers.jsonl"
+    record.touch(0o644)
+    files = [record, tmp_path / "people.db"]
+    with (
+        serve.recorder(str(record)),
+        serve.open_store(f"sqlite:///{files[1]}", "secret", bytes(32)) as store,
+    ):
+        store.record_answer(answer("one", "ann"))
+        files += [tmp_path / "people.db-wal"]
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
+    for file in tmp_path.iterdir():
+        file.chmod(0o644)
+    with serve.open_store(f"sqlite:///{files[1]}", "secret", bytes(32)):
+        assert files[1].stat().st_mode & 0o777 == 0o600
+    write_atomically(record, b"", private=True)
+    assert record.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_too_old_is_removed(tmp_path):

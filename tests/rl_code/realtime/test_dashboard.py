@@ -157,6 +157,29 @@ def test_nothing_changes_without_the_admin_key(rehearsed, what, key):
     assert rehearsed.ledger.current().state == "watch"
 
 
+def test_a_server_with_keys_shows_the_state_to_admins_alone(rehearsed):
+    board = Dashboard(
+        rehearsed.ledger,
+        rehearsed.parts.store,
+        rehearsed.config,
+        KEY,
+        rehearsed.clock,
+        may_read="an admin of the file".__eq__,
+    )
+    served = Starlette(routes=board.routes())
+    for key, expected in (
+        (None, 401),
+        ("", 401),
+        ("x", 401),
+        (KEY, 200),
+        ("an admin of the file", 200),
+    ):
+        assert ask(served, "GET", "/dashboard/state.json", key=key)[0] == expected
+    # the page says nothing of the state, and asks for the key
+    assert ask(served, "GET", "/dashboard")[0] == 200
+    assert "answer.status === 401" in PAGE.read_text()
+
+
 def test_an_admin_acknowledges_and_rolls_back(rehearsed):
     served = app(rehearsed)
     assert post(served, "acknowledge", {"cycle": 1, "monitor": "edited"})[0] == 200
@@ -194,6 +217,8 @@ def test_the_page_may_run_its_own_script_alone_and_needs_nothing_from_elsewhere(
     policy = headers[b"content-security-policy"].decode()
     assert status == 200 and "default-src 'none'" in policy and "unsafe-eval" not in policy
     assert re.search(r"script-src 'sha256-[\w+/=]+';", policy)
+    # its icon is a data URL
+    assert "img-src data:;" in policy and 'href="data:' in text.decode()
     page = text.decode()
     outside = page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write", outside)
