@@ -16,8 +16,9 @@ from typing import Any
 from models.marks import encodable_all
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
-from rl_code.serving.fields import ApiError
-from rl_code.serving.requests import Call, Message
+from rl_code.serving.fields import ApiError, Request, refuse
+from rl_code.serving.grammars import Grammars
+from rl_code.serving.requests import Call, ChatRequest, Message
 from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.
@@ -44,6 +45,22 @@ class ChatText:
     def __init__(self, protocol: Protocol, tokenizer: Tokenizer):
         self.protocol, self._tokenizer = protocol, tokenizer
         self.stop_ids = stop_ids(protocol, tokenizer)
+        self.grammars = Grammars(tokenizer, self.stop_ids)
+
+    def check(self, request: Request) -> None:
+        """Raises ApiError for a form of the answer, or of arguments, that cannot be kept."""
+        if request.json_schema and self.protocol.thinking(""):
+            # the thought, which the prompt begins, is no JSON
+            why = "this model thinks before it answers"
+            raise refuse("response_format", why, "unsupported_value")
+        tools = request.tools if isinstance(request, ChatRequest) else ()
+        for at, tool in enumerate(tools):
+            if tool.get("strict"):
+                try:
+                    self.grammars.start(json.dumps(tool.get("parameters", {})), 1)
+                except ValueError as error:
+                    param = f"tools[{at}].function.parameters"
+                    raise refuse(param, str(error), "unsupported_value") from error
 
     def begin(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0
@@ -118,7 +135,7 @@ class ChatText:
             calls = self.protocol.parse(text, None, declared)
         except (RecursionError, MemoryError) as error:
             calls = [ToolCall("", {}, f"the message cannot be read: {type(error).__name__}")]
-        calls = [_of(call, declared) for call in calls]
+        calls = [_of(call, declared, self.grammars) for call in calls]
         if any(call.error for call in calls):
             return Message("assistant", text), tuple(calls)
         written = tuple(
@@ -190,9 +207,9 @@ def declared_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, _Declared]:
     return {schema["name"]: _Declared(schema) for schema in tools}
 
 
-def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:
-    """A call with an error where its tool was not declared; arguments of a call with an error are
-    left out, as nobody has checked them.
+def _of(call: ToolCall, declared: Mapping[str, _Declared], grammars: Grammars) -> ToolCall:
+    """A call with an error where its tool was not declared, or is strict and its arguments do not
+    fit its schema; arguments of a call with an error are left out, as nobody has checked them.
     """
     error = call.error
     if not error and call.name not in declared:
@@ -202,4 +219,7 @@ def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:
             error = "the arguments are not valid Unicode"
     except RecursionError:
         error = "the arguments are nested too deeply"
+    schema = {} if error else declared[call.name].schema
+    if not error and schema.get("strict"):
+        error = grammars.misfit(schema.get("parameters", {}), call.arguments)
     return ToolCall(call.name, {} if error else call.arguments, error)

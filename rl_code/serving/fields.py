@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from models.marks import encodable, encodable_all
+from rl_code.environment.tools.schema import load_json
 
 # Longest request, in bytes.
 MOST_BYTES = 8 * 2**20
@@ -134,8 +134,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     if len(body) > MOST_BYTES:
         raise too_large()
     try:
-        fields = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        fields = load_json(body.decode())
+    except (ValueError, RecursionError, MemoryError) as error:
         raise ApiError(f"the request is not JSON: {error}", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(f"the request must be an object, not {type(fields).__name__}")
@@ -233,10 +233,6 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise ApiError(f"the request is nested more than {_DEEPEST} deep", code="invalid_json")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no value of JSON")
 
 
 def _number(fields: Mapping[str, Any], key: str, low: float, high: float) -> float | None:

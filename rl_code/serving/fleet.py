@@ -28,8 +28,7 @@ from rl_code.serving.exchanges import (
     Conversations,
     Exchange,
 )
-from rl_code.serving.fields import ApiError, Request, refuse
-from rl_code.serving.grammars import Grammars
+from rl_code.serving.fields import ApiError, Request
 from rl_code.serving.metrics import Metrics
 from rl_code.serving.models import Loaded, Models
 from rl_code.serving.requests import ChatRequest
@@ -77,7 +76,6 @@ class Fleet:
         # Starts anywhere, so that no two servers with one secret make the same id.
         self._counter = itertools.count(secrets.randbits(64))
         self._on_answer = on_answer
-        self._grammars = Grammars(tokenizer, self.text.stop_ids)
         self._conversations = Conversations(self.text, tokenizer)
         self._lock = threading.Lock()
         # Requests that were taken and have not ended, and the pages that those of each engine ask
@@ -193,11 +191,8 @@ class Fleet:
         try:
             sampling = loaded.host.service.sampling
             vocab = self._tokenizer.vocab_size
-            if request.json_schema and self.text.protocol.thinking(""):
-                # the thought, which the prompt begins, is no JSON
-                why = "this model thinks before it answers"
-                raise refuse("response_format", why, "unsupported_value")
-            ways = make_ways(request, sampling, self._grammars, vocab)
+            self.text.check(request)
+            ways = make_ways(request, sampling, self.text.grammars, vocab)
             asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm, origin)
             exchange = self._exchange(request, loaded, conversation)
         except BaseException:

@@ -8,15 +8,18 @@ bound the time and the memory that a schema can cost.
 from __future__ import annotations
 
 import functools
+import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
 from models.tokenizer import Tokenizer
-from rl_code.serving.fields import refuse, show
+
+# The longest error about a schema, in characters.
+_LONGEST_ERROR = 200
 
 
 class Grammars:
@@ -31,22 +34,31 @@ class Grammars:
     def start(self, schema: str, count: int) -> list[Answer]:
         """The states of so many new answers.
 
-        schema: a JSON schema as text. Raises ApiError for one that cannot be followed.
+        schema: a JSON schema as text. Raises ValueError for one that cannot be followed.
         """
+        first = self._matcher(schema)
+        others = [first.deep_copy() for _ in range(count - 1)]
+        return [Answer(one, self._stop_ids) for one in (first, *others)]
+
+    def misfit(self, schema: Mapping[str, Any], value: Any) -> str:
+        """Why a value does not have a schema; "" where it does."""
+        try:
+            matcher = self._matcher(json.dumps(schema))
+        except ValueError as error:
+            return str(error)
+        tokens = self._words.tokenize_str(json.dumps(value, ensure_ascii=False))
+        fits = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        return "" if fits else "the arguments do not have the tool's schema"
+
+    def _matcher(self, schema: str) -> Any:
         from llguidance import LLMatcher
 
         with self._lock:
             words = self._words
-        try:
-            first = LLMatcher(words, LLMatcher.grammar_from_json_schema(schema), log_level=0)
-            error = first.get_error()
-        except ValueError as found:
-            error = str(found)
-        if error:
-            why = f"the schema cannot be followed: {show(error)}"
-            raise refuse("response_format", why, "unsupported_value")
-        others = [first.deep_copy() for _ in range(count - 1)]
-        return [Answer(one, self._stop_ids) for one in (first, *others)]
+        matcher = LLMatcher(words, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+        if error := matcher.get_error():
+            raise ValueError(f"the schema cannot be followed: {error[:_LONGEST_ERROR]}")
+        return matcher
 
     @functools.cached_property
     def _words(self) -> Any:

@@ -226,6 +226,8 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         name, parameters = function.get("name"), function.get("parameters", {})
         if not isinstance(name, str) or not name or not isinstance(parameters, dict):
             raise refuse(f"tools[{at}].function", "must have a name, and parameters as an object")
+        if type(function.get("strict")) not in (bool, type(None)):
+            raise refuse(f"tools[{at}].function.strict", "must be bool")
         schemas.append(function)
     return tuple(schemas)
 

@@ -61,7 +61,10 @@ def make_ways(
             raise refuse("logit_bias", f"token {token} must be below {vocab}")
     answers: list[Answer | None] = [None] * request.n
     if request.json_schema:
-        answers = [*grammars.start(request.json_schema, request.n)]
+        try:
+            answers = [*grammars.start(request.json_schema, request.n)]
+        except ValueError as error:
+            raise refuse("response_format", str(error), "unsupported_value") from error
     return [Way(request, own, answer) for answer in answers]
 
 

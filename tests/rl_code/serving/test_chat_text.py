@@ -13,6 +13,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.serving.answers import Accepted, Answer, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
+from rl_code.serving.fields import ApiError
 from rl_code.serving.requests import ChatRequest, Message
 from tests.rl_code.harness.chats import chat_tokenizer
 
@@ -102,3 +103,26 @@ def test_a_stream_says_what_the_whole_answer_says_wherever_it_is_cut(protocol):
                 assert "tool_calls" not in message or end >= len(tokens) - 1
 
     asyncio.run(compare())
+
+
+def test_calls_of_a_strict_tool_have_its_schema():
+    parameters = {
+        "type": "object",
+        "properties": {"command": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    }
+    tools = ({"name": "bash", "strict": True, "parameters": parameters},)
+    text = text_of("hermes")
+    request = ChatRequest(messages=(Message("user", "go"),), tools=tools)
+    text.check(request)
+    for arguments, fits in (({"command": "ls"}, True), ({}, False), ({"command": 3}, False)):
+        call = json.dumps({"name": "bash", "arguments": arguments})
+        said = TOKENIZER.encode(f"<tool_call>\n{call}\n</tool_call>")
+        message, calls = text.read(said, tools, "n")
+        assert bool(message.calls) == fits and ("schema" in calls[0].error) != fits
+    loose = ({**tools[0], "strict": None},)
+    assert text.read(said, loose, "n")[0].calls
+    wrong = ({**tools[0], "parameters": {"type": "int"}},)
+    with pytest.raises(ApiError, match="cannot be followed"):
+        text.check(ChatRequest(messages=request.messages, tools=wrong))
