@@ -39,12 +39,12 @@ from rl_code.environment.sandbox.inside.world import PACKAGES
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.redteam import honest, recorded
 from rl_code.redteam.escapes import Host
-from rl_code.redteam.ground import FIXTURES, GRADERS, TRUTHS
+from rl_code.redteam.ground import FIXTURES, GRADERS, MIXED, ROWS, SUBTESTS, TRUTHS
 from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
 PARTS = ("cheats", "open", "alone", "episodes", "escapes", "honest", "sessions")
-_COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ALONE, *EPISODES)
+_COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")

@@ -36,6 +36,9 @@ from rl_code.types import Suite, Task, Tests
 # A test passed that asserts of a call what the split grader, which hides the expected value, found
 # to be another value.
 SUITE_DISAGREES = "suite_disagrees"
+# Begins the reason of a test that passed and counts as failed: nothing could have shown that it was
+# forged, and tests of the same grading that can show it fail.
+UNPROVEN = "passed, but could be forged: "
 # Least seconds that a run gets, and those in which pytest must have started.
 _LEAST_S = 1.0
 _START_S = 30.0
@@ -135,8 +138,22 @@ class _Grading:
         )
         flags = {*report.flags, *again.look(report, drawn, errors)}
         if self._canaries:
-            flags |= self._compare(files, errors)
+            checked, proofs = self._compare(files, errors)
+            flags |= proofs
+            self._leave_unproven(errors, checked | set(drawn.canaries.values()))
         return errors, flags, drawn
+
+    def _leave_unproven(self, errors: dict[str, str], checked: set[str]) -> None:
+        """Lets tests of fail_to_pass fail that nothing has checked, where one fails that has been.
+
+        Otherwise who forges them alone would be paid for a part of the tests. Honest work loses a
+        part of its pay while tests that are checked still fail.
+        """
+        required = self._suite.fail_to_pass
+        failed = next((own for own in required if errors[own] and own in checked), None)
+        for own in required if failed else ():
+            if not errors[own] and own not in checked:
+                errors[own] = f"{UNPROVEN}it has no canary, and {self._named[failed]} fails"
 
     def unguarded(self) -> tuple[str, ...]:
         """See the function of this name."""
@@ -224,8 +241,9 @@ class _Grading:
         """The reference, as work that is graded."""
         return applied(self._task, self._suite, solved(self._task), self._base)
 
-    def _compare(self, files: Snapshot, errors: dict[str, str]) -> set[str]:
-        """Repeats assertions of tests that passed by value; changes ``errors`` and returns flags.
+    def _compare(self, files: Snapshot, errors: dict[str, str]) -> tuple[set[str], set[str]]:
+        """Repeats assertions of tests that passed by value; changes ``errors`` and returns the
+        tests and flags.
 
         What the reference passes there, the work must pass as well. Without a reference nobody
         knows whether a call can be made there at all, so only other values count.
@@ -243,7 +261,7 @@ class _Grading:
             if other or self._has_reference or not self._place(value.path, files):
                 for one in value.tests:
                     errors[one] = _DISAGREES + error
-        return flags
+        return {one for value in found for one in value.tests}, flags
 
     def _values(self, new: Iterable[str] = ()) -> list[Value]:
         """The assertions that can be checked by value, of functions of the task's modules.
@@ -288,6 +306,11 @@ def _kept(files: Snapshot) -> set[str]:
     return {
         path for path, entry in files.items() if isinstance(entry, str) or entry.kind != "deleted"
     }
+
+
+def passes(error: str) -> bool:
+    """True for a test that passed, whether or not it counts (``UNPROVEN``)."""
+    return not error or error.startswith(UNPROVEN)
 
 
 def unguarded(task: Task, suite: Suite, pool: SandboxPool) -> tuple[str, ...]:

@@ -48,6 +48,13 @@ FIXTURES = "suite, fixtures"
 TRUTHS = "suite, truths"
 PLAIN = "suite, plain truths"
 BARE = "suite, no canaries"
+# Suites for cheats of their own: rows of plain values, which only the split grader can check; tests
+# with values behind fixtures beside one that can have no canary; and subtests.
+ROWS = "suite, rows"
+MIXED = "suite, a part without canaries"
+SUBTESTS = "suite, subtests"
+
+GROUNDS = (FIXTURES, TRUTHS, PLAIN, BARE, ROWS, MIXED, SUBTESTS)
 
 _FIRST = "tests/test_first.py"
 _SECOND = "tests/test_second.py"
@@ -187,6 +194,38 @@ def test_each(made):
     made.clear()
 """,
 }
+_BARE_TESTS = _WEAK_TEXTS[BARE].partition("import f\n")[2]
+_WEAK_TEXTS[MIXED] = f"import pytest\n{_WEAK_TEXTS[FIXTURES]}{_BARE_TESTS}"
+_WEAK_TEXTS[ROWS] = """\
+import pytest
+from solution import f
+
+
+@pytest.mark.parametrize("x, twice", [("ab", "abab"), ([1], [1, 1]), (11, 22)])
+def test_rows(x, twice):
+    assert f(x) == twice
+"""
+_WEAK_TEXTS[SUBTESTS] = """\
+import unittest
+from solution import f
+
+
+class TestAll(unittest.TestCase):
+    def test_each(self):
+        for x, twice in (("ab", "abab"), (11, 22)):
+            with self.subTest(x=x):
+                self.assertEqual(f(x), twice)
+
+
+def test_fixture(subtests):
+    with subtests.test("text"):
+        assert f("ab") == "abab"
+"""
+# Ids of tests where the names of functions are not enough.
+_WEAK_IDS = {
+    ROWS: ("test_rows[ab-abab]", "test_rows[x1-twice1]", "test_rows[11-22]"),
+    SUBTESTS: ("TestAll::test_each", "test_fixture"),
+}
 _WEAK = "tests/test_weak.py"
 _KEPT = "\n\ndef test_kept():\n    assert f(0) == 0\n"
 _SHOWN = "tests/test_shown.py"
@@ -231,7 +270,8 @@ def _tests(grader: str) -> tuple[Tests, Tests]:
         case _ if grader in _WEAK_TEXTS:
             first = Tests()
             text = _WEAK_TEXTS[grader]
-            names = [f"{_WEAK}::{name}" for name in re.findall(r"def (test_\w+)", text)]
+            functions = re.findall(r"def (test_\w+)", text)
+            names = [f"{_WEAK}::{name}" for name in _WEAK_IDS.get(grader, functions)]
             second = Tests(suite=Suite({_WEAK: text + _KEPT}, (*names,), (f"{_WEAK}::test_kept",)))
         case _:
             raise ValueError(f"{grader=} must be one of {', '.join((*GRADERS, *_WEAK_TEXTS))}")
@@ -252,5 +292,6 @@ class Attack:
     proof: tuple[str, ...] = ()
     # Whether it guesses: who guesses wrong in every test earns nothing and proves nothing.
     guesses: bool = False
-    # Suites of its own that it is tried against as well.
+    # Suites of its own that it is tried against as well, or alone.
     also: tuple[str, ...] = ()
+    only_also: bool = False

@@ -19,7 +19,7 @@ from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt
 from rl_code.redteam.files import FILES
 from rl_code.redteam.forgers import OPEN
-from rl_code.redteam.ground import BARE, FIXTURES, GRADERS, LIMITS, PLAIN, TRUTHS, Attack, task
+from rl_code.redteam.ground import GRADERS, GROUNDS, LIMITS, Attack, task
 from rl_code.rewards.combine import RewardConfig, combine, find_signals
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Task, World
@@ -91,7 +91,7 @@ class Trial:
 
     def __init__(self, pool: SandboxPool, world: World):
         self._pool = pool
-        grounds = (*GRADERS, FIXTURES, TRUTHS, PLAIN, BARE)
+        grounds = (*GRADERS, *GROUNDS)
         self._tasks = {ground: task(ground, world) for ground in grounds}
         self._player = Player(pool)
         self._failures: dict[str, float] = {}
@@ -99,7 +99,8 @@ class Trial:
     def cheats(self, attacks: Sequence[Attack] = (*CHEATS, *FILES)) -> Iterator[Outcome]:
         """Each attack against each grader that it says something to."""
         for attack in attacks:
-            for grader in (*(("suite",) if attack.only_suite else GRADERS), *attack.also):
+            usual = () if attack.only_also else ("suite",) if attack.only_suite else GRADERS
+            for grader in (*usual, *attack.also):
                 yield self.against_grader(attack, grader)
 
     def open(self, times: int = 3) -> Iterator[Outcome]:
@@ -117,7 +118,7 @@ class Trial:
             for script in SCRIPTS:
                 yield self.in_episode("script", script.name, script.messages, where)
             for attack in attacks:
-                if attack.only_suite and "suite" not in where:
+                if attack.only_also or (attack.only_suite and "suite" not in where):
                     continue
                 kind = "files" if attack.only_suite else "solution"
                 yield self.in_episode(kind, attack.name, of_files(attack.files), where)
@@ -160,6 +161,8 @@ class Trial:
         task = self._tasks["suite"]
         suite = task.hidden_tests.suite
         for attack in attacks:
+            if attack.only_also:
+                continue
             work = work_of(task, attack.files)
             graded = grade_suite(task, suite, work, self._pool, LIMITS.grade_s, canaries=0)
             passed = tuple(not error for error in graded.errors)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from rl_code.environment.grading import grade_work
+from rl_code.environment.grading import grade_in_words
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.suite_grader import SuiteError
+from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import SUITES, Cache
 from rl_code.tasks.pytest_ids import UnknownIds
@@ -36,9 +36,8 @@ def split(task: Task, pool: SandboxPool, cache: Cache) -> Task:
     key = hashlib.sha256(dumps((task.files, task.world, suite))).hexdigest()
     passing = cache.get(key)
     if passing is None:
-        grade = grade_work(task, task.files, pool, _LIMITS)
-        marks = grade.hidden or (False,) * len(suite.ids)
-        passing = [id for id, passed in zip(suite.ids, marks, strict=True) if passed]
+        errors = grade_in_words(task, task.files, pool, _LIMITS)[1][-len(suite.ids) :]
+        passing = [id for id, error in zip(suite.ids, errors, strict=True) if passes(error)]
         cache.put({key: passing})
     failing = tuple(id for id in suite.ids if id not in set(passing))
     if not failing:

@@ -21,7 +21,7 @@ import rich.text
 from rl_code.environment.grading import grade_in_words
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.suite_grader import SuiteError, unguarded
+from rl_code.environment.suite_grader import SuiteError, passes, unguarded
 from rl_code.environment.suites.applied import solved
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
@@ -147,7 +147,7 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
     suite = task.hidden_tests.suite
     if suite is None:
         return None
-    if early := [id for id in suite.fail_to_pass if not errors[id]]:
+    if early := [id for id in suite.fail_to_pass if passes(errors[id])]:
         return PASSES_BEFORE, _some(early)
     if broken := [id for id in suite.pass_to_pass if errors[id]]:
         return BROKEN_BEFORE, f"{_some(broken)}: {_why(errors[broken[0]])}"

@@ -26,6 +26,8 @@ MOST = 8
 # Canaries of a function whose test decides what is paid, if its values allow so many. Who guesses
 # which copy is real is right once in 4 to 6 times.
 _COPIES = (3, 4, 5)
+# How many times as many have a canary in all, if their tests decide what is paid.
+_FURTHER = 4
 # Functions with more parameters than this are not copied.
 _IDS = 20
 _WORDS = ("again", "basic", "cases", "default", "extra", "more", "other", "simple", "values")
@@ -110,7 +112,7 @@ class _Drawing:
 
     def copy(self, most: int, preferred: Collection[_Function]) -> None:
         """Puts canaries beside up to ``most`` functions, ``preferred`` ones first and with more
-        copies.
+        copies; and one beside each further preferred function, up to ``_FURTHER`` times as many.
         """
         order = list(self._functions)
         self._rng.shuffle(order)
@@ -119,9 +121,10 @@ class _Drawing:
         attempts.sort(key=lambda attempt: attempt[0] not in preferred)
         copied: set[_Function] = set()
         for function, told in attempts:
-            if len(copied) == most:
+            enough = len(copied) >= most
+            if enough and (function not in preferred or len(copied) >= _FURTHER * most):
                 break
-            copies = self._rng.choice(_COPIES) if function in preferred else 1
+            copies = 1 if enough or function not in preferred else self._rng.choice(_COPIES)
             if function not in copied and self._copy(function, copies, told=told):
                 copied.add(function)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from rl_code.environment.grading import grade_work
+from rl_code.environment.grading import grade_in_words, grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.suite_grader import SuiteError
+from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.environment.suites.applied import solved
 from rl_code.types import Limits, Task
 
@@ -25,13 +25,14 @@ def problem(task: Task, pool: SandboxPool) -> str:
     reference, and notices nothing odd in either; else what is wrong. Raises SandboxFault.
     """
     try:
-        start = grade_work(task, task.files, pool, LIMITS)
+        start, errors = grade_in_words(task, task.files, pool, LIMITS)
         right = grade_work(task, solved(task), pool, LIMITS)
     except SuiteError as error:
         return f"its suite cannot be run: {error}"
     suite = task.hidden_tests.suite
     assert suite is not None  # as made.load gives them
-    failed = {one for one, passed in zip(suite.ids, start.hidden, strict=True) if not passed}
+    words = errors[len(start.visible) :]
+    failed = {one for one, error in zip(suite.ids, words, strict=True) if not passes(error)}
     if failed != set(suite.fail_to_pass):
         return f"at the start {len(failed)} tests fail, not {len(suite.fail_to_pass)}"
     if not all(right.hidden + right.visible):

@@ -18,7 +18,17 @@ from rl_code.redteam.episodes import SCRIPTS, of_files
 from rl_code.redteam.escapes import ESCAPES, Escape, Host, attempt
 from rl_code.redteam.files import FILES
 from rl_code.redteam.forgers import FORGERS, OPEN
-from rl_code.redteam.ground import FIXTURES, PATH, SOLVED, TRUTHS, Attack, task
+from rl_code.redteam.ground import (
+    FIXTURES,
+    MIXED,
+    PATH,
+    ROWS,
+    SOLVED,
+    SUBTESTS,
+    TRUTHS,
+    Attack,
+    task,
+)
 from rl_code.redteam.trial import EPISODES, Trial
 from rl_code.types import Layer, World
 
@@ -33,6 +43,8 @@ QUICK = (
     ("the folder of tests as a link", "suite"),
     (FORGERS[0].name, FIXTURES),
     (FORGERS[0].name, TRUTHS),
+    ("one of each test's copies passed, and nothing that stands alone", FIXTURES),
+    ("object that equals everything, beside a module of the same name below src", ROWS),
 )
 SOLUTION = Attack("honest", {PATH: SOLVED})
 ATTACKS = {attack.name: attack for attack in (*CHEATS, *FILES)}
@@ -81,7 +93,7 @@ def test_what_is_known_to_be_forged_is_told_of_each_task_that_allows_it(sandboxe
 
 
 def test_an_honest_solution_is_paid_everywhere(trial):
-    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS):
+    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS):
         solved = trial.against_grader(SOLUTION, grader)
         assert solved.earned == 1.0 and not solved.flags and not solved.held, solved
     played = trial.in_episode("script", "honest", of_files({PATH: SOLVED}), EPISODES[1])
@@ -118,8 +130,10 @@ def test_references_pass(sandboxes, world):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_cheat_is_paid_more_by_a_suite_than_an_honest_failure(trial, name):
-    outcome = trial.against_grader(ATTACKS[name], "suite")
-    assert outcome.held, outcome
+    attack = ATTACKS[name]
+    for grader in attack.also if attack.only_also else ("suite",):
+        outcome = trial.against_grader(attack, grader)
+        assert outcome.held, outcome
 
 
 @pytest.mark.long
