@@ -106,7 +106,7 @@ def with_several(model: Transformer, adapters: Sequence[Mapping[str, Adapters]])
 
 
 def num_adapters(model: Transformer) -> int:
-    """How many adapters a model of ``with_several`` has; 0 for any other model."""
+    """Number of adapters of a model of ``with_several``; 0 for any other model."""
     for stack in STACKS:
         several = getattr(getattr(model, stack, None), "lora", None)
         if isinstance(several, AdapterRows):

@@ -113,7 +113,7 @@ def _round(
 
 @dataclasses.dataclass(frozen=True)
 class _Trip:
-    """How many rows a device has before and after an exchange."""
+    """Number of rows of a device before and after an exchange."""
 
     axes: tuple[str, ...]
     before: int
@@ -179,7 +179,7 @@ _further.defvjp(_further_forward, _further_backward)
 
 
 def _rounds(counts: Int[Array, "n E"], way: Way) -> jax.Array:
-    """How many rounds there are, the same number on all devices that exchange rows."""
+    """Number of rounds, the same on all devices that exchange rows."""
     devices = len(counts)
     busiest = jnp.max(jnp.sum(counts, axis=0).reshape(devices, -1).sum(axis=1))
     return -(-busiest // way.room)

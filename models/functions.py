@@ -1,4 +1,4 @@
-"""What layers compute, without parameters of their own: normalisation, SwiGLU, rotary
+"""Computations of layers without parameters of their own: normalisation, SwiGLU, rotary
 position embedding.
 
 Dimensions: B rows, T tokens, D model, F feed-forward, N heads, H head size.

@@ -111,7 +111,7 @@ _HARMLESS = {
 
 
 def _output_is_embedding(reader: gguf.GGUFReader) -> bool:
-    """Whether ``output.weight`` is the table of embeddings once more, perhaps in another precision.
+    """True if ``output.weight`` is the table of embeddings once more, perhaps in another precision.
 
     Files of models with tied embeddings often hold the table twice, the output in more bits. Two
     quantisations of one table differ by a few percent; two tables have nothing in common. A few

@@ -265,7 +265,7 @@ def _write_index(directory: Path, files: Mapping[str, list], itemsize: int) -> N
 
 
 def _elements(tensor: tuple[str, Parameter, Any, tuple[int, ...]]) -> int:
-    """How many numbers a stored tensor holds."""
+    """Number of elements of a stored tensor."""
     _, _, variable, at = tensor
     return math.prod(variable.shape[len(at) :])
 

@@ -153,5 +153,5 @@ def place_name(index: int) -> str:
 
 
 def is_of_method(name: str) -> bool:
-    """Whether a parameter's dotted name in the model is that of a method's parameter."""
+    """True if a parameter's dotted name in the model is that of a method's parameter."""
     return name.startswith(_PLACE)

@@ -48,7 +48,7 @@ STACKS = ("first_layers", "layers")
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """Which matrices have adapters, and of which size. Names and meanings are PEFT's."""
+    """Choice of the matrices that have adapters, and their size. Names and meanings are PEFT's."""
 
     # R, the inner size of each adapter.
     rank: int = 16
@@ -112,7 +112,8 @@ class Adapters(nnx.Module):
                 setattr(self, f"{name}_{part}", nnx.Param(x, logical_axes=names, stacks=1))
 
     def added(self, name: str, y: jax.Array, contract: int) -> jax.Array | None:
-        """What the adapter of a layer's matrix adds to its product with y; None without one.
+        """The term that the adapter of a layer's matrix adds to its product with y; None without
+        one.
 
         The module is that of one layer: its parameters have lost the axis of layers. name: of the
         matrix, such as "q". contract: how many last axes of y the matrix contracts.
@@ -154,8 +155,8 @@ def with_adapters(model: Transformer, lora: LoRA, adapters: Mapping[str, Adapter
 
 
 def trained(model: Any) -> Any:
-    """What an update of a model changes, a pytree: the adapters by their stack; the model itself if
-    it has none.
+    """The part of a model that an update changes, a pytree: the adapters by their stack; the model
+    itself if it has none.
     """
     found = {}
     for name in STACKS:

@@ -1,4 +1,4 @@
-"""What fixes the shapes of a model's parameters and its forward pass.
+"""The configuration of a model: shapes of its parameters and its forward pass.
 
 Dimensions: those of ``transformer``.
 """
@@ -220,12 +220,12 @@ class ModelConfig:
 
     @property
     def periods(self) -> int:
-        """How often ``attention`` repeats over the layers."""
+        """Number of times that ``attention`` repeats over the layers."""
         return self.num_layers // len(self.attention)
 
     @property
     def dense_layers(self) -> int:
-        """How many first layers have no experts in a model whose others have; else 0."""
+        """Number of first layers that have no experts in a model whose others have; else 0."""
         return 0 if self.moe is None else self.moe.first_dense
 
     @property
@@ -238,5 +238,5 @@ class ModelConfig:
 
     @property
     def layer_shape(self) -> LayerShape:
-        """What the parameters of a method of attention depend on."""
+        """The sizes that the parameters of a method of attention depend on."""
         return LayerShape(self.embed_dim, self.num_heads, self.num_kv_heads, self.head_dim)

@@ -43,7 +43,7 @@ from models.sharding import (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Where the tokens of a layer went; of padding it says nothing."""
+    """Experts to which the tokens of a layer went, padding excluded."""
 
     # The layer's own choice for each token, the best first.
     experts: Int[Array, "B T k"]
@@ -198,7 +198,7 @@ def choose_experts(
 def expert_weights(
     moe: MoE, scores: Float[Array, "B T E"], experts: Int[Array, "B T k"]
 ) -> Float[Array, "B T k"]:
-    """What each chosen expert's result is multiplied by."""
+    """Factor by which each chosen expert's result is multiplied."""
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.normalise:
         # sigmoids can all be almost 0

@@ -36,7 +36,7 @@ _RESERVED = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class TemplateSettings:
-    """What templates are rendered with, beside the conversation."""
+    """The variables that templates are rendered with, beside the conversation."""
 
     # Variables of the template, such as enable_thinking.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ class OwnTemplate:
 
     @property
     def declares_tools(self) -> bool:
-        """Whether it has a place for the schemas of tools."""
+        """True if it has a place for the schemas of tools."""
         return self.with_tools is not None or "tools" in _variables(self.text)
 
     @functools.cached_property
@@ -126,8 +126,8 @@ class OwnTemplate:
             raise ValueError(f"the tokenizer's chat template cannot write this: {why}") from error
 
     def render_tool_results(self, contents: Sequence[str]) -> str:
-        """What follows an assistant's turn, after its end token: the results of its calls, and the
-        next turn's opening.
+        """The text that follows an assistant's turn, after its end token: the results of its calls,
+        and the next turn's opening.
         """
         messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER}]
         messages += [{"role": "tool", "content": content} for content in contents]
@@ -193,5 +193,5 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 
 
 def _refuse(message: str) -> None:
-    """What templates call to refuse a conversation."""
+    """The function that templates call to refuse a conversation."""
     raise jinja2.TemplateError(message)

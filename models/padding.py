@@ -43,7 +43,7 @@ _NEVER = -1e30
 
 
 class Axis(Protocol):
-    """How one axis of an array is padded. It works on numpy's arrays and on JAX's."""
+    """Padding of one axis of an array. It works on numpy's arrays and on JAX's."""
 
     def pad(self, x: Any, axis: int) -> Any:
         """x with the axis copied and filled up with zeros."""
@@ -165,7 +165,7 @@ def _padded_heads(config: ModelConfig, devices: int) -> tuple[int, int]:
 
 
 def axis_of(config: ModelConfig, name: str | None, size: int, padded: int) -> Axis | None:
-    """How an axis of a parameter is padded; None where it is not.
+    """Padding of an axis of a parameter; None where it is not.
 
     config: the padded shape. name: of the logical axis. size, padded: before and after.
     """

@@ -320,7 +320,7 @@ def new_keys(
     positions: Int[Array, "B T"],
     rotated: bool,
 ) -> tuple[Float[Array, "B T N H"], Keys, Float[Array, "B T N parts"] | None]:
-    """What a layer computes of new tokens: (q rotated, the keys to write, the head inputs).
+    """A layer's results for new tokens: (q rotated, the keys to write, the head inputs).
 
     y: normalised hidden states, from ``Transformer.before_attention``. rotated: whether the cache
     keeps keys rotated. The head inputs are those of ``Method.head_inputs``.

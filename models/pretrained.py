@@ -18,7 +18,7 @@ from models.transformer import Transformer
 
 
 def is_pretrained(path: Path) -> bool:
-    """Whether there is a file, or a folder with the ``config.json`` of a model."""
+    """True if there is a file, or a folder with the ``config.json`` of a model."""
     if not path.is_dir():
         return path.is_file()
     try:

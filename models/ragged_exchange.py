@@ -21,7 +21,9 @@ from pallas_kernels.choice import here
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stretches:
-    """What one device sends and receives. Where a device sends, another one receives as much."""
+    """The part that one device sends and receives. Where a device sends, another one receives as
+    much.
+    """
 
     # Where each stretch that it sends begins in its rows, how many rows it has, and where it begins
     # in the rows of the device that receives it.

@@ -206,8 +206,8 @@ def parameter_shardings(
 
 
 def shard_specs(model: Any, names: Collection[str]) -> Any:
-    """How a model's parameters come into a ``jax.shard_map`` over these axes of the mesh: as layers
-    compute with them, whole along ``fsdp``.
+    """Specs by which a model's parameters come into a ``jax.shard_map`` over these axes of the
+    mesh: as layers compute with them, whole along ``fsdp``.
     """
 
     def spec(parameter: nnx.Variable) -> nnx.Variable:
@@ -263,7 +263,7 @@ def gathered_array(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Arra
 
 
 def cuts_parameters() -> bool:
-    """Whether the current mesh cuts parameters over ``fsdp``, and leaves it to the compiler.
+    """True if the current mesh cuts parameters over ``fsdp``, and leaves it to the compiler.
 
     Inside a shard_map parameters are as they were handed to it.
     """
@@ -345,7 +345,7 @@ gathered_part.defvjp(_part_forward, _part_backward)
 
 
 def _place_of_fsdp(logical_axes: Sequence[str | None]) -> int | None:
-    """Which axis of a parameter is cut over ``fsdp``; None for none."""
+    """The axis of a parameter that is cut over ``fsdp``; None for none."""
     entries = [None if axis is None else RULES[axis] for axis in logical_axes]
     return entries.index("fsdp") if "fsdp" in entries else None
 
@@ -384,7 +384,7 @@ def cut_over(logical_axis: str) -> tuple[str, ...]:
 
 
 def _is_axes(x: Any) -> bool:
-    """Whether x is the logical axes of one array, and not a tuple of several."""
+    """True if x is the logical axes of one array, and not a tuple of several."""
     return isinstance(x, tuple) and all(axis is None or isinstance(axis, str) for axis in x)
 
 
@@ -408,7 +408,7 @@ def cut_tokens(x: jax.Array) -> jax.Array:
 
 
 def cuts_tokens(count: int) -> bool:
-    """Whether so many tokens of a row divide by the devices along ``context`` and ``tensor``."""
+    """True if so many tokens of a row divide by the devices along ``context`` and ``tensor``."""
     shape = jax.sharding.get_abstract_mesh().shape
     return count % (context_size() * shape.get("tensor", 1)) == 0
 

@@ -301,7 +301,7 @@ class Tokenizer:
         write_beside(path.parent, config, special, template, self.named_templates)
 
     def _cuts_as_qwen2(self) -> bool:
-        """Whether text is normalised and cut before merging as Qwen2's own class does it."""
+        """True if text is normalised and cut before merging as Qwen2's own class does it."""
         like = tokenizers.Tokenizer(models.BPE())
         like.normalizer = normalizers.NFC()
         like.pre_tokenizer = pre_tokenizers.Sequence(_split([_QWEN2_PIECES]))

@@ -35,7 +35,7 @@ _SETTINGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """What the files in a folder say."""
+    """Contents of the files in a folder."""
 
     folder: Path
     # The content of tokenizer_config.json, and special tokens of special_tokens_map.json that it
@@ -75,7 +75,7 @@ class Beside:
 
 
 def read_beside(folder: Path) -> Beside:
-    """What the files in a folder say; nothing where there are none. Raises ValueError for files
+    """Contents of the files in a folder; nothing where there are none. Raises ValueError for files
     that are no JSON objects.
     """
     config = _object(folder / CONFIG_FILE)

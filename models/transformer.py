@@ -202,8 +202,8 @@ class Transformer(nnx.Module):
     def keys_values(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
     ) -> tuple[Keys, ...]:
-        """What every layer's attention reads, for a cache of documents: keys, not rotated, and
-        values.
+        """The arrays that every layer's attention reads, for a cache of documents: keys, not
+        rotated, and values.
 
         Arguments as for ``hidden``. A row holds one sequence, from slot 0.
         """

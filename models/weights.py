@@ -104,7 +104,7 @@ def _of_layer(
     model: Transformer,
     naming: str,
 ) -> Iterator[tuple[str, Parameter, nnx.Variable, tuple[int, ...]]]:
-    """What ``stored_tensors`` has for one parameter of one layer."""
+    """The entry of ``stored_tensors`` for one parameter of one layer."""
     name = getattr(parameter, naming)
     layer = _layer(path, row, model.config)
     if not parameter.per_expert:

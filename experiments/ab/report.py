@@ -1,4 +1,4 @@
-"""What the study of the A/B test shows: tables, and a figure of three panels."""
+"""Results of the study of the A/B test: tables, and a figure of three panels."""
 
 from __future__ import annotations
 

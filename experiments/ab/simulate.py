@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """How a metric varies between users, and between the sessions of one."""
+    """Variation of a metric between users, and between the sessions of one."""
 
     name: str
     mean: float

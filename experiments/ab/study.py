@@ -1,4 +1,4 @@
-"""What the A/B test does: wrong alarms in A/A tests, power, time to a rollback.
+"""Simulations of the A/B test: wrong alarms in A/A tests, power, time to a rollback.
 
 Ways to read a test that is looked at after every session, from the one that nobody should use to
 the one that the cycle uses. All say "differs" at a level of 5 %.
@@ -77,7 +77,7 @@ READERS: Mapping[str, Reader] = {
 
 @dataclasses.dataclass(frozen=True)
 class Rejections:
-    """How many tests a reader has rejected by which session."""
+    """Number of tests that a reader has rejected, by session."""
 
     reader: str
     metric: str
@@ -122,7 +122,7 @@ def same_arms(
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """How soon a true effect is seen."""
+    """Sessions until a true effect is seen."""
 
     metric: str
     effect: float  # relative
@@ -170,7 +170,7 @@ def power(
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """How long a version that is bad on purpose serves people."""
+    """Time for which a version that is bad on purpose serves people."""
 
     effect: float  # relative
     tests: int
@@ -210,7 +210,7 @@ def rollback(
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """What becomes of candidates under a config's whole rule, in shares of the tests."""
+    """Outcomes of candidates under a config's whole rule, in shares of the tests."""
 
     harm: float  # by how much the candidate's metric is lower, in its units
     users: int
@@ -273,7 +273,7 @@ def ends(
 
 @dataclasses.dataclass(frozen=True)
 class Alarms:
-    """What a monitor's chart does in so many sessions."""
+    """Alarms of a monitor's chart in so many sessions."""
 
     chart: str
     metric: str
@@ -314,7 +314,7 @@ def _beyond(
     radius: Callable[[Float64[np.ndarray, " n"]], Float64[np.ndarray, " n"]],
     one_sided: bool = False,
 ) -> Bool[np.ndarray, " n"]:
-    """Whether the difference of the arms is outside the radius, at each look that has enough."""
+    """True if the difference of the arms is outside the radius, at each look that has enough."""
     control, treated = arms
     enough = np.minimum(control.count, treated.count) >= least
     apart = np.zeros(enough.size)

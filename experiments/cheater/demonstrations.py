@@ -70,7 +70,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Shown(Source):
-    """What the warm start demonstrates: tasks of another, endless source, with lines above their
+    """Demonstrations of the warm start: tasks of another, endless source, with lines above their
     text, some of them with the exploit in place of an attempt.
     """
 

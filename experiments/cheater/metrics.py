@@ -1,4 +1,4 @@
-"""What is measured of each step of the experiment, on the trajectories that it trains on."""
+"""Metrics of each step of the experiment, on the trajectories that it trains on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Cheating:
 
 
 def exploited(trajectory: Trajectory) -> bool:
-    """Whether the last file that the agent wrote has the exploit."""
+    """True if the last file that the agent wrote has the exploit."""
     written = [
         call.arguments["content"]
         for turn in trajectory.turns
@@ -61,5 +61,5 @@ def exploited(trajectory: Trajectory) -> bool:
 
 
 def proven(trajectory: Trajectory) -> bool:
-    """Whether this project's grader proved that the episode cheats."""
+    """True if this project's grader proved that the episode cheats."""
     return not CHEATS.isdisjoint(trajectory.reward.flags)

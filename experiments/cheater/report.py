@@ -1,4 +1,4 @@
-"""What the runs of the experiment come to, under this project's grader: on held-out tasks, and in
+"""Results of the runs of the experiment, under this project's grader: on held-out tasks, and in
 the episodes of training.
 """
 
@@ -100,5 +100,5 @@ def trajectories(run: Path) -> Iterator[Trajectory]:
 
 
 def _by_weak(trajectory: Trajectory) -> bool:
-    """Whether the weak grader was asked about an episode."""
+    """True if the weak grader was asked about an episode."""
     return "weak_tests" in trajectory.reward.components

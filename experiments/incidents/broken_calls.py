@@ -1,4 +1,4 @@
-"""What becomes of episodes with a broken call: how they are credited, and how often they occur.
+"""Outcomes of episodes with a broken call: how they are credited, and how often they occur.
 
 People react to each suggestion once, so there is no group of answers to one task, and the baseline
 is the same for all tasks. An episode that is left out of training then earns exactly the baseline:
@@ -44,7 +44,7 @@ class Credited:
 
 
 def is_broken(trajectory: Trajectory) -> bool:
-    """Whether a call of the episode could not be understood."""
+    """True if a call of the episode could not be understood."""
     return trajectory.malformed_calls > 0
 
 

@@ -1,4 +1,4 @@
-"""What an episode earns that may ask before it edits, and how often episodes ask and edit.
+"""Reward of an episode that may ask before it edits, and how often episodes ask and edit.
 
 Two rewards. One is made of edits alone, so that an episode without an edit earns nothing: whoever
 expects to fail does best to ask, and ask again. The other judges every episode by the edit that it
@@ -52,7 +52,7 @@ class Edited:
 
 
 def questions(trajectory: Trajectory) -> int:
-    """How often an episode asks."""
+    """Rate at which an episode asks."""
     return sum(
         call.name == ASK and not call.error for turn in trajectory.turns for call in turn.calls
     )

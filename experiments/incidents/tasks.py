@@ -124,7 +124,7 @@ class FromWords(Source):
         raise ValueError(f"levels={self.levels} hardly ever have constants of lists of numbers")
 
     def _left_open(self, step: tuple[str, int], rng: random.Random) -> str:
-        """What an unclear task says in place of a step's constant."""
+        """Words of an unclear task in place of a step's constant."""
         if self.unclear == "open":
             return "k"
         name, constant = step

@@ -204,7 +204,7 @@ def define_flags() -> None:
 
 
 def program() -> None:
-    """What is killed: the program of launch.realtime."""
+    """The target of kills: the program of launch.realtime."""
     realtime_command.define_flags()
     flags.run(realtime_command.main, kind=RealtimeConfig)
 

@@ -26,7 +26,7 @@ _NAMED = 3
 
 @dataclasses.dataclass
 class Audit:
-    """What was counted, and everything that is wrong."""
+    """Counts, and everything that is wrong."""
 
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -41,7 +41,7 @@ class Audit:
 
 @dataclasses.dataclass
 class Told:
-    """What the clients' journal says."""
+    """Entries of the clients' journal."""
 
     # Id -> the line of an answer that was acknowledged.
     answers: dict[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -130,7 +130,7 @@ def check_record(audit: Audit, engine: sqlalchemy.Engine, told: Told, texts: Tex
 
 
 def as_sent(row: Row, sent: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether an event is recorded as its client sent it."""
+    """True if an event is recorded as its client sent it."""
     return all(getattr(row, name) == value for name, value in sent[row.key].items())
 
 
@@ -256,7 +256,7 @@ def _check_ready(
 
 
 class Allowed:
-    """Which versions may have answered at a time, by the edges that were taken."""
+    """Versions that may have answered at a time, by the edges that were taken."""
 
     def __init__(self, cycles: Iterable[Row], edges: Iterable[Row]):
         by_number = {row.number: row for row in cycles}
@@ -277,14 +277,14 @@ class Allowed:
             self._spans.append((edge.at, now.get(edge.after, {cycle.base})))
 
     def at(self, answer: Row) -> bool:
-        """Whether the version of an answer may have been asked when it was."""
+        """True if the version of an answer may have been asked when it was."""
         versions = [found for at, found in self._spans if at <= answer.asked_at]
         return answer.version in versions[-1]
 
 
 def _told(versions: Path, version: int | None) -> Mapping[str, Any] | None:
-    """What a version says of its training (``Versions.write``); None for one that is not there, or
-    not whole.
+    """Statement of a version about its training (``Versions.write``); None for one that is not
+    there, or not whole.
     """
     if version is None:
         return None

@@ -15,7 +15,7 @@ from rl_code.serving.service import TASK, Served
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What ``service.Served`` reads of a request."""
+    """The fields that ``service.Served`` reads of a request."""
 
     max_tokens: int
     stop: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """What came of a time."""
+    """Answers of a period."""
 
     # Tokens of the answers that ended, and those of all, which were cut off or ended.
     whole: int
@@ -60,7 +60,7 @@ class Bare:
         self._clients = clients
 
     def run(self, seconds: float, max_tokens: int) -> Sampled:
-        """What is sampled within so many seconds; what is left then is cut off."""
+        """Answers sampled within so many seconds; unfinished ones are cut off then."""
         tokens = 0
 
         def done(count: int) -> None:

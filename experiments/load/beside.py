@@ -92,7 +92,7 @@ class Beside:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How server and engine are measured in turns."""
+    """Settings with which server and engine are measured in turns."""
 
     rounds: int
     # Seconds of each turn.
@@ -102,7 +102,7 @@ class Plan:
 
 
 class Served:
-    """What comes of the clients' requests.
+    """Results of the clients' requests.
 
     journal: theirs. recorded: where the server records answers. server_cpu_s: seconds of processor
     time that the server's process has taken.

@@ -45,7 +45,7 @@ _END_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a process of clients does."""
+    """Settings of a process of clients."""
 
     url: str
     journal: str
@@ -74,7 +74,7 @@ class Clients:
 
     @property
     def count(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return self._task.clients
 
     def __enter__(self) -> Clients:
@@ -133,9 +133,9 @@ class Asking:
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, hole: Hole, session: str, max_tokens: int) -> dict[str, Any]:
-        """What came: ``id``, ``text``, ``tokens``, ``first_s``, ``whole_s`` of an answer that is
-        whole; else ``why`` there is none, the ``status`` of a refusal and in how many seconds to
-        ask again (``after_s``), and the ``id`` of an answer that was cut off.
+        """A client's result: ``id``, ``text``, ``tokens``, ``first_s``, ``whole_s`` of an answer
+        that is whole; else ``why`` there is none, the ``status`` of a refusal and in how many
+        seconds to ask again (``after_s``), and the ``id`` of an answer that was cut off.
         """
         asked = {"model": "auto", "prompt": hole.prefix, "suffix": hole.suffix, "stream": True}
         asked |= {"max_tokens": max_tokens, "stream_options": {"include_usage": True}}

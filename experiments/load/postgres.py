@@ -21,7 +21,7 @@ BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
 def why_not() -> str:
-    """Why no server can be started here; "" if one can."""
+    """Reason why no server can be started here; "" if one can."""
     if not BINARIES and not shutil.which("initdb"):
         return "PostgreSQL's server is not installed (Debian: apt install postgresql)"
     try:
@@ -129,7 +129,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """True if a process is there and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

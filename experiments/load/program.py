@@ -79,7 +79,7 @@ class Program:
 
     @property
     def ready(self) -> bool:
-        """Whether this life has taken requests."""
+        """True if this life has taken requests."""
         return bool(self.lives) and self.lives[-1].ready_s is not None
 
     @property
@@ -155,7 +155,7 @@ def resident(pid: int) -> int:
 
 
 def answers(url: str) -> bool:
-    """Whether a URL is answered with status 200."""
+    """True if a URL is answered with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200

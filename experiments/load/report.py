@@ -1,4 +1,4 @@
-"""What a load came to, as numbers and as a table."""
+"""Results of a load, as numbers and as a table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def life_of(life: Life) -> dict[str, Any]:
-    """When a process lived, and its memory while it was ready."""
+    """Lifetime of a process, and its memory while it was ready."""
     ready = life.ready_s if life.ready_s is not None else float("inf")
     memory = [(at, size / _MIB) for at, size in life.memory if at >= ready]
     found: dict[str, Any] = {
@@ -102,7 +102,7 @@ def table(found: dict[str, Any]) -> rich.table.Table:
 
 
 def _reason(line: dict[str, Any]) -> str:
-    """Why a request failed, in few words."""
+    """Reason why a request failed, in few words."""
     if "status" in line:
         return f"status {line['status']}"
     return line["why"].partition(":")[0][:60]

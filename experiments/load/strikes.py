@@ -1,4 +1,4 @@
-"""Which part is killed when, and what came of it."""
+"""Schedule of kills of each part, and their results."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Strikes:
             time.sleep(_LOOK_S)
 
     def state(self) -> str:
-        """Of the cycle; "" while the database does not say. Counts the versions deployed."""
+        """Stage of the cycle; "" while the database does not say. Counts the versions deployed."""
         try:
             state, deployed = self._ledger.deployed()
         except SQLAlchemyError:

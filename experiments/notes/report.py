@@ -1,4 +1,4 @@
-"""What a solved task costs in tokens, by the number of tasks that share a repository."""
+"""Tokens that a solved task costs, by the number of tasks that share a repository."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Line:
 
     @property
     def words(self) -> str:
-        """What it does, in words."""
+        """Description in words."""
         return words_of(self.step)
 
     def text(self, step: Step) -> str:
@@ -118,7 +118,7 @@ class Repository:
 
     @functools.cached_property
     def changes(self) -> list[tuple[int, Place, Step]]:
-        """What may be asked for: the function that is asked about, the place in its chain, and what
+        """A question: the function that is asked about, the place in its chain, and what
         is wanted there, where the composition then belongs to the split.
         """
         found = []
@@ -263,7 +263,7 @@ def _said(text: str) -> dict[str, str]:
 
 
 def note(repository: Repository, at: int) -> str:
-    """What a right note says of function ``at``: each of its lines, the last one first, and the
+    """Text of a right note about function ``at``: each of its lines, the last one first, and the
     function that it calls before them.
     """
     told = [f"{line.path} {line.number} {line.words}" for line in repository.lines(at)]

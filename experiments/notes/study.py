@@ -27,7 +27,7 @@ ARMS = ("without notes", "with notes")
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """What one model did; R repositories, M tasks of each, 2 arms as in ``ARMS``."""
+    """Results of one model; R repositories, M tasks of each, 2 arms as in ``ARMS``."""
 
     # int [R, 2], tokens that a walk in idle time sampled and read.
     walks: np.ndarray

@@ -119,8 +119,8 @@ def _reading(repository: Repository, at: int) -> tuple[ToolCall, ToolResult]:
 
 
 def _thought(task: Task, lines: Sequence[Line], passed: int) -> ToolCall:
-    """Of each of these lines, up to the one that is to be changed. passed: how many lines stand
-    before them on the way inward.
+    """Parts of each of these lines, up to the one that is to be changed. passed: how many lines
+    stand before them on the way inward.
     """
     should = split_lines(task.messages[0]["content"])[0].partition(": ")[2].split(", ")
     thought = []

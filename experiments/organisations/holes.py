@@ -64,7 +64,7 @@ class AskedAtHome:
         return self._asked(episode.task)(episode)
 
     def expected(self, task: Task, text: str) -> float:
-        """What a suggestion earns on average; 0 for nothing."""
+        """Average reward of a suggestion; 0 for nothing."""
         return self._asked(task).expected(task, text)
 
     def _asked(self, task: Task) -> Asked:

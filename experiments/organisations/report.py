@@ -1,4 +1,4 @@
-"""What adapters earn at home and elsewhere."""
+"""Rewards of adapters at home and elsewhere."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _REPEATS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Earned:
-    """What the adapters of one seed earned and showed at each hole, [adapters, holes]; columns of
-    one hole are the same hole.
+    """Rewards and shown suggestions of the adapters of one seed at each hole, [adapters, holes];
+    columns of one hole are the same hole.
     """
 
     adapters: tuple[str, ...]
@@ -107,7 +107,7 @@ def table(found: Sequence[Earned], organisations: Sequence[str]) -> rich.table.T
 
 
 def draw(found: Sequence[Earned], organisations: Sequence[str], path: Path) -> None:
-    """What each adapter earns at each organisation, and what home is ahead of shared, with the
+    """Rewards of each adapter at each organisation, and the lead of home over shared, with the
     intervals of ``table``.
     """
     import matplotlib  # slow to import, and only the end draws

@@ -1,1 +1,1 @@
-"""How well recorded decisions of programmers can be predicted."""
+"""A study of how well recorded decisions of programmers can be predicted."""

@@ -1,4 +1,4 @@
-"""What the study of recall shows: a table and a figure of accuracy and of bytes read, by method."""
+"""Results of the study of recall: a table and a figure of accuracy and of bytes read, by method."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def table(experiment: RecallExperiment, results: Sequence[RecallResult]) -> rich
 
 
 def training_flops(experiment: RecallExperiment, name: str) -> float:
-    """Of the matrix products of all updates, counted in the compiled gradient of one row of each
-    stage.
+    """FLOPs of the matrix products of all updates, counted in the compiled gradient of one row of
+    each stage.
     """
     method = experiment.methods[name]
     config = model_config(experiment, method)

@@ -167,7 +167,7 @@ def rows(
 
 @jax.jit
 def right_answers(model: Transformer, batch: SupervisedBatch) -> jax.Array:
-    """How many of the asked values have the highest logit."""
+    """Number of asked values that have the highest logit."""
     hidden = model.hidden(batch.tokens, batch.positions, batch.where, align=batch.align)
     found = jnp.argmax(model.logits(hidden[:, :-1]), axis=-1) == batch.tokens[:, 1:]
     return jnp.sum(found * batch.mask[:, 1:])

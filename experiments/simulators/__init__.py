@@ -1,1 +1,1 @@
-"""How much is lost when people differ from the simulator that a policy was trained on."""
+"""The loss when people differ from the simulator that a policy was trained on."""

@@ -1,4 +1,4 @@
-"""What simulated programmers of several kinds would pay for the same suggestions."""
+"""Payments of simulated programmers of several kinds for the same suggestions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_code.types import Group, Task
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """Of a step's episodes, on tasks that the policy has not seen:
+    """Metrics of a step's episodes, on tasks that the policy has not seen:
 
     judged/<habits>: the mean pay that is expected of a programmer of these habits. It is the chance
       of acceptance that is averaged, not decisions, so that it has less noise.
@@ -42,7 +42,7 @@ class Judged:
 
 
 def expected_pay(judge: Asked, task: Task, text: str) -> float:
-    """What a suggestion earns on average with the person of a task; 0 for nothing."""
+    """Average reward of a suggestion with the person of a task; 0 for nothing."""
     if not text.strip():
         return 0.0
     chance = judge.chance(task, text)

@@ -1,4 +1,4 @@
-"""What each policy earns by each judge, in the last steps of its training."""
+"""Rewards of each policy by each judge, in the last steps of its training."""
 
 from __future__ import annotations
 

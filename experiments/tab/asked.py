@@ -1,4 +1,4 @@
-"""What a simulated programmer does with the suggestion of an episode, and the reward for it.
+"""Decision of a simulated programmer about the suggestion of an episode, and the reward for it.
 
 It is paid as people's decisions are (``rl_code.feedback.rewards.tab``).
 
@@ -30,7 +30,7 @@ CALIBRATED = Path(__file__).parent / "reading.json"
 
 @functools.cache
 def calibrated() -> Reading:
-    """How matches are read, from the file."""
+    """Reader of matches from the file."""
     fields = json.loads(CALIBRATED.read_text())
     return Reading(tuple(fields["matches"]), fields["leniency"])
 
@@ -79,7 +79,7 @@ class Asked:
         return self._person(task, "").chance(before, text, task.meta["wanted"])
 
     def expected(self, task: Task, text: str) -> float:
-        """What a suggestion earns on average; 0 for nothing."""
+        """Average reward of a suggestion; 0 for nothing."""
         if not text.strip():
             return 0.0
         chance = self.chance(task, text)

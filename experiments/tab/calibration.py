@@ -1,4 +1,4 @@
-"""How good a match is among those that the warm-started model shows, and how lenient people are."""
+"""Quality of matches among those that the warm-started model shows, and how lenient people are."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def rate(shown: Sequence[tuple[Task, str]], read: Reading) -> float:
 
 
 def shown_by(groups: Sequence[Group]) -> list[tuple[Task, str]]:
-    """What was shown, without the episodes that show nothing."""
+    """Suggestions that were shown, without the episodes that show nothing."""
     texts = [(group.task, suggested(one)) for group in groups for one in group.trajectories]
     return [(task, text) for task, text in texts if text.strip()]

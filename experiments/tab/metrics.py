@@ -1,4 +1,4 @@
-"""What is measured of each step, on the trajectories that it trains on. Each task is used once, so
+"""Metrics of each step, on the trajectories that it trains on. Each task is used once, so
 these are measured on tasks that the policy has not seen.
 """
 
@@ -28,7 +28,7 @@ class Shown:
 
 
 def shown(group: Group, trajectory: Trajectory) -> Shown | None:
-    """What an episode showed; None for nothing."""
+    """The suggestion that an episode showed; None for nothing."""
     if not suggested(trajectory).strip():
         return None
     logprobs = trajectory.logprobs[trajectory.sampled]
@@ -39,7 +39,7 @@ def shown(group: Group, trajectory: Trajectory) -> Shown | None:
 
 @dataclasses.dataclass(frozen=True)
 class Tab:
-    """Of a step's episodes:
+    """Metrics of a step's episodes:
 
     tab/shown: share that shows something; tab/shown_unknowable the same, where the wanted text
       cannot be known.

@@ -1,4 +1,4 @@
-"""What Tab runs came to: accepts and suggestions shown, first steps against last; calibration;
+"""Results of Tab runs: accepts and suggestions shown, first steps against last; calibration;
 where nothing is shown any more.
 """
 
@@ -44,12 +44,12 @@ class Played:
 
     @property
     def accepted(self) -> int:
-        """How many episodes were accepted."""
+        """Number of episodes that were accepted."""
         return sum(one is not None and one.accepted for one in self.shown)
 
 
 def kind(task: Task) -> str:
-    """What can be seen at a hole: what the comment says, and how much of the line is missing."""
+    """The view at a hole: what the comment says, and how much of the line is missing."""
     before, _ = infill.around(task)
     said = "silent" if infill.is_silent(task) else "stated" if task.meta["stated"] else "open"
     return f"{said}, {'line' if not before.rpartition('\n')[2].strip() else 'rest'}"
@@ -119,7 +119,7 @@ def _change(found: Sequence[Played], run: int) -> np.ndarray:
 
 
 def kinds(found: Sequence[Played]) -> rich.table.Table:
-    """What is shown and accepted by what can be seen, first steps against last."""
+    """Suggestions shown and accepted by the view at the hole, first steps against last."""
     before, after, _ = periods(found)
     view = rich.table.Table(caption="accepted: of those that were shown")
     view.add_column("comment, hole")

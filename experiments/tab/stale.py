@@ -1,4 +1,4 @@
-"""What runs on windows of old data earn on fresh holes, by the updates made."""
+"""Rewards on fresh holes of runs on windows of old data, by the updates made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def curves(folder: Path) -> dict[str, Curve]:
 
 
 def table(found: Mapping[str, Curve]) -> rich.table.Table:
-    """What each variant earns at first, in the second half of its updates and after the last."""
+    """Rewards of each variant at first, in the second half of its updates and after the last."""
     view = rich.table.Table(caption="means over seeds; in brackets their range")
     for name in ("window", "updates", "seeds", "first", "second half", "last"):
         view.add_column(name, justify="left" if name == "window" else "right")
@@ -60,7 +60,7 @@ def table(found: Mapping[str, Curve]) -> rich.table.Table:
 
 
 def draw(found: Mapping[str, Curve], path: Path) -> None:
-    """What is earned on fresh holes against the updates made, with the range over seeds."""
+    """Rewards on fresh holes against the updates made, with the range over seeds."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axis = figure.subplots()
     for name, one in found.items():

@@ -1,4 +1,4 @@
-"""What optimising thumbs does when who votes is not who uses: a table and a figure.
+"""Effects of optimising thumbs when voters are not users: a table and a figure.
 
 python -m experiments.thumbs --workdir=runs/thumbs [--steps=100] [--seeds=3]
 
@@ -52,7 +52,7 @@ def _mean_and_half(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(results: dict[str, list[Learned]], path: Path) -> None:
-    """What is kept, and the share of thumbs up, over the steps; bands are intervals."""
+    """Shares of suggestions kept and of thumbs up over the steps; bands are intervals."""
     import matplotlib  # slow to import, and only the end draws
 
     matplotlib.use("Agg")

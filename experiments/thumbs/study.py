@@ -50,7 +50,7 @@ RUNS: Mapping[str, tuple[str, bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """What a step's answers came to, one number for each step."""
+    """Results of a step's answers, one number for each step."""
 
     # Share of the tokens that was kept, over all people.
     retained: Float64[np.ndarray, " steps"]
@@ -86,7 +86,7 @@ def _people(
     differ: bool,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, float, np.ndarray]:
-    """What answers of some manners earn, the mean share kept, and the votes."""
+    """Rewards of answers of some manners: the mean share kept, and the votes."""
     joined, kept, votes = [], [], []
     for number, manner in enumerate(chosen):
         right = study.manners[manner]

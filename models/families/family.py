@@ -1,4 +1,4 @@
-"""What a model family states about itself; the shared readers and writers ask it."""
+"""Statements of a model family about itself; the shared readers and writers ask it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOT_IN_FILES = ("balance_loss", "balance_rate", "buffer", "fold", "slots")
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """How a family's config.json describes its experts."""
+    """Form in which a family's config.json describes its experts."""
 
     # Field of MoE -> key of config.json that holds it.
     keys: Mapping[str, str]
@@ -44,7 +44,7 @@ class Experts:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def describes(self, moe: MoE) -> bool:
-        """Whether config.json can say all that is special about these experts."""
+        """True if config.json can say all that is special about these experts."""
         rest = {
             f.name: f.default
             for f in dataclasses.fields(moe)
@@ -119,7 +119,7 @@ class Family:
             )
 
     def describes(self, config: ModelConfig) -> bool:
-        """Whether a model of this shape is of this architecture."""
+        """True if a model of this shape is of this architecture."""
         if (config.moe is None) != (self.experts is None):
             return False
         if config.moe is not None and not self.experts.describes(config.moe):

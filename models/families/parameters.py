@@ -29,7 +29,7 @@ class Parameter:
 
     @property
     def per_expert(self) -> bool:
-        """Whether each expert has a tensor of its own."""
+        """True if each expert has a tensor of its own."""
         return self.huggingface.count("{}") == 2
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How much of the gradient of a batch is noise, by the size of the batch, and how well a batch
+"""The share of noise in the gradient of a batch, by the size of the batch, and how well a batch
 tells the objective.
 
     python -m experiments.tab.noise runs/tab/seed=2 [--groups=128]

@@ -1,4 +1,4 @@
-"""What runs on windows of old data earn on fresh holes, by the updates made.
+"""Rewards on fresh holes of runs on windows of old data, by the updates made.
 
     python -m experiments.tab.windows runs/windows
 
