@@ -46,9 +46,14 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# While Python looks for the module of ``-m``, this word stands for it. Nothing else is a command.
-if sys.argv[:1] == ["-m"]:
-    if line := first_line(sys.orig_argv):
+def begin(words: Sequence[str]) -> None:
+    """What comes before the imports of a command. words: as of ``first_line``."""
+    if line := first_line(words):
         print(line, file=sys.stderr, flush=True)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave_quietly)
+
+
+# While Python looks for the module of ``-m``, this word stands for it. Nothing else is a command.
+if sys.argv[:1] == ["-m"]:
+    begin(sys.orig_argv)

@@ -16,10 +16,8 @@ from absl import logging as absl_logging
 from launch import endings, hear_interrupts, usage
 from launch.endings import INTERRUPTED
 
-_OURS = tuple(
-    f"{Path(__file__).resolve().parents[1] / name}/"
-    for name in ("launch", "rl_code", "models", "attention")
-)
+ROOT = Path(__file__).resolve().parents[1]
+_OURS = tuple(f"{ROOT / name}/" for name in ("launch", "rl_code", "models", "attention"))
 
 
 def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoReturn:
@@ -67,6 +65,16 @@ def refuse(text: str) -> NoReturn:
     """Ends the program because its command line is wrong; starting it again does not help."""
     print(text, file=sys.stderr)
     sys.exit(2)
+
+
+def config_file(value: str) -> str:
+    """The value of --config, with a file of the project's own found from any folder.
+
+    value: <file>[:<argument>].
+    """
+    file, colon, argument = value.partition(":")
+    own = ROOT / file
+    return value if Path(file).is_file() or not own.is_file() else f"{own}{colon}{argument}"
 
 
 def shown(module: str, *words: str) -> str:

@@ -18,8 +18,8 @@ from rl_code.dry_run import Plan, plan
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 
-# Columns of the config's table, in characters.
-VALUE_WIDTH, FROM_WIDTH = 36, 44
+# Narrower than this, the table of the config has where values come from below them.
+WIDE = 116
 
 
 def show(console: rich.console.Console, config: RunConfig, written: Collection[str]) -> Plan:
@@ -27,7 +27,7 @@ def show(console: rich.console.Console, config: RunConfig, written: Collection[s
 
     written: dotted keys that the file or the command line set.
     """
-    console.print(config_table(config, written))
+    console.print(config_table(config, written, narrow=console.width < WIDE))
     with tempfile.TemporaryDirectory() as folder, Run(config, Path(folder)) as run:
         found = plan(run, lambda name: console.print(f"compiling {name} …", style="dim"))
     tables = (size_table, memory_table, attention_table, tools_table)
@@ -36,17 +36,23 @@ def show(console: rich.console.Console, config: RunConfig, written: Collection[s
     return found
 
 
-def config_table(config: RunConfig, written: Collection[str]) -> rich.table.Table:
-    """Every key with its value and where that comes from."""
+def config_table(
+    config: RunConfig, written: Collection[str], narrow: bool = False
+) -> rich.table.Table:
+    """Every key with its value and where that comes from.
+
+    narrow: put the last below the value, so that values have room on a narrow screen.
+    """
     table = rich.table.Table(box=rich.box.SIMPLE, title="config", title_justify="left")
     table.add_column("key", no_wrap=True)
-    # a column of texts that may be long: it has what the others leave, and they wrap before it does
-    table.add_column("value", overflow="fold", min_width=VALUE_WIDTH)
-    table.add_column("from", overflow="fold", max_width=FROM_WIDTH)
+    table.add_column("value, and where it comes from" if narrow else "value", overflow="fold")
+    if not narrow:
+        table.add_column("from", overflow="fold", max_width=44)
     for key, value in flat(read_config.to_dict(config)):
         source = source_of(key, value, written)
         style = "bold" if source.startswith("derived") else "dim" if source == "default" else None
-        table.add_row(key, rich.markup.escape(text(value)), source, style=style)
+        cells = [rich.markup.escape(text(value)), source]
+        table.add_row(key, *(["\n  ".join(cells)] if narrow else cells), style=style)
     return table
 
 

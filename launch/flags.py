@@ -24,7 +24,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from launch import endings, hear_interrupts, trusted, usage
-from launch.command import console, keep_ours, refuse, wants_help
+from launch.command import config_file, console, keep_ours, refuse, wants_help
 from launch.endings import INTERRUPTED
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
@@ -154,6 +154,11 @@ def run(
             return _give_up(*told)
         return 0
 
+    sys.argv = [
+        f"{flag}={config_file(value)}" if re.fullmatch("--?config", flag) and value else word
+        for word in sys.argv
+        for flag, _, value in [word.partition("=")]
+    ]
     if kind is not None:
         # The library reads overrides from sys.argv, and cannot read these.
         switched_off = [argument for argument in sys.argv if _OFF.fullmatch(argument)]

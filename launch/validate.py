@@ -104,7 +104,7 @@ def read_sources(word: str) -> dict[str, Named]:
     """The sources that a word names: by name that of the word and --settings, or those of a config.
     Raises ConfigError.
     """
-    path, _, argument = word.partition(":")
+    path, _, argument = command.config_file(word).partition(":")
     if not path.endswith(".py"):
         try:
             settings = json.loads(SETTINGS.value)

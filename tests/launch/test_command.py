@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from absl import app, flags
 
-from launch import command
+from launch import __main__ as launch_main
+from launch import command, console
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,3 +63,35 @@ def test_every_command_reads_its_flags_in_one_of_two_ways(path):
     if "__name__ ==" in text and path.name != "__main__.py":
         assert text.count("    flags.run(") + text.count("    command.run(") == 1
     assert "app.run(" not in text or path.name in ("flags.py", "command.py")
+
+
+def test_a_config_of_the_project_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = str(ROOT / "configs" / "quickstart.py")
+    assert command.config_file("configs/quickstart.py:smoke") == f"{own}:smoke"
+    assert command.config_file("configs/none.py") == "configs/none.py"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.py").write_text("")
+    assert command.config_file("configs/quickstart.py") == "configs/quickstart.py"
+
+
+def test_the_console_command_runs_the_modules_that_are_commands(monkeypatch, capsys):
+    listed = {line.rpartition("launch.")[2] for line, _ in launch_main.commands()}
+    assert set(console.commands()) == {name for name in listed if name.isidentifier()}
+    ran = []
+    run_module = lambda module, **settings: ran.append((module, sys.argv[1:]))  # noqa: E731
+    monkeypatch.setattr(console.runpy, "run_module", run_module)
+    monkeypatch.setattr(console, "begin", lambda words: ran.append(words))
+    for words in (["train", "--config=c.py"], [], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["rl-code", *words])
+        console.main()
+    assert ran == [
+        ["-m", "launch.train", "--config=c.py"],
+        ("launch.train", ["--config=c.py"]),
+        ("launch", []),
+        ("launch", ["--help"]),
+    ]
+    monkeypatch.setattr(sys, "argv", ["rl-code", "trian"])
+    with pytest.raises(SystemExit) as ended:
+        console.main()
+    assert ended.value.code == 2 and "Did you mean 'train'?" in capsys.readouterr().err

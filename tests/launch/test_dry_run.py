@@ -9,7 +9,7 @@ import json
 import pytest
 import rich.console
 
-from configs import faults, quickstart
+from configs import faults, own_model, quickstart
 from launch import dry_run, flags
 from models.transformer import parameter_count
 from rl_code.dry_run import Plan, tool_tokens
@@ -48,6 +48,19 @@ def test_what_was_derived_is_marked(shown):
     assert row(text, "suites[0].count").endswith("set")
     pages = row(text, "rollout.engine.pages")
     assert str(config.rollout.engine.pages) in pages and "derived" in pages
+
+
+@pytest.mark.parametrize("width", [80, 132])
+def test_values_of_the_config_have_room_on_any_screen(width):
+    settings = own_model.get_config()
+    config = build(RunConfig, settings)
+    console = rich.console.Console(record=True, width=width, file=io.StringIO())
+    written = set(flags.dotted(settings))
+    console.print(dry_run.config_table(config, written, narrow=width < dry_run.WIDE))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "'weights/Qwen2.5-Coder-0.5B-Instruct'" in text
+    assert "derived: train.steps x train.epochs" in text
 
 
 def test_what_tools_take_of_a_prompt_adds_up(shown):
