@@ -9,6 +9,7 @@ answers is checked: at worst a file is cut in the wrong places.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import threading
 import time
@@ -29,6 +30,9 @@ PARSED = 200_000
 _PARSE_S = 2.0
 _START_S = 20.0
 _WINDOW = 40
+# Most pieces of a file, and how often its characters may stand in them on average.
+_PIECES = 2500
+_REPEATED = 2
 _COMMAND = ("python3", "-I", "-B", "-c")
 _PROGRAM = (
     "import sys; sys.path.insert(0, '/opt/programs'); sys.dont_write_bytecode = True; "
@@ -134,4 +138,13 @@ def _checked(found: Any, text: str) -> list[Piece]:
                 before = first
             case _:
                 return plain
-    return pieces or plain
+    return plain if _is_too_much(pieces, text) else pieces or plain
+
+
+def _is_too_much(pieces: list[Piece], text: str) -> bool:
+    """True for more pieces, or more text in them, than a file should come to: of many definitions
+    on one line each would have the whole line.
+    """
+    ends = [0, *itertools.accumulate(len(line) + 1 for line in text.split("\n"))]
+    size = sum(ends[piece.last] - ends[piece.first - 1] for piece in pieces)
+    return len(pieces) > _PIECES or size > _REPEATED * ends[-1]

@@ -40,7 +40,8 @@ class Chunk(NamedTuple):
     # Of the function or class; "" for none.
     name: str
     text: str
-    words: tuple[str, ...]
+    # With spaces between them.
+    words: str
     # Of length 1 or 0.
     vector: Float32[np.ndarray, " D"]
 
@@ -99,7 +100,7 @@ def make_chunks(path: str, text: str, pieces: Sequence[tuple[int, int, str]]) ->
             last,
             name,
             inside,
-            tuple(words_of(f"{path} {name} {inside}")[:_WORDS_OF_PIECE]),
+            " ".join(words_of(f"{path} {name} {inside}")[:_WORDS_OF_PIECE]),
             vector,
         )
         for (first, last, name, inside), vector in zip(kept, vectors, strict=True)
@@ -107,17 +108,17 @@ def make_chunks(path: str, text: str, pieces: Sequence[tuple[int, int, str]]) ->
 
 
 class Index:
-    """An index over chunks, which must not be empty."""
+    """An index over chunks, which must not be empty. It takes a time in proportion to them."""
 
     def __init__(self, chunks: Sequence[Chunk]):
-        self._chunks = list(chunks)
+        self.chunks = list(chunks)
         self._vectors = np.stack([chunk.vector for chunk in chunks])
-        self._words = _bm25([chunk.words for chunk in chunks])
+        self._words = _bm25([chunk.words.split(" ") for chunk in chunks])
 
     def search(self, question: str, most: int) -> list[Chunk]:
         """The best chunks, the best first."""
         by_words = self.by_words(question)
-        scores = np.zeros(len(self._chunks))
+        scores = np.zeros(len(self.chunks))
         _add_ranks(scores, by_words, by_words > 0)
         _add_ranks(scores, self.by_sense(question), np.ones(len(scores), bool))
         return self.best(scores, most)
@@ -126,7 +127,7 @@ class Index:
         """BM25 of each chunk: 0 for one that has no word of the question."""
         words = words_of(question[:_ASKED])
         known = [word for word in words if word in self._words.vocab_dict]
-        scores = np.zeros(len(self._chunks), np.float32)
+        scores = np.zeros(len(self.chunks), np.float32)
         return self._words.get_scores(known) if known else scores
 
     def by_sense(self, question: str) -> Float32[np.ndarray, " N"]:
@@ -136,7 +137,7 @@ class Index:
     def best(self, scores: np.ndarray, most: int) -> list[Chunk]:
         """The chunks with the highest scores; of equal ones the first."""
         order = np.argsort(-scores, kind="stable")[:most]
-        return [self._chunks[i] for i in order]
+        return [self.chunks[i] for i in order]
 
 
 def _add_ranks(
@@ -157,5 +158,5 @@ def _bm25(words: Sequence[Sequence[str]]) -> Any:
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     index = bm25s.BM25()
-    index.index([list(some) or [""] for some in words], show_progress=False)
+    index.index(list(words), show_progress=False)
     return index

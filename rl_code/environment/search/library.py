@@ -3,6 +3,9 @@
 A file is known by its path and a hash of its text, and an index by its files. So the episodes of a
 group, and all on one world, share the index of the files that they begin with. After an edit only
 the changed file is cut and embedded anew.
+
+Agents write these files, and they are read in the training process, so all of it is bounded: an
+index in characters and pieces, a call in time, and what is kept in bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -24,12 +27,17 @@ from rl_code.environment.tools.workspace import Workspace
 from rl_code.read_config import to_dict
 from rl_code.types import World
 
-# Files, indexes and worlds that are kept, and chunks and characters of one index.
-_FILES = 50_000
-_INDEXES = 32
-_WORLDS = 8
+# Chunks and characters of one index, and of the files of one world.
 _CHUNKS = 50_000
-_CHARACTERS = 30_000_000
+_CHARACTERS = 12_000_000
+# Bytes that are kept of files, of indexes and of the texts of worlds, about.
+_FILES_BYTES = 128 << 20
+_INDEXES_BYTES = 256 << 20
+_WORLDS_BYTES = 64 << 20
+# Bytes of a chunk beside its text, most of them its embedding.
+_CHUNK_BYTES = 1500
+# The share of a call's time that is left for the index itself when the files are read.
+_INDEX_SHARE = 0.3
 
 
 class NotReady(ValueError):
@@ -52,6 +60,19 @@ class _Known(NamedTuple):
     digest: bytes
 
 
+class _World(NamedTuple):
+    """The text files of a world before anything is changed."""
+
+    texts: dict[str, str]
+    # Paths that are not read yet, the next one last.
+    unread: list[str]
+
+    @property
+    def size(self) -> int:
+        """Characters that are read."""
+        return sum(map(len, self.texts.values()))
+
+
 class Library:
     """Files and indexes; from any thread, one at a time.
 
@@ -65,23 +86,23 @@ class Library:
         self._endings = tuple(grammars)
         self._parser = Parser(pool, grammars)
         self._lock = threading.Lock()
-        self._files: collections.OrderedDict[_Known, list[Chunk]] = collections.OrderedDict()
-        self._indexes: collections.OrderedDict[tuple[_Known, ...], Index | None]
-        self._indexes = collections.OrderedDict()
-        # Texts of the files of a world; while they are read, with the paths that are left.
-        self._worlds: collections.OrderedDict[str, dict[str, str]] = collections.OrderedDict()
-        self._reading: collections.OrderedDict[str, tuple[dict[str, str], list[str]]]
-        self._reading = collections.OrderedDict()
+        self._files = _Cache[_Known, list[Chunk]](_FILES_BYTES, _bytes_of)
+        self._indexes = _Cache[tuple[_Known, ...], Index | None](
+            _INDEXES_BYTES, lambda index: 0 if index is None else 2 * _bytes_of(index.chunks)
+        )
+        self._worlds = _Cache[str, _World](_WORLDS_BYTES, lambda world: world.size)
 
     def index(self, workspace: Workspace, deadline: float) -> Found:
         """The index of the files as they stand.
 
         Raises NotReady, SnapshotError for files that cannot be read, and SandboxFault.
         """
-        with self._lock:
-            contents = self._contents(workspace, deadline)
-            paths = sorted(contents, key=lambda path: (not path.endswith(self._endings), path))
-            paths = paths[: self._most]
+        start = time.monotonic()
+        if not self._lock.acquire(timeout=max(0.0, deadline - start)):
+            raise NotReady("other searches are at work; ask again")
+        try:
+            contents, unread = self._contents(workspace, deadline)
+            paths = sorted(contents, key=self._rank)[: self._most]
             sizes = itertools.accumulate(len(contents[path]) for path in paths)
             known = tuple(
                 _Known(path, _digest(contents[path]))
@@ -89,13 +110,28 @@ class Library:
                 if size <= _CHARACTERS
             )
             if known not in self._indexes:
-                chunks: list[Chunk] = []
-                for number, file in enumerate(known):
-                    if time.monotonic() > deadline:
-                        raise NotReady(f"{number} of {len(known)} files are read; ask again")
-                    chunks += self._chunks(file, contents[file.path])
-                self._indexes[known] = Index(chunks[:_CHUNKS]) if chunks else None
-            return Found(_used(self._indexes, known, _INDEXES), len(contents) - len(known))
+                files_until = deadline - _INDEX_SHARE * max(0.0, deadline - start)
+                self._indexes.put(known, self._made(known, contents, files_until))
+            return Found(self._indexes.get(known), len(contents) - len(known) + unread)
+        finally:
+            self._lock.release()
+
+    def _rank(self, path: str) -> tuple[bool, str]:
+        """The place of a file among others: what a grammar reads first."""
+        return not path.endswith(self._endings), path
+
+    def _made(
+        self, known: Sequence[_Known], contents: Mapping[str, str], deadline: float
+    ) -> Index | None:
+        """The index of files. Raises NotReady, and SandboxFault."""
+        chunks: list[Chunk] = []
+        for number, file in enumerate(known):
+            if time.monotonic() > deadline:
+                raise NotReady(f"{number} of {len(known)} files are read; ask again")
+            chunks += self._chunks(file, contents[file.path])
+            if len(chunks) >= _CHUNKS:
+                break
+        return Index(chunks[:_CHUNKS]) if chunks else None
 
     def close(self) -> None:
         """Ends the parser. May be called twice."""
@@ -105,14 +141,17 @@ class Library:
         """The chunks of a file. Raises SandboxFault."""
         if file not in self._files:
             pieces = self._parser.pieces(file.path, text)
-            self._files[file] = make_chunks(file.path, text, pieces)
-        return _used(self._files, file, _FILES)
+            self._files.put(file, make_chunks(file.path, text, pieces))
+        return self._files.get(file)
 
-    def _contents(self, workspace: Workspace, deadline: float) -> dict[str, str]:
-        """The text files as they stand. What is too long is left out."""
+    def _contents(self, workspace: Workspace, deadline: float) -> tuple[dict[str, str], int]:
+        """The text files as they stand, and how many of a world there was no room for. What is too
+        long is left out.
+        """
         changes = workspace.snapshot()
         world = workspace.task.world
-        contents = {} if world is None else dict(self._below(world, deadline))
+        below = _World({}, []) if world is None else self._below(world, deadline)
+        contents = dict(below.texts)
         for path, entry in changes.items():
             contents.pop(path, None)
             if isinstance(entry, File) and entry.kind != "file":  # it hides what was below it
@@ -120,39 +159,76 @@ class Library:
                     if entry.kind != "folder":
                         del contents[hidden]
         contents |= texts(changes)
-        return {
-            path: text
-            for path, text in contents.items()
-            if len(text) <= PARSED and "\0" not in text and not path.startswith(".git/")
-        }
+        found = {path: text for path, text in contents.items() if _is_searched(path, text)}
+        return found, len(below.unread)
 
-    def _below(self, world: World, deadline: float) -> dict[str, str]:
+    def _below(self, world: World, deadline: float) -> _World:
         """The text files of a world before anything is changed. Raises NotReady."""
         key = json.dumps(to_dict(world), sort_keys=True)
-        if key not in self._worlds:
-            with self._pool.open({}, world) as sandbox:
-                if key not in self._reading:
-                    self._reading[key] = ({}, sandbox.list_files()[::-1])
-                found, unread = _used(self._reading, key, _WORLDS)
-                while unread:
-                    if time.monotonic() > deadline:
-                        raise NotReady(f"{len(unread)} files are not read yet; ask again")
-                    path = unread.pop()
-                    try:
-                        found[path] = sandbox.read_file(path)
-                    except (OSError, ValueError):  # it is no text, or too long
-                        continue
-            del self._reading[key]
-            self._worlds[key] = found
-        return _used(self._worlds, key, _WORLDS)
+        if key in self._worlds and not self._to_read(self._worlds.get(key)):
+            return self._worlds.get(key)
+        with self._pool.open({}, world) as sandbox:
+            if key not in self._worlds:
+                unread = sorted(sandbox.list_files(), key=self._rank, reverse=True)
+                self._worlds.put(key, _World({}, unread))
+            found = self._worlds.get(key)
+            size = found.size
+            while found.unread and size <= _CHARACTERS:
+                if time.monotonic() > deadline:
+                    raise NotReady(f"{len(found.unread)} files are not read yet; ask again")
+                path = found.unread.pop()
+                try:
+                    text = sandbox.read_file(path)
+                except (OSError, ValueError):  # it is no text, or too long
+                    continue
+                if _is_searched(path, text):
+                    found.texts[path] = text
+                    size += len(text)
+        self._worlds.put(key, found)  # it has another size now
+        return found
+
+    @staticmethod
+    def _to_read(world: _World) -> bool:
+        """True if there are files that are not read and have room."""
+        return bool(world.unread) and world.size <= _CHARACTERS
 
 
-def _used[K, V](cache: collections.OrderedDict[K, V], key: K, most: int) -> V:
-    """The value of a key, which is now the last that was used. The first ones go."""
-    cache.move_to_end(key)
-    while len(cache) > most:
-        cache.popitem(last=False)
-    return cache[key]
+class _Cache[K, V]:
+    """Values by key, the last used ones of them. weigh: bytes of a value."""
+
+    def __init__(self, most: int, weigh: Callable[[V], int]):
+        self._most = most
+        self._weigh = weigh
+        self._held: collections.OrderedDict[K, tuple[V, int]] = collections.OrderedDict()
+        self._bytes = 0
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._held
+
+    def get(self, key: K) -> V:
+        """The value of a key, which is now the last that was used."""
+        self._held.move_to_end(key)
+        return self._held[key][0]
+
+    def put(self, key: K, value: V) -> None:
+        """Keeps a value. The first ones go, but never this one."""
+        if key in self._held:
+            self._bytes -= self._held.pop(key)[1]
+        weight = self._weigh(value) + _CHUNK_BYTES
+        self._held[key] = (value, weight)
+        self._bytes += weight
+        while self._bytes > self._most and len(self._held) > 1:
+            _, (_, gone) = self._held.popitem(last=False)
+            self._bytes -= gone
+
+
+def _bytes_of(chunks: Sequence[Chunk]) -> int:
+    """Bytes that chunks take, about: their text, its words, and what each has beside."""
+    return sum(len(chunk.text) + len(chunk.words) + _CHUNK_BYTES for chunk in chunks)
+
+
+def _is_searched(path: str, text: str) -> bool:
+    return len(text) <= PARSED and "\0" not in text and not path.startswith(".git/")
 
 
 def _digest(text: str) -> bytes:

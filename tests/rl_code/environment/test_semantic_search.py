@@ -19,6 +19,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.search import chunks, index
+from rl_code.environment.search import library as library_module
 from rl_code.environment.search.chunks import Parser, Piece, windows
 from rl_code.environment.search.index import Index, make_chunks, words_of
 from rl_code.environment.search.library import Library, NotReady
@@ -182,7 +183,7 @@ def test_the_files_of_a_world_are_read_on_where_the_time_was_up(
     now = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr("rl_code.environment.search.library.time", clock)
-    with pytest.raises(NotReady, match="25 files are not read yet"):
+    with pytest.raises(NotReady, match="26 files are not read yet"):
         library.index(workspace, 14)
     with pytest.raises(NotReady, match=r"\d+ of 40 files are read"):
         library.index(workspace, 45)
@@ -204,6 +205,58 @@ def test_what_there_is_no_room_for_is_said_and_what_a_grammar_reads_is_first(
     assert content.startswith("src/prices.py:1")
     assert content.endswith("\n3 files not searched")
     workspace.close()
+
+
+def test_a_search_waits_for_others_no_longer_than_its_time(task, sandboxes, limits):
+    library = Library(sandboxes, GRAMMARS, 100)
+    workspace = opened(task, sandboxes, limits, FILES)
+    with library._lock, pytest.raises(NotReady, match="other searches are at work"):
+        library.index(workspace, time.monotonic() + 0.01)
+    assert library.index(workspace, time.monotonic() + 300).index is not None
+    library.close()
+    workspace.close()
+
+
+def test_an_index_is_bounded_in_characters_and_pieces(
+    task, sandboxes, limits, store, tmp_path, monkeypatch
+):
+    for i in range(9):
+        (tmp_path / f"m{i}.txt").write_text(f"file number {i}\n" * 50)  # two pieces each
+    world = World((Layer(folder_layer.build(store, tmp_path), "/workspace"),))
+    monkeypatch.setattr(library_module, "_CHARACTERS", 3000)
+    monkeypatch.setattr(library_module, "_CHUNKS", 5)
+    library = Library(sandboxes, GRAMMARS, 100)
+    workspace = opened(task, sandboxes, limits, {}, world)
+    found = library.index(workspace, time.monotonic() + 300)
+    assert found.left_out == 5 and len(found.index.chunks) == 5
+    library.close()
+    workspace.close()
+
+
+def test_what_is_kept_is_bounded_in_bytes(task, sandboxes, limits, monkeypatch):
+    for name in ("_FILES_BYTES", "_INDEXES_BYTES"):
+        monkeypatch.setattr(library_module, name, 200_000)
+    library = Library(sandboxes, GRAMMARS, 100)
+    workspace = opened(task, sandboxes, limits, FILES)
+    for version in range(6):
+        workspace.write("big.txt", f"{version} is the version\n" * 2000)
+        assert library.index(workspace, time.monotonic() + 300).index is not None
+        kept = [index for index, _ in library._indexes._held.values()]
+        assert sum(len(chunk.text) for index in kept for chunk in index.chunks) < 150_000
+        files = [chunks for chunks, _ in library._files._held.values()]
+        assert sum(len(chunk.text) for chunks in files for chunk in chunks) < 150_000
+    assert len(library._indexes._held) == 1 < len(library._files._held)
+    library.close()
+    workspace.close()
+
+
+def test_pieces_are_bounded_in_number_and_length():
+    line = "f(); " * 200
+    whole_line = [[1, 1, f"f{i}"] for i in range(200)]
+    assert chunks._checked(whole_line[:2], line) == [Piece(1, 1, "f0"), Piece(1, 1, "f1")]
+    assert chunks._checked(whole_line, line) == windows(line)
+    lines = "x\n" * 3000
+    assert chunks._checked([[n, n, ""] for n in range(1, 3001)], lines) == windows(lines)
 
 
 def test_nothing_to_find(task, sandboxes, limits):
