@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from rl_code.environment.grading import grade_work
+from rl_code.environment.sandbox.disposable import OutOfBounds
 from rl_code.environment.sandbox.pool import File, SandboxPool, Snapshot
 from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.suites.applied import texts_before
@@ -25,26 +25,8 @@ from rl_code.environment.tools.api import repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.lines import split_lines
+from rl_code.recording.hunks import Hunk, hunks
 from rl_code.types import Limits, Task, Trajectory
-
-
-@dataclasses.dataclass(frozen=True)
-class Hunk:
-    """Neighbouring lines of one file that work changed."""
-
-    path: str
-    # The first line, from 0, of the file as it was and as it is.
-    at: int
-    now_at: int
-    # The lines as they were and as they are; () for none.
-    before: tuple[str, ...]
-    now: tuple[str, ...]
-
-    @property
-    def diff(self) -> list[str]:
-        """The hunk as lines that begin with - and +."""
-        lines = [f"-{line.rstrip()}" for line in self.before]
-        return lines + [f"+{line.rstrip()}" for line in self.now]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +40,6 @@ class Review:
     needless: tuple[bool, ...]
     # Why the changes could not be reviewed, in words; "" when they were.
     cause: str = ""
-
-
-def hunks(before: Mapping[str, str], now: Mapping[str, str]) -> list[Hunk]:
-    """The hunks between two sets of files, by path and line; a new file is one of them."""
-    found = []
-    for path in sorted({*before, *now}):
-        old = split_lines(before.get(path, ""), keepends=True)
-        new = split_lines(now.get(path, ""), keepends=True)
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        for kind, i, i_end, j, j_end in matcher.get_opcodes():
-            if kind != "equal":
-                found.append(Hunk(path, i, j, tuple(old[i:i_end]), tuple(new[j:j_end])))
-    return found
 
 
 def without(files: Snapshot, hunk: Hunk, before: Mapping[str, str]) -> Snapshot:
@@ -124,7 +93,12 @@ def review(
             yield Review(task.id, trajectory.index, (), (), "its calls no longer solve the task")
             continue
         before = texts_before(task, pool, handed_in)
-        found = hunks(before, texts(handed_in))
+        try:
+            found = hunks(before, texts(handed_in))
+        except OutOfBounds as error:
+            why = f"its changes cannot be compared: {error}"
+            yield Review(task.id, trajectory.index, (), (), why)
+            continue
         marks = [
             grade_work(task, without(handed_in, hunk, before), pool, limits).solved
             for hunk in found

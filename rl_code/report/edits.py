@@ -12,9 +12,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.lines import split_lines
 
 _MOST_LINES = 200
+# CPU seconds of one difference.
+_CPU_S = 2.0
 
 
 def with_diffs(
@@ -58,7 +61,16 @@ def _edited(arguments: Mapping[str, Any], seen: Mapping[str, str]) -> tuple[str,
 
 
 def diff(before: str, after: str) -> list[str]:
-    """Lines of a unified diff without its head, at most ``_MOST_LINES``."""
+    """Lines of a unified diff without its head, at most ``_MOST_LINES``; a line that says so where
+    it takes too long. An agent wrote the texts, so it is made in a disposable process.
+    """
+    try:
+        return bounded(_diff, _CPU_S, before, after)
+    except OutOfBounds as error:
+        return [f"@@ no difference: {error}"]
+
+
+def _diff(before: str, after: str) -> list[str]:
     lines = list(difflib.unified_diff(split_lines(before), split_lines(after), lineterm="", n=2))
     if len(lines) > _MOST_LINES + 2:
         more = len(lines) - _MOST_LINES - 2

@@ -18,6 +18,7 @@ from launch import report
 from rl_code import provenance, trajectory_log, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metric_writers import MetricLog
+from rl_code.report import edits
 from rl_code.report.curves import curves
 from rl_code.report.edits import with_diffs
 from rl_code.report.page import ReportConfig, write_report
@@ -427,6 +428,13 @@ def test_edits_are_shown_as_differences():
         None,
         ["@@ -1,2 +1,2 @@", "-x = 7", "+x = 8", " y = 2"],
     ]
+
+
+def test_a_difference_that_takes_too_long_is_said_and_made_elsewhere(monkeypatch):
+    monkeypatch.setattr(edits, "_CPU_S", 0.1)
+    before, after = ("".join(f"{i * step % 150}\n" for i in range(9000)) for step in (1, 7))
+    assert edits.diff(before, after) == ["@@ no difference: more than 0.1 CPU seconds"]
+    assert edits.diff("a\n", "b\n") == ["@@ -1 +1 @@", "-a", "+b"]
 
 
 def test_every_start_is_written_down(tmp_path):

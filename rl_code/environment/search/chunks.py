@@ -145,6 +145,7 @@ def _is_too_much(pieces: list[Piece], text: str) -> bool:
     """True for more pieces, or more text in them, than a file should come to: of many definitions
     on one line each would have the whole line.
     """
-    ends = [0, *itertools.accumulate(len(line) + 1 for line in text.split("\n"))]
+    lines = split_lines(text, keepends=True) or [""]
+    ends = [0, *itertools.accumulate(map(len, lines))]
     size = sum(ends[piece.last] - ends[piece.first - 1] for piece in pieces)
     return len(pieces) > _PIECES or size > _REPEATED * ends[-1]

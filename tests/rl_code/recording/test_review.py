@@ -12,10 +12,14 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.layers import folder
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.sandbox.disposable import OutOfBounds
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.tools.api import find_tools
-from rl_code.recording.review import hunks, review, without
+from rl_code.recording import hunks as hunks_module
+from rl_code.recording import review as review_module
+from rl_code.recording.hunks import hunks
+from rl_code.recording.review import review, without
 from rl_code.types import Case, Layer, Limits, Task, Tests, World
 from tests.rl_code.environment import scripted
 
@@ -93,6 +97,18 @@ def marks(found) -> dict[str, bool]:
     """Whether each hunk is needless, by its diff."""
     pairs = zip(found.hunks, found.needless, strict=True)
     return {"\n".join(hunk.diff): needless for hunk, needless in pairs}
+
+
+def test_work_that_takes_too_long_to_compare_is_not_reviewed(pool, monkeypatch):
+    monkeypatch.setattr(hunks_module, "_CPU_S", 0.1)
+    old, new = ("".join(f"{i * step % 7}\n" for i in range(9000)) for step in (1, 3))
+    with pytest.raises(OutOfBounds, match="CPU seconds"):
+        hunks({"f.py": old}, {"f.py": new})
+    trajectory = play(pool, FIX, SUBMIT)
+    late = OutOfBounds("more than 20 CPU seconds")
+    monkeypatch.setattr(review_module, "hunks", lambda *_: (_ for _ in ()).throw(late))
+    (found,) = reviewed(pool, trajectory)
+    assert found.hunks == () and found.cause.startswith("its changes cannot be compared: more")
 
 
 def test_needless_hunks_are_told_from_the_one_that_matters(pool):
