@@ -16,7 +16,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -151,13 +151,16 @@ class Library:
         changes = workspace.snapshot()
         world = workspace.task.world
         below = _World({}, []) if world is None else self._below(world, deadline)
-        contents = dict(below.texts)
-        for path, entry in changes.items():
-            contents.pop(path, None)
-            if isinstance(entry, File) and entry.kind != "file":  # it hides what was below it
-                for hidden in [other for other in contents if other.startswith(f"{path}/")]:
-                    if entry.kind != "folder":
-                        del contents[hidden]
+        hiding = {  # what was below them
+            path
+            for path, entry in changes.items()
+            if isinstance(entry, File) and entry.kind not in ("file", "folder")
+        }
+        contents = {
+            path: text
+            for path, text in below.texts.items()
+            if path not in changes and hiding.isdisjoint(_folders(path))
+        }
         contents |= texts(changes)
         found = {path: text for path, text in contents.items() if _is_searched(path, text)}
         return found, len(below.unread)
@@ -225,6 +228,11 @@ class _Cache[K, V]:
 def _bytes_of(chunks: Sequence[Chunk]) -> int:
     """Bytes that chunks take, about: their text, its words, and what each has beside."""
     return sum(len(chunk.text) + len(chunk.words) + _CHUNK_BYTES for chunk in chunks)
+
+
+def _folders(path: str) -> Iterator[str]:
+    """The folders that a path lies in."""
+    return (path[:at] for at, letter in enumerate(path) if letter == "/")
 
 
 def _is_searched(path: str, text: str) -> bool:
