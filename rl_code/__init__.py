@@ -11,5 +11,5 @@ Its folders are steps of the training loop. The files beside them, by subject:
                            origin.py  provenance.py  trajectory_log.py
     numbers of a step      step_metrics.py  metrics.py  metric_writers.py  journal.py  progress.py
     before a run starts    dry_run.py  attention_calls.py  traced.py
-    what all of it uses    arrays.py  checksums.py  files.py  lines.py
+    what all of it uses    arrays.py  checksums.py  files.py  python_source.py  lines.py
 """

@@ -18,6 +18,7 @@ import tokenize
 import warnings
 from collections.abc import Sequence
 
+from rl_code import python_source
 from rl_code.types import Task
 
 _STOP_WORDS = frozenset(
@@ -133,13 +134,13 @@ def _tokens(text: str) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
-            tree = ast.parse(text.removeprefix("\ufeff"))
+            tree = python_source.parse(text)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+                    node.body = node.body[1:] or [ast.Pass()]
+            printed = python_source.unparse(tree)
         except SyntaxError:
             return text.split()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
-        printed = ast.unparse(tree)
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         numbers: dict[str, str] = {}
         tokens = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
+from rl_code import python_source
+
 
 class UnknownIds(ValueError):
     """A file whose ids cannot be read from its text; the message says why."""
@@ -27,9 +29,12 @@ def ids_of(files: Mapping[str, str]) -> tuple[str, ...]:
 
 def _ids(path: str, text: str) -> Iterator[str]:
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
-    except (SyntaxError, ValueError) as error:
+        yield from _ids_of(path, python_source.parse(text))
+    except SyntaxError as error:
         raise UnknownIds(f"{path} is no Python: {error}") from error
+
+
+def _ids_of(path: str, tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if name := _test_name(node, path):
             yield f"{path}::{name}"
@@ -45,17 +50,19 @@ def _test_name(node: ast.stmt, path: str) -> str:
         return ""
     if not node.name.startswith("test") or _skipped(node):
         return ""
-    if any("parametrize" in ast.unparse(decorator) for decorator in node.decorator_list):
+    if any("parametrize" in python_source.unparse(decorator) for decorator in node.decorator_list):
         raise UnknownIds(f"{path}: {node.name} is parametrised, so its ids are not in the text")
     return node.name
 
 
 def _collected(node: ast.ClassDef) -> bool:
     """Whether pytest looks for tests in a class."""
-    bases = [ast.unparse(base) for base in node.bases]
+    bases = [python_source.unparse(base) for base in node.bases]
     return node.name.startswith("Test") or any(base.endswith("TestCase") for base in bases)
 
 
 def _skipped(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    names = [ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list]
+    names = [
+        python_source.unparse(decorator).partition("(")[0] for decorator in node.decorator_list
+    ]
     return any(name.rpartition(".")[2] == "skip" for name in names)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rl_code import python_source
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.tasks.forms import PATH, Form, present
 from rl_code.types import Case, Layer, Task, Tests, World
@@ -193,9 +194,7 @@ def _task(
         statements = fields.get(field, [])
         if isinstance(statements, str):
             statements = [statements]
-        for statement in statements:
-            parse_python(file, line, columns[field], statement)
-        trees = [ast.parse(statement) for statement in statements]
+        trees = [parse_python(file, line, columns[field], one) for one in statements]
         tests[field] = tests_of(trees, fields["entry_point"])
     reference = fields.get("reference", "")
     if not isinstance(reference, str):
@@ -336,8 +335,8 @@ def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
         # such as "\d" in an ordinary string, common in old tasks
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
-            return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return python_source.parse(source)
+        except SyntaxError as error:
             malformed(path, line, field, "Python code", f"{_show(source)} ({error})")
 
 

@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rl_code import python_source
 from rl_code.environment.layers.repository import RepositoryError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -239,7 +240,7 @@ def _resolved(
 def _functions(text: str) -> list[str]:
     """Names of the functions at the top of a module; none for what is no Python."""
     try:
-        body = ast.parse(text.removeprefix("\ufeff")).body
+        body = python_source.parse(text).body
         return [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    except (SyntaxError, ValueError):
+    except SyntaxError:
         return []

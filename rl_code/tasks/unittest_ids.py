@@ -19,6 +19,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from rl_code import python_source
 from rl_code.tasks.source import NoTask
 
 _ID = re.compile(r"(\w+) \((\w+(?:\.\w+)+)\)")
@@ -105,8 +106,8 @@ def _paths(module: str) -> list[str]:
 def _docstrings(text: str) -> Iterator[tuple[str, str]]:
     """First line of the docstring of each test of a module, and the test's class and name."""
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
-    except (SyntaxError, ValueError):
+        tree = python_source.parse(text)
+    except SyntaxError:
         return
     for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for node in owner.body:
@@ -119,7 +120,7 @@ def _docstrings(text: str) -> Iterator[tuple[str, str]]:
 def _classes(text: str) -> set[str]:
     """Names of the classes of a module; none for what is no Python."""
     try:
-        nodes = ast.walk(ast.parse(text.removeprefix("\ufeff")))
+        nodes = ast.walk(python_source.parse(text))
         return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    except (SyntaxError, ValueError):
+    except SyntaxError:
         return set()

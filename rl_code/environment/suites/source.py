@@ -6,6 +6,8 @@ import ast
 import dataclasses
 from collections.abc import Sequence
 
+from rl_code import python_source
+
 
 @dataclasses.dataclass(frozen=True)
 class Site:
@@ -28,14 +30,14 @@ class Site:
 
 
 class Source:
-    """A test file: its text and syntax tree. Raises SyntaxError and ValueError for no Python."""
+    """A test file: its text and syntax tree. Raises SyntaxError for no Python."""
 
     def __init__(self, text: str):
         self.data = text.encode()
         # The mark is no part of the program, and places in the first line do not count it.
         mark = "\ufeff"
         self._mark = len(mark.encode()) if text.startswith(mark) else 0
-        self.tree = ast.parse(text.removeprefix(mark))
+        self.tree = python_source.parse(text)
         self._starts = [0]
         for line in self.data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
