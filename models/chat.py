@@ -95,9 +95,11 @@ def _check(
             )
         if message["role"] == "system" and i > 0:
             raise ValueError(f"messages[{i}] is a system message; only the first may be")
-        if not isinstance(message["content"], str):
-            raise ValueError(f"messages[{i}] has content {message['content']!r}, which is not text")
-        calls = message.get("tool_calls", ())
+        if not isinstance(message.get("content"), str):
+            raise ValueError(
+                f"messages[{i}] has content {message.get('content')!r}, which is not text"
+            )
+        calls = message.get("tool_calls") or ()
         if len(calls) > FAMILIES[family].max_calls:
             raise ValueError(
                 f"messages[{i}] has {len(calls)} calls; {family=} can hold "

@@ -29,7 +29,7 @@ _TEMPLATE = r"""
   {{- turn("system", parts.text + ("\n\n" if tools and system else "") + system) -}}
 {%- endif -%}
 {%- for message in messages if message.role != "system" -%}
-  {%- if message.tool_calls is defined -%}
+  {%- if message.tool_calls | default([], true) -%}
     {%- set call = message.tool_calls[0].function -%}
     {%- set arguments = call.arguments | tojson -%}
     {%- set json = '{"name": ' + call.name | tojson + ', "parameters": ' + arguments + "}" -%}

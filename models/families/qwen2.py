@@ -29,7 +29,7 @@ _TEMPLATE = r"""
     {{- "<|im_end|>\n" if loop.last or loop.nextitem.role != "tool" else "" -}}
   {%- else -%}
     {{- "<|im_start|>" + message.role + "\n" + message.content -}}
-    {%- for call in message.tool_calls | default([]) -%}
+    {%- for call in message.tool_calls | default([], true) -%}
       {{- "\n" if message.content or not loop.first else "" -}}
       {{- '<tool_call>\n{"name": ' + call.function.name | tojson -}}
       {{- ', "arguments": ' + call.function.arguments | tojson + "}\n</tool_call>" -}}

@@ -50,7 +50,7 @@ _TEMPLATE = r"""
     {{- "<|im_end|>\n" if loop.last or loop.nextitem.role != "tool" else "" -}}
   {%- else -%}
     {{- "<|im_start|>" + message.role + "\n" + message.content -}}
-    {%- for call in message.tool_calls | default([]) -%}
+    {%- for call in message.tool_calls | default([], true) -%}
       {{- "\n" if message.content or not loop.first else "" -}}
       {{- "<tool_call>\n<function=" + call.function.name + ">\n" -}}
       {%- for name, value in call.function.arguments | items -%}

@@ -145,3 +145,25 @@ def test_what_a_format_cannot_hold_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             render(family, talk, tools)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].declares_tools])
+def test_schemas_and_calls_of_others_are_written_or_refused(family):
+    for function in (
+        {},
+        {"parameters": {}},
+        {"description": None, "parameters": None},
+        {"parameters": {"properties": None}},
+        {"parameters": {"properties": {"x": True, "y": {"anyOf": [{"type": "null"}]}}}},
+    ):
+        tool = {"type": "function", "function": {"name": "other", **function}}
+        assert "other" in render(family, TALK, [tool])
+    for calls in (None, []):
+        talk = [*TALK, {"role": "assistant", "content": "ok", "tool_calls": calls}]
+        assert render(family, talk) == render(family, [*TALK, talk[2] | {"tool_calls": ()}])
+    for wrong in ({}, {"function": {"name": "f", "arguments": {1, 2}}}):
+        talk = [*TALK, {"role": "assistant", "content": "", "tool_calls": [wrong]}]
+        with pytest.raises(ValueError, match=f"family='{family}' cannot write this"):
+            render(family, talk)
+    with pytest.raises(ValueError, match="content None"):
+        render(family, [{"role": "user"}])

@@ -165,7 +165,9 @@ def write_gguf(
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
     writer.add_eos_token_id(tokenizer.token_to_id(END))
-    writer.add_chat_template("{{ messages[0].content }}")
+    named = {"name": "tool_use", "template": "{{ tools }}"}
+    default = {"name": "default", "template": "{{ messages[0].content }}"}
+    writer.add_chat_template([default, named])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -199,6 +201,7 @@ def test_a_tokenizer_from_gguf_knows_its_end_and_its_template(published_and_read
     tokenizer, read = published_and_read
     assert (read.eos, read.pad, read.bos) == (END, END, None)
     assert read.chat_template == "{{ messages[0].content }}"
+    assert read.named_templates == {"tool_use": "{{ tools }}"}
     read.save(tmp_path / "tokenizer.json")
     again = Tokenizer.from_file(tmp_path)
     assert (again.eos, again.pad, again.chat_template) == (END, END, read.chat_template)

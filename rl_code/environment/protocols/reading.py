@@ -16,6 +16,7 @@ from rl_code.environment.tools.schema import JSON
 
 THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
+_FUNCTION = "<function="
 _PYTHON_TAG = "<|python_tag|>"
 _MARK = re.compile("<think>|<tool_call>")
 _AFTER = re.compile(r"\s*")
@@ -51,22 +52,22 @@ class Reading:
 def read_json(text: str, *, thinking: bool = False) -> Reading:
     """Calls that are JSON between ``<tool_call>`` and ``</tool_call>``.
 
-    thinking: the message begins inside a thought. Where the JSON of a call is broken, nobody knows
-    where the call ends, so nothing behind it is read.
+    A mark without JSON behind it and without an end is only mentioned. Where the JSON of a call is
+    broken, nobody knows where the call ends, so nothing behind it is read. thinking: the message
+    begins inside a thought.
     """
     closes = _Finder(text, CALLED)
-    mentioned: list[Written] = []
 
     def call_at(start: int) -> tuple[list[Written], int]:
         at = start + len(CALL)
         body = _AFTER.match(text, at).end()
-        if text[body : body + 1] not in ("{", "["):
+        if body == len(text):
+            return [Written(start, error="the call is not closed")], body
+        if text[body] not in "{[":
             end = closes.behind(at)
             if end >= 0 and text.find(CALL, at, end) < 0:
                 wrong = _broken(text[at:end])
                 return [Written(start, error=wrong)], end + len(CALLED)
-            if not mentioned:
-                mentioned.append(Written(start, error=_broken(text[at:])))
             return [], at
         try:
             value, end = JSON.raw_decode(text, body)
@@ -81,20 +82,20 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
         wrong = _broken(text[at:close])
         return [Written(start, error=wrong)], close + len(CALLED)
 
-    found = _scan(text, thinking, call_at)
-    return found if found.calls or found.thinking else Reading(mentioned)
+    return _scan(text, thinking, call_at)
 
 
 def read_tags(text: str, *, thinking: bool = False) -> Reading:
     """Calls that are tags between ``<tool_call>`` and ``</tool_call>``. thinking: as above."""
     closes = _Finder(text, CALLED)
     functions: dict[int, Function] | None = None  # by their places, from the first one on
-    mentioned: list[Written] = []
 
     def call_at(start: int) -> tuple[list[Written], int]:
         nonlocal functions
         at = start + len(CALL)
-        if functions is None and text.startswith("<function=", _AFTER.match(text, at).end()):
+        body = _AFTER.match(text, at).end()
+        beginning = text[body : body + len(_FUNCTION)]
+        if functions is None and beginning == _FUNCTION:
             functions = {one.start: one for one in read_functions(text, start)}
         if functions is not None and start in functions:
             call = functions[start]
@@ -103,12 +104,11 @@ def read_tags(text: str, *, thinking: bool = False) -> Reading:
         end = closes.behind(at)
         if end >= 0 and text.find(CALL, at, end) < 0:
             return [wrong], end + len(CALLED)
-        if not mentioned:
-            mentioned.append(wrong)
+        if _FUNCTION.startswith(beginning):
+            return [wrong], len(text)
         return [], at
 
-    found = _scan(text, thinking, call_at)
-    return found if found.calls or found.thinking else Reading(mentioned[:1])
+    return _scan(text, thinking, call_at)
 
 
 def read_bare(text: str, *, thinking: bool = False) -> Reading:
@@ -164,11 +164,11 @@ def _scan(
         at += len(THOUGHT)
     calls: list[Written] = []
     while (mark := _MARK.search(text, at)) is not None:
-        if mark[0] == CALL:
+        if _quoted(text, mark.start(), mark.end()):
+            at = mark.end()
+        elif mark[0] == CALL:
             found, at = call_at(mark.start())
             calls += found
-        elif _quoted(text, mark.start(), mark.end()):
-            at = mark.end()
         else:
             end = text.find(THOUGHT, mark.end())
             if end < 0:

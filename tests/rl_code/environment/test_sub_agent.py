@@ -200,6 +200,9 @@ def test_an_episode_that_waits_is_not_forked(make, tokenizer):
         ("hermes", '<tool_call>{"name": "f"}', "<think><tool_call></think>It is 3."),
         ("qwen3_coder", "<tool_call>\n<function=f>", "It is 3."),
         ("llama3", '{"name": 3', "It is {3}."),
+        ("hermes", "<tool_call>submit</tool_call>", "Calls stand behind <tool_call> there."),
+        ("hermes", "I call <tool_call>", "It is `<tool_call>`, then `</tool_call>`."),
+        ("qwen3_coder", "<tool_call>\n<func", "Calls stand behind <tool_call> there."),
         ("compact", "<|call|>", "It is 3."),
     ],
 )
