@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from models.marks import encodable_all
+from rl_code.lines import split_lines
 from rl_code.tasks.records import check_columns, malformed
 
 # Columns of an R2E-Gym row that others do not have.
@@ -168,7 +170,7 @@ def statuses(log: str) -> dict[str, str]:
     """Id of a test -> its status, from the summary that ``pytest -rA`` writes."""
     _, _, summary = _ANSI.sub("", log).partition(_SUMMARY)
     found = {}
-    for line in summary.splitlines():
+    for line in split_lines(summary):
         status, _, rest = line.strip().partition(" ")
         known = _ID.match(rest.strip())
         if status == "PASSED" and "::" in rest:
@@ -186,7 +188,7 @@ def read_ids(file: Path, line: int, cells: Mapping[str, Any], column: str) -> tu
             value = json.loads(value)
         except ValueError as error:
             malformed(file, line, column, "a list in JSON", f"{cells[column][:80]!r} ({error})")
-    if not _texts(value):
+    if not _texts(value) or encodable_all(value) != value:
         malformed(file, line, column, "a list of ids of tests", repr(value)[:80])
     return tuple(dict.fromkeys(value))
 
@@ -207,7 +209,7 @@ def read_object(file: Path, line: int, cells: Mapping[str, Any], column: str) ->
             value = json.loads(value)
         except ValueError as error:
             malformed(file, line, column, "an object in JSON", f"{value[:60]!r} ({error})")
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or encodable_all(value) != value:
         malformed(file, line, column, "an object", repr(value)[:80])
     return value
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from models.chat import render, render_tool_results
 from models.families import FAMILIES
+from models.marks import Marks, unquote
 from models.own_template import OwnTemplate, TemplateSettings
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.chat import Chat
@@ -138,3 +141,13 @@ def test_smollm2s_own_template_is_what_its_family_says():
     template = OwnTemplate(tokenizer.chat_template, "<|im_end|>")
     for talk in (TALK, TALK[1:]):
         assert template.render(talk) == render("smollm2", talk)
+
+
+def test_quoted_marks_stay_quoted_in_json():
+    """A template that writes JSON in ASCII keeps the signs of ``models.marks``."""
+    marks = Marks(["<s>"])
+    text = 'é\\udfff "<s>" \n'
+    template = own("{{ messages[0].content | tojson(ensure_ascii=True) }}")
+    written = template.render([{"role": "user", "content": marks.quote(text)}])
+    assert "<s>" not in written and unquote(written) == json.dumps(text)
+    assert Tokenizer.train(["a"], 300, ["<s>"], eos="<s>", pad="<s>").encode(written).count(0) == 0
