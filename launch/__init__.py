@@ -21,7 +21,8 @@ LONG = (
 
 
 def first_line(words: Sequence[str]) -> str | None:
-    """What a command says before it imports anything; None for one that is soon done, and for help.
+    """First line of a command before it imports anything; None for one that is soon done, and for
+    help.
 
     words: Python's own command line, with ``-m``.
     """

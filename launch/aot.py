@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def report(rows: list[Row]) -> dict:
-    """What is written to --json: the rows, and the versions of the compilers."""
+    """Content of --json: the rows, and the versions of the compilers."""
     packages = {name for target in TARGETS.values() for name in target.packages}
     versions = {name: importlib.metadata.version(name) for name in packages if is_installed(name)}
     return {"compilers": versions, "rows": [dataclasses.asdict(row) for row in rows]}

@@ -1,4 +1,4 @@
-"""What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
+"""Costs of the parts: speed as ratios of contenders measured side by side in one run, and memory.
 
 python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench grouped --device=gpu [--pairs=65536 --experts=128 --matrix=2048,768]

@@ -57,7 +57,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
-    """What the flags ask for. Raises ConfigError where the config cannot run so."""
+    """The request of the flags. Raises ConfigError where the config cannot run so."""
     run_config = read_config.build(RunConfig, config)
     on_pods = FLAGS.engine == "kubernetes"
     repository = FLAGS.repository or ("/opt/rl-code" if on_pods else str(ROOT))
@@ -112,7 +112,7 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
 
 def members(config: ml_collections.ConfigDict, path: str, workdir: str) -> int:
-    """How many runs the sweep of a config file has. Raises ConfigError if it has none."""
+    """Number of runs of the sweep of a config file. Raises ConfigError if it has none."""
     file, _, argument = path.partition(":")
     module = runpy.run_path(file)
     if "get_sweep" not in module:

@@ -1,4 +1,4 @@
-"""What a cluster's engine gets: scripts for SLURM and manifests for Kubernetes, from templates.
+"""Input of a cluster's engine: scripts for SLURM and manifests for Kubernetes, from templates.
 
 The templates are the files in launch/slurm/ and launch/kubernetes/, filled in by Jinja, and the
 networks are those of launch/networks.toml. Nothing here knows flags or asks a cluster.
@@ -71,7 +71,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to run, and on what; the fields are the flags of launch.cluster."""
+    """The program to run and its devices; the fields are the flags of launch.cluster."""
 
     engine: str
     role: str
@@ -430,7 +430,7 @@ def _together(job: Job, role: str) -> list[str]:
 
 
 def _resources(job: Job, role: str) -> dict[str, str]:
-    """What a pod of a role of launch.train may use: resource -> amount."""
+    """Resources that a pod of a role of launch.train may use: resource -> amount."""
     kind = "google.com/tpu" if _on_tpu(job) else "nvidia.com/gpu"
     # a host of a TPU slice is given out as a whole
     found = {kind: job.devices if _on_tpu(job) else job.devices_of(role)}

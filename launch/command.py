@@ -83,12 +83,12 @@ def shown(module: str, *words: str) -> str:
 
 
 def wants_help() -> bool:
-    """Whether the command line asks what the command does."""
+    """True if the command line asks what the command does."""
     return bool({"--help", "-h", "-help"} & set(sys.argv[1:]))
 
 
 def console() -> rich.console.Console:
-    """Where tables go: as wide as the terminal, or wide enough for them in a file or pipe."""
+    """Console for tables: as wide as the terminal, or wide enough for them in a file or pipe."""
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 

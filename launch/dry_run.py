@@ -1,4 +1,4 @@
-"""What ``python -m launch.train --dry_run`` prints: the config and what a run would take."""
+"""Output of ``python -m launch.train --dry_run``: the config and what a run would take."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def config_table(
 
 
 def source_of(key: str, value: Any, written: Collection[str]) -> str:
-    """Where the value of a key comes from, in words."""
+    """Origin of the value of a key, in words."""
     if any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in written):
         return "set"
     if value is None:
@@ -131,7 +131,7 @@ def memory_table(found: Plan) -> rich.table.Table:
 
 
 def attention_table(found: Plan) -> rich.table.Table:
-    """Which implementation each attention call and the experts take, and why where it is no
+    """Implementation of each attention call and of the experts, and the reason where it is no
     kernel.
     """
     table = rich.table.Table(box=rich.box.SIMPLE, title="attention, experts", title_justify="left")
@@ -145,7 +145,7 @@ def attention_table(found: Plan) -> rich.table.Table:
 
 
 def tools_table(found: Plan) -> rich.table.Table:
-    """What declaring each tool costs."""
+    """Cost of declaring each tool."""
     table = rich.table.Table(box=rich.box.SIMPLE, title="tools", title_justify="left")
     table.add_column("tool")
     table.add_column("tokens of every prompt", justify="right")

@@ -1,4 +1,4 @@
-"""How a command ends when something goes wrong: the exit code, and the line that tells it.
+"""End of a command when something goes wrong: the exit code, and the line that tells it.
 
 Exit code 2 says that starting again does not help before something is changed. Supervisors and
 clusters then leave the command alone; with 1 they start it again.
@@ -100,7 +100,7 @@ def is_given(name: str, arguments: Sequence[str]) -> bool:
 
 
 def refuse_workdir(workdir: str) -> str | None:
-    """Why nothing can be written into a workdir, in words; None if it can."""
+    """Reason why nothing can be written into a workdir, in words; None if it can."""
     at = os.path.abspath(workdir)
     while not os.path.lexists(at):
         at = os.path.dirname(at)

@@ -150,7 +150,7 @@ def play(
 
 
 def _episodes(config: RunConfig, stack: contextlib.ExitStack) -> Callable[..., PlayedEpisode]:
-    """What makes an episode: of the agent of others that the config names, which ends with the
+    """Maker of an episode: of the agent of others that the config names, which ends with the
     stack, or of our own.
     """
     if config.harness is not None:

@@ -1,4 +1,4 @@
-"""What ``launch.evaluate`` prints of results, and results of before that it compares with."""
+"""Output of ``launch.evaluate`` for results, and results of before that it compares with."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def define_flags() -> None:
 
 
 def _step(text: str | None) -> int | Literal["best"] | None:
-    """What --step says. Raises ConfigError for anything but a number, newest or best."""
+    """Value of --step. Raises ConfigError for anything but a number, newest or best."""
     if text in (None, "newest"):
         return None
     if text == "best" or text.isdecimal():

@@ -1,4 +1,5 @@
-"""Where the roles of ``launch.faults`` run: under a supervisor each, or on a simulated Ray cluster.
+"""Stages on which the roles of ``launch.faults`` run: under a supervisor each, or on a simulated
+Ray cluster.
 
 A stage starts the roles and starts them again by the means of users; it is told nothing of faults.
 """
@@ -50,11 +51,11 @@ class Stage:
         return next((pid for pid, found, _ in roles(self.folder) if found == name), 0)
 
     def running(self) -> bool:
-        """Whether what started the roles still runs."""
+        """True if what started the roles still runs."""
         return any(process.poll() is None for process in self._started.values())
 
     def gave_up(self) -> str:
-        """What has ended with an error, "" if nothing has."""
+        """Name of the program that has ended with an error, "" if nothing has."""
         return next((x for x, p in self._started.items() if p.poll() not in (None, 0)), "")
 
     def lose_node(self, rng: random.Random) -> dict | None:

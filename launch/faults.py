@@ -143,7 +143,7 @@ def stage_of(command: list[str], folder: Path) -> Stage:
 
 
 def wanted_faults() -> dict[str, int]:
-    """What is to be struck, as the log calls it -> how often."""
+    """Targets of strikes, as the log calls it -> how often."""
     found = {"killed": FLAGS.kills, "hung": FLAGS.hangs}
     if FLAGS.ray_nodes:
         found |= {"node lost": FLAGS.node_losses, "head lost": FLAGS.head_losses}

@@ -280,7 +280,7 @@ def use_virtual_devices(*meshes: MeshConfig) -> None:
 
 
 def devices_of(meshes: Iterable[MeshConfig]) -> int:
-    """How many devices meshes need together, where a size that is not said is 1."""
+    """Number of devices that meshes need together, where a size that is not said is 1."""
     return sum(mesh.devices for mesh in meshes)
 
 
@@ -327,7 +327,7 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
 
 
 def _in_config_file(error: Exception) -> str:
-    """What is wrong inside of the config file, with the file and the line that it is at. Raises the
+    """Error inside of the config file, with the file and the line that it is at. Raises the
     error again if it comes from elsewhere: that is a bug of ours.
     """
     if isinstance(error, SyntaxError) and str(Path(error.filename).resolve()) in _config_files():

@@ -88,7 +88,7 @@ def main(_: list[str]) -> None:
 
 
 def _told(look: Callable[[Task, SandboxPool], str], task: Task, pool: SandboxPool) -> str:
-    """What a look at a task says; an error of one task leaves the others alone."""
+    """Verdict on a task; an error of one task leaves the others alone."""
     try:
         return look(task, pool)
     except SandboxFault:

@@ -80,7 +80,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 def arguments(workdir: str) -> list[str]:
-    """What the command line says of the run, for the roles, whose working folder is another one."""
+    """Flags of the run, for the roles, whose working folder is another one."""
     file, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     config = f"--config={Path(file).resolve()}{colon}{argument}"
     return [config, *flags.overrides(), f"--workdir={Path(workdir).resolve()}"]
@@ -126,7 +126,7 @@ def wanted_roles(config: RunConfig, given: list[str], workdir: Path) -> list[Wan
 
 
 def simulated_node(wanted: list[Wanted], nodes: int) -> dict[str, float]:
-    """What each node of a simulated cluster has, so that all roles still fit when one is lost."""
+    """Resources of a node of a simulated cluster: all roles still fit when one node is lost."""
     found: dict[str, float] = {}
     for role in wanted:
         for name, amount in role.needs.items():
@@ -269,7 +269,7 @@ class Run:
 
 
 def samples(role: Placed) -> bool:
-    """Whether a role is an actor."""
+    """True if a role is an actor."""
     return role.name not in (LEARNER, PREFILL)
 
 

@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def job_of_flags() -> Job:
-    """What the flags ask for."""
+    """The request of the flags."""
     model = dataclasses.replace(
         PRESETS[FLAGS.model],
         dtype="bfloat16",

@@ -1,4 +1,4 @@
-"""What a step of learning and a step of sampling take on a mesh, by arithmetic.
+"""Costs of a step of learning and of a step of sampling on a mesh, by arithmetic.
 
 Memory of weights, moments and gradients follows from the layout of the parameters
 (``models.sharding``) and is exact. Activations, bytes of HBM and collectives are counted as the
@@ -34,7 +34,7 @@ _MOMENTS, _FLOAT32 = 2, 4
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is planned for."""
+    """The job that is planned."""
 
     # The model's name and its shape.
     name: str
@@ -51,7 +51,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What one step of a role takes on one device of a mesh."""
+    """Costs of one step of a role on one device of a mesh."""
 
     role: str
     mesh: MeshConfig
@@ -100,7 +100,7 @@ class Estimate:
         return self.useful / (self.bound(target) * target.flops)
 
     def tokens_per_second(self, target: Target) -> float:
-        """Of one device, at the bound."""
+        """FLOP/s of one device, at the bound."""
         return self.tokens / self.bound(target) / self.mesh.devices
 
 
@@ -286,7 +286,7 @@ def padded(job: Job, mesh: MeshConfig) -> Job:
 
 
 def folded(model: ModelConfig) -> bool:
-    """Whether whole experts are cut over ``expert`` and ``tensor`` together."""
+    """True if whole experts are cut over ``expert`` and ``tensor`` together."""
     return model.moe is not None and model.moe.fold
 
 

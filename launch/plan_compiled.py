@@ -112,7 +112,7 @@ def _exchange(
 
 
 def extrapolated(found: list[Mapping[Any, float]], periods: int) -> dict[Any, float]:
-    """What programs of ``_FEW`` periods of layers say, for another number of periods."""
+    """Measures of programs of ``_FEW`` periods of layers, for another number of periods."""
     few, more = (collections.Counter(x) for x in found)
     steps = (periods - _FEW[0]) / (_FEW[1] - _FEW[0])
     return {key: few[key] + steps * (more[key] - few[key]) for key in {**few, **more}}

@@ -1,4 +1,4 @@
-"""Which planned meshes fit, in what order, and how they are shown: table, numbers and figure."""
+"""Ranking and display of the planned meshes that fit: table, numbers and figure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sorted_estimates(
 
 
 def _reason(error: ValueError) -> str:
-    """Why a mesh does not do, for all meshes with the same reason."""
+    """Reason why a mesh does not do, for all meshes with the same reason."""
     cut = re.search(r"(\d+) must be divisible by (\w+)=\d+", str(error))
     return f"{cut[1]} of the model does not divide by {cut[2]}" if cut else str(error)
 

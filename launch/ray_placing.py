@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class RoleEnd(End):
-    """How a role ended: the first of its processes that did so with an error."""
+    """End of a role: the first of its processes that did so with an error."""
 
     # Whether Ray lost the process or its node.
     lost: bool = False
@@ -150,7 +150,7 @@ class Placed:
         ]
 
     def ended(self) -> RoleEnd | None:
-        """How the role ended, once all its processes have; an error of one ends the others."""
+        """End of the role, once all its processes have; an error of one ends the others."""
         import ray
 
         done, self._runs = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
@@ -168,7 +168,7 @@ class Placed:
             member.stop.remote(number)
 
     def moved(self) -> str:
-        """Where its first process runs, if that has changed since the last call; "" if not.
+        """Place of its first process, if that has changed since the last call; "" if not.
 
         Processes of Ray that do not answer are killed; Ray starts them again.
         """

@@ -33,7 +33,7 @@ _LOOK_S = 1.0  # between two looks at a heartbeat
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a process of a role ended."""
+    """End of a process of a role."""
 
     # Exit code; -n if signal n ended it.
     code: int
@@ -46,7 +46,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process of a role runs; pid: 0 between two starts."""
+    """Place of a process of a role; pid: 0 between two starts."""
 
     address: str
     node: str
@@ -109,7 +109,7 @@ class RoleProcess:
                 self._process.send_signal(number)
 
     async def place(self) -> Place:
-        """Where the process runs now."""
+        """Present place of the process."""
         pid = self._process.pid if self._process else 0
         return Place(node_address(), node_id(), os.getpid(), pid)
 

@@ -139,7 +139,7 @@ def open_cycle(
 
 
 def parts_of(config: RealtimeConfig, folder: Path, engine: sqlalchemy.Engine) -> Parts:
-    """What the cycle is made of."""
+    """Parts of the cycle."""
     made = named.make(PARTS, config.parts, "config.parts")
     return made.make(engine, folder, config.cycle, time.time)
 
@@ -150,7 +150,7 @@ def database_of(config: RealtimeConfig, folder: Path) -> str:
 
 
 def dry_run(config: RealtimeConfig, folder: Path) -> str:
-    """What the next edge would do. Nothing is written: a new workdir has nothing to say yet, and
+    """Preview of the next edge. Nothing is written: a new workdir has nothing to say yet, and
     an older form of the tables stays as it is.
     """
     where = config.database or folder
@@ -216,8 +216,8 @@ def table(ledger: Ledger) -> rich.table.Table:
 
 
 def watched(row: Row, edges: Sequence[Row]) -> str:
-    """How long the candidate of a cycle was watched until it was decided about, and in how many
-    sessions of the deployed version and of its own; "" for one that was not.
+    """Time for which the candidate of a cycle was watched until it was decided about, and in how
+    many sessions of the deployed version and of its own; "" for one that was not.
     """
     decided = ("promote", "roll_back")
     ends = [one.at for one in edges if one.cycle == row.number and one.after in decided]

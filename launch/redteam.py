@@ -133,7 +133,7 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """What all of it came to, in words."""
+    """Summary of all of it, in words."""
     broken = [one for one in outcomes if not one.held]
     cheats = [one for one in outcomes if one.kind not in ("escape", "honest", "open")]
     escapes = sum(one.kind == "escape" for one in outcomes)

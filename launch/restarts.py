@@ -1,4 +1,4 @@
-"""When a role that has ended is started again: the rules of launch/supervise.sh."""
+"""Restarts of a role that has ended: the rules of launch/supervise.sh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Restarts:
         self._quick = 0
 
     def after(self, code: int, seconds: float) -> Literal["done", "again", "lasts", "gave up"]:
-        """What follows from an end.
+        """Consequence of an end.
 
         Args:
           code: exit code; negative, or 128 and more, if a signal ended it.

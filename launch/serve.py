@@ -165,7 +165,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 class Ended:
-    """Whether a signal has told the program to end. The second signal ends it at once."""
+    """True if a signal has told the program to end. The second signal ends it at once."""
 
     def __init__(self) -> None:
         self._told = threading.Event()
@@ -178,7 +178,7 @@ class Ended:
 
     @property
     def told(self) -> bool:
-        """Whether it has, now."""
+        """True if it has, now."""
         return self._told.is_set()
 
     def _end(self, number: int, frame: object) -> None:
@@ -251,7 +251,7 @@ def remove_old(store: EarningStore | None, keep_days: float) -> None:
 def keeper(
     write: Callable[[AnswerRecord], None], store: EarningStore | None
 ) -> Callable[[AnswerRecord], Future | None]:
-    """What keeps each answer: in a file, and in a store where there is one."""
+    """Keeper of each answer: in a file, and in a store where there is one."""
 
     def keep(record: AnswerRecord) -> Future | None:
         write(record)

@@ -1,4 +1,4 @@
-"""What ``launch.serve`` serves beside its first model, and which of all of them ``auto`` asks.
+"""Models that ``launch.serve`` serves beside its first, and the one that ``auto`` asks.
 
     --also=policy@120:runs/a --also=other:runs/b      checkpoints, of models of the same shape
     --adapter=tuned@20:runs/lora                      adapters of the first model
@@ -95,8 +95,8 @@ def load_adapters(
 
 
 def make_router(text: str | None, models: Models, first: str) -> Router:
-    """What answers for ``auto``. text: the flag; None for the first model alone, which is given as
-    ``name@version``. Raises ConfigError.
+    """Source of answers for ``auto``. text: the flag; None for the first model alone, which is
+    given as ``name@version``. Raises ConfigError.
     """
     if text is None:
         return Shares(AUTO, {first: 1.0})
@@ -126,7 +126,7 @@ def _shares(arms: Sequence[str], models: Models) -> Mapping[str, float]:
 
 
 def _served(name: str, models: Models) -> str:
-    """What is served by a name, as ``name@version``. Raises ValueError."""
+    """Model that is served by a name, as ``name@version``. Raises ValueError."""
     there = models.versions()
     found = [key for key in there if name in (key, key.partition("@")[0])]
     if len(found) != 1:
@@ -142,7 +142,7 @@ def _check_tokenizer(workdir: Path, folder: Path) -> None:
 
 
 def _same(one: Transformer, other: Transformer) -> bool:
-    """Whether two models have the same parameters."""
+    """True if two models have the same parameters."""
     pairs = [jax.tree.leaves_with_path(model) for model in (one, other)]
     names = [[path for path, _ in pair] for pair in pairs]
     if names[0] != names[1]:

@@ -1,4 +1,4 @@
-"""What an episode costs in the variants of a sweep: tokens, calls and seconds, in a table."""
+"""Costs of an episode in the variants of a sweep: tokens, calls and seconds, in a table."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SweepRun:
         return [f"--config.{key}={value}" for key, value in self.overrides.items()]
 
     def finished(self) -> bool:
-        """Whether the run has finished. Raises ConfigError if it did so with another config."""
+        """True if the run has finished. Raises ConfigError if it did so with another config."""
         path = self.workdir / DONE
         if not path.exists():
             return False

@@ -1,4 +1,4 @@
-"""How a sweep begins a run: as a process of this machine, or in another way of the same kind."""
+"""Starts of a sweep's runs: as a process of this machine, or in another way of the same kind."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the process that compiles: no device is looked for."""
+        """Environment of the process that compiles: no device is looked for."""
         if self.tpu_topology:
             return {
                 "JAX_PLATFORMS": "cpu",
@@ -160,7 +160,7 @@ TARGETS = {
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of Python is installed."""
+    """True if a package of Python is installed."""
     try:
         return bool(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:

@@ -106,7 +106,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 def what_next(config: RunConfig, workdir: str) -> str:
-    """What can be done with a run that has finished, as commands that work when they are pasted."""
+    """Uses of a run that has finished, as commands that work when they are pasted."""
     run = f"--workdir={workdir}"
     found = {}
     if config.suites:
@@ -123,7 +123,7 @@ def what_next(config: RunConfig, workdir: str) -> str:
 
 
 def show_difference(console: rich.console.Console, results: list[SuiteResult]) -> None:
-    """What training changed on one suite, and what the turns after the first edit are worth."""
+    """Changes by training on one suite, and what the turns after the first edit are worth."""
     before = results[0]
     after = results[-1]
     ks = [k for k in REPORT.ks if k <= min(before.largest_k, after.largest_k)]

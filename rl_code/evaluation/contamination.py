@@ -1,4 +1,4 @@
-"""Which tasks of a suite were trained on: the same task, nearly the same, or the same code base."""
+"""Tasks of a suite that were trained on: the same task, nearly the same, or the same code base."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class EndpointError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """Where a model is served."""
+    """Address at which a model is served."""
 
     # Base URL, with /v1 where the server has it.
     url: str
@@ -146,7 +146,7 @@ def read_answer(server: Server, answer: Mapping[str, Any]) -> Said:
 
 
 class Turns:
-    """What is on record of an episode whose tokens nobody but the server knows."""
+    """Record of an episode whose tokens nobody but the server knows."""
 
     def __init__(self):
         self._turns: list[Turn] = []
@@ -184,7 +184,7 @@ class PlayedEpisode(Interface):
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What the episodes of a suite share that a served model plays."""
+    """Shared parts of the episodes of a suite that a served model plays."""
 
     server: Server
     sampling: SamplingConfig
@@ -207,8 +207,8 @@ class Served:
         }
 
     def sampled(self, seed: int, most: int, total: int) -> dict[str, Any]:
-        """How the server is asked to sample a message of at most so many tokens, in a conversation
-        that has ``total``.
+        """Request by which the server is asked to sample a message of at most so many tokens, in a
+        conversation that has ``total``.
         """
         return {
             "max_tokens": min(most, max(1, self.limits.tokens - total)),

@@ -116,7 +116,7 @@ class ForwardedEpisode(AgentEpisode):
         )
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        """What the server is asked: the agent's request, sampled as the suite says."""
+        """Request to the server: the agent's request, sampled as the suite says."""
         most = min(request.max_tokens or self.limits.turn_tokens, self.limits.turn_tokens)
         body: dict[str, Any] = {
             "messages": [_written(message) for message in request.messages],
@@ -133,7 +133,7 @@ class ForwardedEpisode(AgentEpisode):
 
 
 def _goes_on(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Whether a request's messages begin with these, and more follow."""
+    """True if a request's messages begin with these, and more follow."""
     same = [one.same_as(other) for one, other in zip(messages, known, strict=False)]
     return len(messages) > len(known) and all(same)
 

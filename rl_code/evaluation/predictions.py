@@ -1,4 +1,4 @@
-"""What agents handed in, in the form that SWE-bench's own programs grade.
+"""Patches that agents handed in, in the form that SWE-bench's own programs grade.
 
 A line for each task: ``instance_id``, ``model_name_or_path`` and ``model_patch``, a patch that
 ``git apply`` takes at the commit that the task starts from. Work that was not handed in is an empty

@@ -30,7 +30,7 @@ FOLDER = "evaluations"
 
 @dataclasses.dataclass(frozen=True)
 class TaskResult:
-    """What became of one task's samples; the fields are those of the file."""
+    """Outcomes of one task's samples; the fields are those of the file."""
 
     id: str
     # Samples, those lost to the sandbox included.
@@ -89,7 +89,7 @@ class SuiteResult:
 
     @property
     def knows_first_edits(self) -> bool:
-        """Whether each task says how many first edits are right, of one sample or more."""
+        """True if each task says how many first edits are right, of one sample or more."""
         return self.largest_k > 0 and all(t.first_edit_correct is not None for t in self.tasks)
 
     def pass_at(self, k: int, *, first_edit: bool = False) -> list[float]:
@@ -189,8 +189,8 @@ def from_groups(
 
 
 def tables(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.console.Group:
-    """What was solved and, below, what it cost. Two tables, since one would be wider than most
-    terminals.
+    """Tables of solved tasks and, below, of their cost. Two tables, since one would be wider than
+    most terminals.
     """
     return rich.console.Group(table(results, ks), costs(results))
 

@@ -1,4 +1,4 @@
-"""What a suite is: held-out tasks and how they are played; ready ones by name."""
+"""Suites: held-out tasks and how they are played; ready ones by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SuiteConfig:
         at_least(self, count=0, samples=1)
 
     def keeps(self, task: Task) -> bool:
-        """Whether a task of the source belongs to the suite; a subclass may choose."""
+        """True if a task of the source belongs to the suite; a subclass may choose."""
         return True
 
     def choose(

@@ -1,4 +1,4 @@
-"""What an agent of others is: a program that asks a model for messages, and acts on them.
+"""Interface of an agent of others: a program that asks a model for messages, and acts on them.
 
 A harness starts one for each episode. It asks through the endpoint (``rl_code.serving``), which
 samples and records. Its commands run in the episode's sandbox: it sends them to ``/v1/execute``.
@@ -22,7 +22,7 @@ class HarnessError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What an agent's program gets to know of an episode."""
+    """Facts that an agent's program gets to know of an episode."""
 
     task: Task
     # Base URL of the API, with the key in it, and the same key for programs that want one.
@@ -45,7 +45,7 @@ def text_of(task: Task) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How an agent's program ended."""
+    """End of an agent's program."""
 
     # Whether it says that its work is done. Only then the files are graded.
     handed_in: bool
@@ -88,10 +88,10 @@ class Agent:
     scores: ClassVar[bool] = False
 
     def host(self) -> Host:
-        """What runs its programs, for one run. Raises HarnessError where that cannot be."""
+        """The runner of its programs, for one run. Raises HarnessError where that cannot be."""
         raise NotImplementedError
 
     @property
     def chat(self) -> CommandChat | None:
-        """How its conversations read, for demonstrations; None where that is not known."""
+        """Form of its conversations, for demonstrations; None where that is not known."""
         return None

@@ -1,4 +1,4 @@
-"""How the conversation of an agent reads whose messages have one shell command each.
+"""Form of the conversation of an agent whose messages have one shell command each.
 
 Demonstrations are written by it, in the words of an episode; episodes are not, since there the
 agent's own program says what is said.
@@ -45,7 +45,7 @@ class CommandChat:
         return f"{thought}\n{block}" if thought else block
 
     def answer(self, output: str, returncode: int) -> str:
-        """What the user's message behind a command says. output: what it printed."""
+        """Text of the user's message behind a command. output: what it printed."""
         return _render(
             self.observation,
             output={"output": output, "returncode": returncode, "exception_info": ""},

@@ -112,12 +112,12 @@ class AgentClient:
 
 
 def over() -> ApiError:
-    """What an agent hears that goes on after its episode's end. Not a kind that clients retry."""
+    """Error for an agent that goes on after its episode's end. Not a kind that clients retry."""
     return ApiError("the episode is over", status=403, kind="permission_error", code="episode_over")
 
 
 def too_long(why: str) -> ApiError:
-    """What an agent hears that asks for more than there is room for."""
+    """Error for an agent that asks for more than there is room for."""
     message = f"the context length is exceeded: {why}"
     return ApiError(message, code="context_length_exceeded", param="messages")
 
@@ -234,7 +234,7 @@ class AgentEpisode(Episode):
         self._begin()
 
     def share(self, length: int) -> None:
-        """How many tokens at the start of the prompt are the same in the whole group."""
+        """Number of tokens at the start of the prompt that are the same in the whole group."""
         self._shared = length
 
     def sampling(self, tokens: Sequence[int]) -> None:
@@ -312,7 +312,7 @@ class AgentEpisode(Episode):
         return step
 
     def _refused(self, pending: Pending) -> bool:
-        """Whether a request comes when the episode is over, or ends it; it has failed then."""
+        """True if a request comes when the episode is over, or ends it; it has failed then."""
         if not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
         elif not self.over and self._workspace.out_of_time:
@@ -377,7 +377,7 @@ class AgentEpisode(Episode):
 
     @property
     def _unscored(self) -> bool:
-        """Whether the agent has reached a limit, and may still say what its work is worth."""
+        """True if the agent has reached a limit, and may still say what its work is worth."""
         limits = ("turn_limit", "token_limit")
         return self._harness.scores and self._ending is None and self.status in limits
 
@@ -431,7 +431,7 @@ class AgentEpisode(Episode):
                 raise ApiError("the sandbox failed", status=500, kind="server_error") from fault
 
     def _run(self, command: str, timeout_s: float | None, workspace: Workspace) -> dict[str, Any]:
-        """What came of a command in a workspace, as the API says it. Raises SandboxFault, and
+        """Result of a command in a workspace, as the API says it. Raises SandboxFault, and
         ApiError after the end.
         """
         if self._over:

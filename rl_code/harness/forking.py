@@ -85,7 +85,7 @@ class ForkingHost(Host):
 
     @classmethod
     def missing(cls, python: str, words: str) -> str:
-        """What to say where a Python cannot import the package. words: its last ones."""
+        """Message about a Python that cannot import the package. words: its last ones."""
         return (
             f"{python} cannot import {cls.package}: {words}; install it there "
             f"(pip install {cls.requirement}), or say in {cls.key} which one has it"
@@ -97,11 +97,11 @@ class ForkingHost(Host):
         raise NotImplementedError
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """What ``Package.prepare`` gets, beside the endpoint. Raises HarnessError."""
+        """Arguments of ``Package.prepare``, beside the endpoint. Raises HarnessError."""
         raise NotImplementedError
 
     def ending(self, said: Mapping[str, Any]) -> Ending:
-        """What the outcome of ``Package.play``, or an error (``forking_driver``), means."""
+        """Reading of the outcome of ``Package.play``, or of an error (``forking_driver``)."""
         raise NotImplementedError
 
     def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def outcome_of(work: Callable[[], Any]) -> Any:
-    """What the work returns; a dict with its error if it raises."""
+    """Result of the work; a dict with its error if it raises."""
     try:
         return work()
     # Whatever it is, an exit included: the code is of others, and the host has to hear of it. A

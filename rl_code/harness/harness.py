@@ -1,4 +1,4 @@
-"""What all episodes of a run share that agents of others play: the endpoint, and what runs them."""
+"""Shared parts of a run's episodes that agents of others play: the endpoint, and what runs them."""
 
 from __future__ import annotations
 

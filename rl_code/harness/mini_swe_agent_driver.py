@@ -1,4 +1,4 @@
-"""What is called of the package mini-swe-agent (see ``mini_swe_agent``). It is run by
+"""Calls of the package mini-swe-agent (see ``mini_swe_agent``). It is run by
 ``forking_driver`` in a Python that has the package, and uses nothing else but the standard library.
 
 An episode is told by ``{"task": ..., "base_url": ..., "key": ..., "model": ..., "settings":
@@ -18,7 +18,7 @@ _LONGEST_S = 3600.0
 
 
 class Package:
-    """What is used of mini-swe-agent."""
+    """The parts that are used of mini-swe-agent."""
 
     def __init__(self) -> None:
         sandbox_templates()  # before the package takes them by name
@@ -36,7 +36,7 @@ class Package:
         self.configs = {"tools": config("mini.yaml"), "text": config("mini_textbased.yaml")}
 
     def prepare(self, job: dict[str, Any]) -> Callable[[], dict[str, str]]:
-        """What plays an episode."""
+        """Player of an episode."""
         return lambda: self.play(job)
 
     def play(self, job: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is called of the package verifiers (see ``verifiers``). It runs in a Python that has the
+"""Calls of the package verifiers (see ``verifiers``). It runs in a Python that has the
 package, and uses nothing else but the standard library.
 
 As a program it reads from standard input which environment is meant, ``{"environment": ...,
@@ -26,7 +26,7 @@ class NoEnvironment(Exception):
 
 
 class Package:
-    """What is used of verifiers."""
+    """The parts that are used of verifiers."""
 
     def __init__(self) -> None:
         package = importlib.import_module("verifiers")
@@ -68,7 +68,7 @@ class Package:
         return rows
 
     def prepare(self, job: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-        """What plays a row."""
+        """Player of a row."""
         environment = self.load(job)
         row = self.rows(job)[job["index"]]
         return lambda: asyncio.run(self.play(environment, row, job))

@@ -86,7 +86,7 @@ class PackConfig:
 
     @property
     def levels(self) -> int | None:
-        """How deep the trees of shared prefixes may be; None for any depth.
+        """Depth to which the trees of shared prefixes may be; None for any depth.
 
         The depth is 2 (a group's prompt, and what follows it) in two cases. Layers that choose
         blocks of keys can copy the last block of the prompt only. The first phase of a two-phase
@@ -236,7 +236,7 @@ def empty_batch(
 
 
 def tokens_of(batch: Batch) -> Tokens:
-    """Who sees whom in the rows of a batch."""
+    """The rule of who sees whom in the rows of a batch."""
     if batch.documents is None:
         return packed_rows(batch.segments, batch.branches, batch.positions)
     return Tokens(batch.segments, batch.branches, batch.documents, batch.order)

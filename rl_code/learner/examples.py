@@ -70,7 +70,7 @@ class Example:
         return cls(trajectory, number, advantage, sampled, tuple(read), own)
 
     def whole(self, index: int) -> np.ndarray:
-        """What a row holds of the whole context ``index``, as ``own``."""
+        """Part of the whole context ``index`` that a row holds, as ``own``."""
         return whole_of(self.trajectory.contexts, self.own, index)
 
     @property
@@ -248,6 +248,6 @@ def _check(example: Example, first: Example, max_staleness: int, version: int) -
 
 
 def _name(t: Trajectory, context: int = 0) -> str:
-    """How messages call a trajectory, or one of its later contexts."""
+    """Name in messages of a trajectory, or one of its later contexts."""
     name = f"task {t.task_id!r} trajectory {t.index}"
     return f"{name} context {context}" if context else name

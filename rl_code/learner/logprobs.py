@@ -19,7 +19,7 @@ from rl_code.types import Batch
 
 
 class Model(Protocol):
-    """What the learner needs of a model, a pytree of parameters."""
+    """The learner's view of a model, a pytree of parameters."""
 
     def hidden_routed(
         self,

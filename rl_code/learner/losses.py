@@ -29,7 +29,7 @@ MOST_LOG_RATIO = 20.0
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossTerms:
-    """What a loss is computed from, [R, M] each, one entry per sampled token.
+    """Inputs of a loss, [R, M] each, one entry per sampled token.
 
     Where ``mask`` is 0, every other field is 0, except ``lengths``, which is 1, and
     ``trajectories``.

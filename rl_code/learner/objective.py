@@ -42,7 +42,7 @@ from rl_code.read_config import follows
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Which loss, how it is averaged, and how off-policy data are weighted."""
+    """Choice of the loss, of its average and of the weights of off-policy data."""
 
     # The policy loss: a member of LOSSES, with its settings.
     policy: Named = Named("ppo")
@@ -142,7 +142,7 @@ class Denominators:
 
 
 def real_slots(segments: Int[Array, "R S"]) -> jax.Array:
-    """How many slots hold a token; at least 1."""
+    """Number of slots that hold a token; at least 1."""
     return jnp.maximum(jnp.sum((segments > 0).astype(jnp.float32)), 1.0)
 
 

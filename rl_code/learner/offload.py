@@ -24,7 +24,7 @@ KIND = "pinned_host"
 
 
 def has_host_memory(device: jax.Device) -> bool:
-    """Whether a device reads and writes pinned memory of its host."""
+    """True if a device reads and writes pinned memory of its host."""
     return KIND in {memory.kind for memory in device.addressable_memories()}
 
 
@@ -111,7 +111,7 @@ def _moments(opt_state: Any) -> Any:
 
 
 def _filled(part: Any, whole: Any) -> Any:
-    """What a part has, and from the whole tree what it has not."""
+    """Leaves of a part, and from the whole tree those that it lacks."""
     tree = jax.tree.structure(whole, is_leaf=_is_entry)
     pairs = zip(_leaves(part), _leaves(whole), strict=True)
     return jax.tree.unflatten(tree, [y if isinstance(x, optax.MaskedNode) else x for x, y in pairs])
@@ -128,7 +128,7 @@ def _with_layer(tree: Any, layer: jax.Array, one: Any) -> Any:
 
 
 def _is_stacked(variable: nnx.Variable, layers: int | None = None) -> bool:
-    """Whether a variable has an axis of layers in front; of so many, if given."""
+    """True if a variable has an axis of layers in front; of so many, if given."""
     if variable.get_metadata("logical_axes")[0] != "layers":
         return False
     arrays = jax.tree.leaves(variable)

@@ -29,7 +29,7 @@ _METRICS = {BLOCKS: "policy/picks", EXPERTS: "policy/experts"}
 
 
 def shapes(model: ModelConfig, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What ``Batch.choices`` has for each target, in rows of so many slots.
+    """Entries that ``Batch.choices`` has for each target, in rows of so many slots.
 
     Raises ValueError for a model without a layer whose choice can be noted.
     """
@@ -91,7 +91,7 @@ def write(batch: Batch, span: tuple[int, slice], context: Context, sources: np.n
 
 
 def noted(batch: Batch, replay: bool) -> Noted:
-    """What was noted for the targets of a batch that has choices."""
+    """Notes for the targets of a batch that has choices."""
     choices = batch.choices
     return Noted(choices.get(BLOCKS), batch.sources, replay, choices.get(EXPERTS))
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a row stand when devices cut the row: no document lies on two devices unless
+"""Places of the tokens of a row when devices cut the row: no document lies on two devices unless
 it must.
 
 With ``mesh.context`` every device has an equal part of the slots of a row. Who sees whom does not
@@ -71,7 +71,7 @@ def _spans(documents: np.ndarray) -> list[tuple[int, int]]:
 
 
 def cut_documents(tokens: Tokens, parts: int) -> int:
-    """How many documents of rows lie on several devices.
+    """Number of documents of rows that lie on several devices.
 
     tokens: of numpy arrays [R, S]. parts: devices over which the slots of a row are cut.
     """

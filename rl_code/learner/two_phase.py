@@ -48,7 +48,7 @@ from rl_code.types import Batch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
-    """What the first phase hands to the second."""
+    """Result of the first phase, which the second needs."""
 
     prompts: Prompts
     # [micro_batches, ...], what the model's ``prefill`` returns for each micro-batch.

@@ -42,7 +42,7 @@ class Prompts:
 
     @property
     def where(self) -> Tokens:
-        """Who sees whom."""
+        """The rule of who sees whom."""
         return packed_rows(self.segments, jnp.zeros_like(self.segments), self.positions)
 
 

@@ -167,7 +167,7 @@ def loss_share(
     before: Before | None = None,
     replay: bool = False,
 ) -> tuple[jax.Array, Terms]:
-    """What a micro-batch adds to the loss and the metrics of the whole batch.
+    """Share that a micro-batch adds to the loss and the metrics of the whole batch.
 
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
     """
@@ -301,7 +301,7 @@ def take(micro: Any, i: jax.Array) -> Any:
 
 
 def used(mask: jax.Array) -> jax.Array:
-    """How many micro-batches there are up to the last one with a target; mask: [micro_batches,
+    """Number of micro-batches up to the last one with a target; mask: [micro_batches,
     ...].
     """
     # The last one, not their number: an empty micro-batch may stand before a filled one.

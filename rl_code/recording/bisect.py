@@ -1,4 +1,4 @@
-"""Where two runs part first, and which of their inputs differ.
+"""Comparison of two runs: the place where they part first, and the inputs that differ.
 
 The records of both are compared from their first step on, in the order in which a step is made:
 its plan, the groups that were sampled, the batch, the weights after the update. Each is compared by
@@ -44,7 +44,7 @@ class Parting:
 
 @dataclasses.dataclass
 class Comparison:
-    """What ``compare`` found."""
+    """Result of ``compare``."""
 
     # The finished steps that both have on record.
     steps: range
@@ -116,7 +116,7 @@ def _words(steps: range) -> str:
 
 
 def _warm_starts(one: Path, other: Path) -> Parting | None:
-    """Whether the weights that training began with differ, where both runs had a warm start."""
+    """True if the weights that training began with differ, where both runs had a warm start."""
     records = []
     for workdir in (one, other):
         saved = checkpoint.steps(workdir / sft.FOLDER)
@@ -132,7 +132,7 @@ def _warm_starts(one: Path, other: Path) -> Parting | None:
 
 
 def _step(stores: tuple[GroupStore, GroupStore], step: int) -> Iterator[Parting | None]:
-    """What differs in a step, in the order in which it is made; None for each group that does
+    """Differences of a step, in the order in which it is made; None for each group that does
     not.
     """
     one, other = stores
@@ -146,7 +146,7 @@ def _step(stores: tuple[GroupStore, GroupStore], step: int) -> Iterator[Parting 
 
 
 def _group(stores: tuple[GroupStore, GroupStore], step: int, number: int) -> Parting | None:
-    """Whether the group of an item differs."""
+    """True if the group of an item differs."""
     records: list[GroupRecord] = []
     for store in stores:
         run = store.folder.parent
@@ -169,7 +169,7 @@ def _group(stores: tuple[GroupStore, GroupStore], step: int, number: int) -> Par
 
 
 def _tampered(stores: tuple[GroupStore, GroupStore], step: int, number: int) -> str:
-    """Where such a group differs from that of the other run, in words; "" if nobody can say."""
+    """Difference of such a group from that of the other run, in words; "" if nobody can say."""
     try:
         there, here = (store.record(step, number).group for store in stores)
     except StoreError:
@@ -179,7 +179,7 @@ def _tampered(stores: tuple[GroupStore, GroupStore], step: int, number: int) -> 
 
 
 def _update(there: dict[str, Any], here: dict[str, Any], step: int) -> Iterator[Parting]:
-    """Whether the weights after a step differ, of equal groups."""
+    """True if the weights after a step differ, of equal groups."""
     if there["weights"] == here["weights"]:
         return
     batches = there.get("batch"), here.get("batch")
@@ -198,7 +198,7 @@ def _update(there: dict[str, Any], here: dict[str, Any], step: int) -> Iterator[
 def _inputs(
     one: Path, other: Path, stores: tuple[GroupStore, GroupStore], parting: Parting | None
 ) -> list[str]:
-    """How config, code, libraries and machine of the step at which two runs part differ."""
+    """Differences of config, code, libraries and machine at the step at which two runs part."""
     step = None if parting is None else parting.step
     configs = []
     starts = []

@@ -325,7 +325,7 @@ def _provide_version(
 
 
 def _is_sampled(store: GroupStore, step: int) -> bool:
-    """Whether all that a step trains on is there."""
+    """True if all that a step trains on is there."""
     listing = store.reader.listing(step)
     if listing is None or not listing.parts:
         return False

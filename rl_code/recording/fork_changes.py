@@ -1,4 +1,6 @@
-"""What a fork may change, and what of its parent's record such a change cannot have affected."""
+"""Changes that a fork may make, and the part of its parent's record that such a change cannot have
+affected.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def check(before: RunConfig, config: RunConfig, step: int) -> None:
 
 
 def reach_of(parent: Path, there: RunConfig, here: RunConfig, step: int, other_bits: bool) -> Reach:
-    """What a fork may take over of the steps from ``step`` on.
+    """Part that a fork may take over of the steps from ``step`` on.
 
     there: the config of the parent's steps from ``step`` on. here: that of the fork.
     """

@@ -1,4 +1,6 @@
-"""Where a fork goes on in the tasks: which are drawn already, and which steps are planned."""
+"""Position in the tasks from which a fork goes on: which are drawn already, and which steps are
+planned.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
 
 
 def _looks(config: RunConfig) -> bool:
-    """Whether which tasks are drawn depends on what became of those before."""
+    """True if the tasks that are drawn depend on the results of those before."""
     return config.train.screening is not None or config.train.curriculum is not None
 
 
@@ -78,7 +80,7 @@ def _records(parent: Path) -> dict[int, Record]:
 def _drawn(
     store: GroupStore, records: dict[int, Record], planned: int, order: Shuffled | None
 ) -> int:
-    """How many tasks were drawn when ``planned`` steps were planned.
+    """Number of tasks drawn when ``planned`` steps were planned.
 
     order: of the tasks, where the fork has those of its parent.
     """
@@ -97,7 +99,7 @@ def _drawn(
 
 
 def _behind(items: Sequence[Item], drawn: int, order: Shuffled | None) -> int:
-    """How many tasks were drawn when the last of these items was, ``drawn`` being drawn before the
+    """Number of tasks drawn when the last of these items was, ``drawn`` being drawn before the
     first: between them may be tasks that did not fit, which are in no plan.
     """
     for item in items:

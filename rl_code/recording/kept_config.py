@@ -47,7 +47,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _follows(stored: dict[str, Any], key: str) -> bool:
-    """Whether the value of a key is the one that follows from the others."""
+    """True if the value of a key is the one that follows from the others."""
     if read_config.lookup(stored, key) is None:  # also of suites, which are several
         return False
     trial = copy.deepcopy(stored)

@@ -40,7 +40,7 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Whether the weights are."""
+        """True if the weights are."""
         return self.then == self.now
 
 
@@ -87,7 +87,7 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
 
 
 def on_record(workdir: Path) -> str:
-    """Which steps of a run are on record, in words."""
+    """The steps of a run that are on record, in words."""
     consumed = GroupStore(workdir / STORE).consumed()
     steps = f"steps {consumed[0]} to {consumed[-1]}" if consumed else "no step"
     return f"on record are {steps}, and checkpoints of steps {checkpoint.steps(workdir)}"
@@ -104,6 +104,6 @@ def _with_config(run: Run, config: RunConfig) -> Iterator[Run]:
 
 
 def same_bits(one: TrainState, other: TrainState) -> bool:
-    """Whether two states are equal, bit for bit."""
+    """True if two states are equal, bit for bit."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)

@@ -31,7 +31,7 @@ from rl_code.types import Limits, Task, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Review:
-    """What became of one trajectory's changes."""
+    """Outcome of one trajectory's changes."""
 
     task_id: str
     index: int
@@ -115,7 +115,7 @@ def _work(
     *,
     verbose: bool,
 ) -> Snapshot | None:
-    """What a trajectory's calls hand in; None for nothing."""
+    """Files that a trajectory's calls hand in; None for nothing."""
     workspace = Workspace(task, pool, limits, verbose=verbose)
     with contextlib.closing(workspace):
         messages = [turn for turn in trajectory.turns if turn.role == "assistant"]

@@ -1,4 +1,4 @@
-"""Where two trajectories part first: a token, a log-probability, a tool's answer, the reward."""
+"""First difference of two trajectories: a token, a log-probability, a tool's answer, the reward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PER_TOKEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What differs first between two trajectories."""
+    """First difference of two trajectories."""
 
     # "token", "log-probability", "tool answer", "reward" and so on
     kind: str

@@ -1,4 +1,4 @@
-"""What was run: the config, the commit, the hardware, and how two runs differ."""
+"""Facts about a run: the config, the commit, the hardware, and how two runs differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(runs: Sequence[Path]) -> list[str]:
 
 
 def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
-    """What is known of each run: facts as (what, value), of its last start, and how many starts."""
+    """Facts about each run as (what, value), of its last start, and how many starts."""
     found = []
     for folder, name in zip(folders, names, strict=True):
         starts = provenance.read(folder)
@@ -37,7 +37,7 @@ def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def record(store: Path) -> list[tuple[str, str]]:
-    """What the record of a run takes on the disk, as (what, value); empty where there is none."""
+    """Disk usage of the record of a run, as (what, value); empty where there is none."""
     if not steps_lib.exists(store):
         return []
     try:

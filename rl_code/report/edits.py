@@ -1,4 +1,4 @@
-"""What a trajectory's calls changed in the files, as lines of a diff, for a person to read.
+"""Changes that a trajectory's calls made in the files, as lines of a diff, for a person to read.
 
 An edit is a call that names a file (``path``) and gives its new text (``content``), or a piece of
 its text and what replaces it (``old``, ``new``). Tools of any name that take such arguments are

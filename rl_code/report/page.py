@@ -36,7 +36,7 @@ _MANY = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class ReportConfig:
-    """What goes into the page."""
+    """Content of the page."""
 
     # The k of pass@k to show.
     ks: tuple[int, ...] = (1, 8)

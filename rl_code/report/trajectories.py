@@ -23,7 +23,7 @@ from rl_code.trajectory_log import (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where groups come from: a step of training, or an evaluation."""
+    """Origin of groups: a step of training, or an evaluation."""
 
     run: str
     label: str

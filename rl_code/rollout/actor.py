@@ -35,7 +35,7 @@ _SILENT_S = 60.0
 
 @dataclasses.dataclass
 class ActorStats:
-    """How an actor spent its time since it was last asked."""
+    """Use of an actor's time since it was last asked."""
 
     # Seconds in which no group was open, and seconds of wall clock.
     idle_s: float

@@ -97,7 +97,7 @@ class Admission:
 
     @property
     def prefill_due(self) -> bool:
-        """Whether a prompt or a row with pages has tokens to prefill."""
+        """True if a prompt or a row with pages has tokens to prefill."""
         return any(group.missing for group in self.prompts) or any(
             row.to_prefill for row in self.rows
         )
@@ -351,7 +351,7 @@ class Admission:
         return False
 
     def _gives_way(self, holders: list[Row], row: Row) -> Row:
-        """Which of the rows that hold pages loses them to ``row``: the youngest. With pages on the
+        """The row that loses its pages to ``row``: the youngest. With pages on the
         host it is a younger one that waits for a tool, if there is any, since it needs none now.
         """
         if self._pool.engine.config.host_pages_mb is not None:
@@ -363,6 +363,6 @@ class Admission:
 
 
 def _in_common(prompts: Sequence[list[int]]) -> int:
-    """How many first tokens all prompts have."""
+    """Number of first tokens that all prompts have."""
     different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
     return next(different, min(map(len, prompts)))

@@ -1,5 +1,5 @@
-"""What the sampler adds to an episode's contexts: their random keys, and what is on record of how
-their tokens were computed.
+"""Additions of the sampler to an episode's contexts: their random keys, and what is on record of
+how their tokens were computed.
 """
 
 from __future__ import annotations

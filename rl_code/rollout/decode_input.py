@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInput:
-    """What one decode dispatch is told of each row; int32 [slots] unless said otherwise."""
+    """Input of one decode dispatch of each row; int32 [slots] unless said otherwise."""
 
     # The last token of the row, which is not in the cache yet.
     tokens: jax.Array

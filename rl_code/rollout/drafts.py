@@ -105,7 +105,7 @@ class DraftTexts:
                 answers.popleft()
 
     def repeats(self, row: Row) -> bool:
-        """Whether at least ``draft_least`` of a row's last ``draft_window`` tokens had followed the
+        """True if at least ``draft_least`` of a row's last ``draft_window`` tokens had followed the
         same two tokens before in the row.
         """
         c = self._config
@@ -129,7 +129,7 @@ class DraftTexts:
         return answers
 
     def _answer(self, row: Row) -> np.ndarray:
-        """What stands behind a row's prompt, and as much of the prompt as is compared."""
+        """Tokens behind a row's prompt, and as much of the prompt as is compared."""
         return self._tokens(row)[max(0, row.prompt - _LONGEST) :]
 
     def _tokens(self, row: Row) -> np.ndarray:
@@ -155,7 +155,7 @@ class _Growing:
 
 
 class _Repeats:
-    """Which tokens of a list had followed the same two tokens before in it."""
+    """Tokens of a list that had followed the same two tokens before in it."""
 
     def __init__(self):
         # What followed two tokens when they last stood in the list.

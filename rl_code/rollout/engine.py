@@ -242,7 +242,7 @@ def _decode(
 
 
 class _Decoding(NamedTuple):
-    """What a dispatch of the decoder carries from step to step."""
+    """State that a dispatch of the decoder carries from step to step."""
 
     step: jax.Array
     # The cache, and the pages that are laid side by side.

@@ -1,5 +1,5 @@
-"""Where the learner gets its groups from: from an actor in its own thread, from an actor in another
-thread of its process, or from other processes.
+"""Sources of the learner's groups: an actor in its own thread, an actor in another thread of its
+process, or other processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupSource(Protocol):
         """
 
     def take_stats(self) -> ActorStats | None:
-        """Of the actor of this process, since the last call; None when there is none."""
+        """Metrics of the actor of this process, since the last call; None when there is none."""
 
     def __enter__(self) -> GroupSource: ...
     def __exit__(self, *_: object) -> None: ...

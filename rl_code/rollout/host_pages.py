@@ -49,7 +49,7 @@ class HostPages:
             self.bytes -= nbytes(self._kept.popitem(last=False)[1])
 
     def lacks(self, name: bytes) -> bool:
-        """Whether a page is not here; one that is counts as used."""
+        """True if a page is not here; one that is counts as used."""
         if name in self._kept:
             self._kept.move_to_end(name)
             return False

@@ -1,4 +1,4 @@
-"""Which notes an episode of a step may read: those that the steps some way before it left.
+"""Notes that an episode of a step may read: those that the steps some way before it left.
 
 An episode of step b reads what the episodes of the steps up to b - k - 2 stored and forgot, k being
 the bound on staleness. These steps are consumed before any episode of step b can begin, in every

@@ -22,7 +22,7 @@ ALTERNATIVES = 20
 
 
 class OwnWay(Protocol):
-    """How the tokens of one row are drawn. Its methods are called between two dispatches."""
+    """Drawing of the tokens of one row. Its methods are called between two dispatches."""
 
     # 0 takes the most likely token.
     temperature: float

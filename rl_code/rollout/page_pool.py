@@ -117,7 +117,7 @@ class PagePool:
         return self._shards[span.shard].pages(span.sequence)
 
     def shared_pages(self, row: Span) -> int:
-        """How many of a row's first pages all rows of its group share."""
+        """Number of a row's first pages that all rows of its group share."""
         # Each row feeds the last token of the prompt to the decoder itself. The page that this
         # token falls on is therefore the row's own, and full pages before it are shared.
         return (row.prompt - 1) // self._config.page
@@ -217,7 +217,7 @@ class PagePool:
         self.release(span)
 
     def read(self, span: Span) -> Iterator[list[jax.Array]]:
-        """What the pages of a span hold, in blocks of ``block_sizes`` pages, for another process.
+        """Content of the pages of a span, in blocks of ``block_sizes`` pages, for another process.
 
         A block has an array [shards * pages of it, ...] for each array of the cache; the part of
         the span's own shard counts.

@@ -62,12 +62,12 @@ class PrefillConfig:
 
 
 def offer_path(workdir: Path) -> Path:
-    """Where the prefill process says how it is reached."""
+    """File in which the prefill process says how it is reached."""
     return workdir / _FOLDER / "offer.json"
 
 
 def kind_of(engine: Engine) -> dict[str, Any]:
-    """What must be the same on both sides for pages to have the same shapes and bits."""
+    """Facts that must be the same on both sides for pages to have the same shapes and bits."""
     device = engine.mesh.devices.flat[0]
     config = engine.config
     leaves = jax.tree.leaves(engine.cache_shape().layers)
@@ -83,7 +83,7 @@ def kind_of(engine: Engine) -> dict[str, Any]:
 
 
 def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    """What differs between two kinds, in words; "" if nothing does."""
+    """Difference of two kinds, in words; "" if nothing does."""
     names = [name for name in here if here[name] != there.get(name)]
     return "; ".join(f"{name} is {there.get(name)} there and {here[name]} here" for name in names)
 

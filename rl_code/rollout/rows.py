@@ -47,7 +47,7 @@ class Row(Span):
     contexts: list[Row] = dataclasses.field(default_factory=list)
 
     def kinds(self) -> list[int] | None:
-        """What the places are that the episode has behind ``tokens``; None without documents.
+        """Kinds of the places that the episode has behind ``tokens``; None without documents.
 
         Raises ValueError where nothing outside of documents follows the last one.
         """
@@ -63,14 +63,14 @@ class Row(Span):
 
     @property
     def ready(self) -> bool:
-        """Whether the row can decode: only its last token is not in the cache, and the decoder
+        """True if the row can decode: only its last token is not in the cache, and the decoder
         computes that one itself.
         """
         return not self.waiting and self.held and self.missing == 1
 
     @property
     def to_prefill(self) -> bool:
-        """Whether the row holds pages, and more tokens than its last are not in the cache."""
+        """True if the row holds pages, and more tokens than its last are not in the cache."""
         return self.held and not self.waiting and self.missing > 1
 
 
@@ -111,5 +111,5 @@ class OpenGroup(Span):
         self.rows, self.unopened = [], []
 
     def kinds(self) -> list[int] | None:
-        """What the places of ``tokens`` will be: those of the prompt, less its last."""
+        """Kinds of the places of ``tokens``: those of the prompt, less its last."""
         return None if self.runs is None else self.rows[0].episode.documents[: self.prompt - 1]

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How the next token is drawn from the logits."""
+    """Drawing of the next token from the logits."""
 
     # The logits are divided by it. 0 always takes the most likely token (greedy).
     temperature: float = 1.0

@@ -315,7 +315,7 @@ class Scheduler:
 
     @property
     def _worked_on(self) -> list[Future]:
-        """What worker threads are doing, and have not done yet where a group is to start."""
+        """Work of the worker threads that must be done before a group may start."""
         starting = [future for futures in self._starting.values() for future in futures]
         undone = [future for future in starting if not future.done()]
         return [*self._stepping, *self._finishing, *undone]
@@ -374,7 +374,7 @@ class Scheduler:
         return finished
 
     def _few_go_on(self) -> bool:
-        """Whether more open episodes wait for tools than for the engine."""
+        """True if more open episodes wait for tools than for the engine."""
         go_on = sum(not row.waiting for row in self._open.rows)
         slots = self.engine.shards * self._config.slots
         return go_on < min(slots, len(self._stepping))

@@ -156,12 +156,12 @@ class Span:
 
     @property
     def held(self) -> bool:
-        """Whether it has pages."""
+        """True if it has pages."""
         return self.sequence is not None
 
     @property
     def salt(self) -> bytes:
-        """What its keys depend on beside its tokens."""
+        """Facts beside its tokens on which its keys depend."""
         return b"%d %d" % (self.weights, self.adapter)
 
     @property
@@ -171,7 +171,7 @@ class Span:
 
     @property
     def seen(self) -> int:
-        """How many of its documents count as cached."""
+        """Number of its documents that count as cached."""
         return 0 if self.runs is None else len(self.runs.documents(self.cached))
 
     def add(self, tokens: Sequence[int], kinds: Sequence[int] | None = None) -> None:
@@ -202,7 +202,7 @@ class Span:
         return min(end, run.end) if run.number == OUTSIDE else self.cached
 
     def is_answer(self, longest: int) -> bool:
-        """Whether the prompt is in the cache and what comes next is at most ``longest`` tokens."""
+        """True if the prompt is in the cache and what comes next is at most ``longest`` tokens."""
         last = self.chunk_end(len(self.tokens))
         return self.cached >= self.prompt - 1 and last - self.cached <= longest
 
@@ -232,11 +232,11 @@ class Document(Span):
 
     @property
     def written(self) -> bool:
-        """Whether all its keys are in the cache."""
+        """True if all its keys are in the cache."""
         return self.cached == len(self.tokens)
 
     def is_answer(self, longest: int) -> bool:
-        """Whether it is short enough for the shape of answers, wherever it stands.
+        """True if it is short enough for the shape of answers, wherever it stands.
 
         That depends on all its tokens, not on what is missing, so that its keys are always the
         same.

@@ -1,4 +1,4 @@
-"""What a scheduler counts."""
+"""Counters of a scheduler."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rl_code.store.store import GroupStore
 
 @dataclasses.dataclass
 class Report:
-    """What ``check`` found."""
+    """Result of ``check``."""
 
     # steps that are planned
     steps: int = 0

@@ -1,4 +1,4 @@
-"""What one actor knows of the claims on one step, and how it makes its own.
+"""Knowledge of one actor about the claims on one step, and the making of its own.
 
 The folder of claims is listed when the actor meets a step and whenever it was wrong: it tried a
 block that somebody else had claimed since. So a claim is one link(2) most of the time.

@@ -1,4 +1,5 @@
-"""How actors share the work: they claim planned items, and take over the items of lost actors.
+"""Sharing of the work among actors: they claim planned items, and take over the items of lost
+actors.
 
 A claim is a file that only one process can make, on one item or, where a step has thousands, on a
 block of some (``steps.blocks``). An actor is lost when its heartbeat has not
@@ -24,7 +25,7 @@ from rl_code.store.store import GroupStore
 
 @dataclasses.dataclass(frozen=True)
 class WorkConfig:
-    """When a process counts as lost."""
+    """Rules by which a process counts as lost."""
 
     # Seconds between two changes of a process's heartbeat.
     heartbeat_s: float = 1.0

@@ -25,7 +25,7 @@ from rl_code.store.steps import Item, Listing
 
 
 class Collector:
-    """What has arrived for a step.
+    """Groups that have arrived for a step.
 
     process: of the learner, which takes groups. None for its other processes: they see a group when
       it is taken.

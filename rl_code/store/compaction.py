@@ -82,7 +82,7 @@ class Compaction:
             self._delete_folder(step)
 
     def _content(self, step: int) -> Content:
-        """What of a step's folder goes into its shard."""
+        """The files of a step's folder that go into its shard."""
         folder = steps_lib.step_folder(self._store, step)
         listing = self._reader.planned(step)
         names = [steps_lib.part_path(self._store, step, first).name for first in listing.parts]
@@ -96,7 +96,7 @@ class Compaction:
                 yield number, self._reader.group_file(step, number, opened)[0]
 
     def _sound(self, step: int) -> bool:
-        """Whether the files of a step are undamaged; the first that is not is logged."""
+        """True if the files of a step are undamaged; the first that is not is logged."""
         try:
             listing = self._reader.planned(step)
             self._reader.items(step, listing)

@@ -1,4 +1,4 @@
-"""Where an actor's groups go and come from: files that grow by one group after another.
+"""Storage of an actor's groups: files that grow by one group after another.
 
 Each start of an actor has a file of its own for every step that it samples, named
 ``<actor>.<incarnation>.<number>``, so nobody else writes to it. A group is appended and forced to
@@ -26,7 +26,7 @@ _OPEN = 256  # files that are kept open at most
 
 
 class Place(NamedTuple):
-    """Where the bytes of a group are."""
+    """Place of the bytes of a group."""
 
     path: Path
     offset: int = 0
@@ -168,7 +168,7 @@ class LogReader:
 
 
 def _rest(descriptor: int, begin: int) -> bytes:
-    """What a file has from a byte on."""
+    """Content of a file from a byte on."""
     parts = []
     while part := os.pread(descriptor, 1 << 24, begin):
         parts.append(part)

@@ -113,7 +113,7 @@ def address(data: bytes, name: object) -> tuple[int, int]:
 
 
 def size(data: bytes, begin: int) -> int:
-    """How many bytes the record takes that begins there; 0 if no record begins there, or not all of
+    """Bytes of the record that begins there; 0 if no record begins there, or not all of
     it is there.
     """
     if data[begin : begin + len(_MAGIC)] != _MAGIC or len(data) < begin + START:

@@ -92,7 +92,7 @@ class Heartbeat:
 
 
 class Sighting(NamedTuple):
-    """What an observer knows of a process."""
+    """Knowledge of an observer about a process."""
 
     # for how many seconds the heartbeat has been seen not to change
     silent_s: float
@@ -127,7 +127,7 @@ class Observer:
         self._seen: dict[ProcessId, _Seen] = {}
 
     def look(self, who: ProcessId) -> Sighting:
-        """What is known of a process now. Raises StoreError when the store cannot be read."""
+        """Present knowledge about a process. Raises StoreError when the store cannot be read."""
         folder = self._processes / who.name
         path = folder / f"{who.incarnation}.json"
         with explain("read the heartbeat", path):

@@ -1,4 +1,4 @@
-"""What a step lacks while the learner waits for it: which items, who holds them, and for how long
+"""Items that a step lacks while the learner waits for it: which, who holds them, and for how long
 that process has been silent.
 """
 
@@ -50,7 +50,7 @@ class StoreTimeout(StoreError):
 def holders(
     reader: RecordReader, step: int, listing: Listing | None = None
 ) -> dict[int, ProcessId | None]:
-    """Who has each item of a step by its latest claim; None for a damaged claim. listing: as for
+    """Holder of each item of a step by its latest claim; None for a damaged claim. listing: as for
     ``RecordReader.items``.
     """
     listing = listing or reader.planned(step)
@@ -73,7 +73,7 @@ def holders(
 def find(
     reader: RecordReader, listing: Listing, items: Sequence[Item], observer: Observer
 ) -> list[Missing]:
-    """What is known of items of one step that have no group. observer: of their holders."""
+    """Descriptions of items of one step that have no group. observer: of their holders."""
     look = functools.cache(observer.look)
     who = holders(reader, items[0].step, listing)
     held = [(item, who.get(item.number)) for item in items]

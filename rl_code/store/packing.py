@@ -34,7 +34,7 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """What ``pack`` was given. Raises ValueError when the bytes are not what it returned."""
+    """The value that ``pack`` was given. Raises ValueError for bytes that it did not return."""
     try:
         parts = msgpack.unpackb(packed)
         if len(parts) == 1:

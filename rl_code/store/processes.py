@@ -1,5 +1,5 @@
-"""Who takes part: every process that writes to the store has a name, and each of its starts a
-number.
+"""The processes that take part: every one that writes to the store has a name, and each of its
+starts a number.
 
     processes/actor-0/3.json       heartbeat of the third restart (incarnation 3) of "actor-0"
     processes/actor-0/claim.3.0    who it is; its claims are further names of this file

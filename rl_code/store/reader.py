@@ -37,7 +37,7 @@ _STEPS = 8  # whose places a reader remembers
 
 @dataclasses.dataclass(frozen=True)
 class Removed:
-    """What retention has removed from a record."""
+    """Parts of a record that retention has removed."""
 
     # the first step that is kept
     before: int
@@ -86,7 +86,7 @@ class RecordReader:
         return sorted(step for step in {*in_folders, *in_shards} if step >= first)
 
     def listing(self, step: int) -> Listing | None:
-        """What there is of a step; None when it is not planned, or was removed."""
+        """Content of a step; None when it is not planned, or was removed."""
         if (found := self._in_shard(step)) is not None:
             return _listing(found[1])
         if (listing := steps_lib.list_step(self.folder, step)) is not None:
@@ -106,7 +106,7 @@ class RecordReader:
         return self._part(step, first)
 
     def items(self, step: int, listing: Listing | None = None) -> list[Item]:
-        """What is planned for a step so far. listing: of the step, when the caller has just made
+        """Items planned for a step so far. listing: of the step, when the caller has just made
         it.
         """
         listing = listing or self.planned(step)
@@ -127,8 +127,8 @@ class RecordReader:
         return frozenset(self._wherever(step, in_folder, lambda entry: entry.groups))
 
     def claims(self, step: int, listing: Listing | None = None) -> dict[int, int]:
-        """How often each item of a step was claimed before its latest claim; not those that nobody
-        has claimed. listing: as for ``items``.
+        """Number of times that each item of a step was claimed before its latest claim; not those
+        that nobody has claimed. listing: as for ``items``.
         """
 
         def in_folder() -> dict[int, int]:
@@ -171,7 +171,7 @@ class RecordReader:
                 raise
 
     def group(self, step: int, number: int) -> GroupRecord:
-        """What was delivered for an item, verified."""
+        """Record delivered for an item, verified."""
         data, place = self.group_file(step, number)
         record = group_records.decode(data, place)
         if (record.step, record.number) != (step, number):
@@ -179,14 +179,14 @@ class RecordReader:
         return record
 
     def consumption(self, step: int) -> dict[str, Any]:
-        """What the learner wrote when it consumed a step: version, weights, digests (of the groups,
-        in order), by and when.
+        """Record that the learner wrote when it consumed a step: version, weights, digests (of the
+        groups, in order), by and when.
         """
         data, path = self._small_file(step, CONSUMED)
         return unseal(data, path)
 
     def removed(self) -> Removed | None:
-        """What retention has removed; None when all is there."""
+        """Parts that retention has removed; None when all is there."""
         path = self.folder / shards.SHARDS / REMOVED
         with explain("read", path):
             try:
@@ -196,12 +196,12 @@ class RecordReader:
         return Removed(**unseal(data, path))
 
     def reason(self, step: int) -> str:
-        """Why a step is not there, in parentheses, where retention has removed it; or ""."""
+        """Reason why a step is not there, in parentheses, where retention has removed it; or ""."""
         removed = self.removed()
         return f" ({removed})" if removed and step < removed.before else ""
 
     def moved(self, step: int) -> bool:
-        """Whether a step has left its folder for good: it is in a shard, or was removed."""
+        """True if a step has left its folder for good: it is in a shard, or was removed."""
         self._look()
         return self._in_shard(step) is not None or bool(self.reason(step))
 
@@ -227,7 +227,7 @@ class RecordReader:
         return in_shard(found[1])
 
     def _place(self, step: int, number: int) -> Place:
-        """Where the group of an item is in the folder of its step."""
+        """Place of the group of an item in the folder of its step."""
         known = self._places.get(step, {})
         if number not in known:
             listing = self.planned(step)
@@ -317,7 +317,7 @@ class RecordReader:
 
 
 class _Arrived:
-    """What has arrived for an open step, by the first delivery of each item that was seen."""
+    """Groups that have arrived for an open step, by the first delivery seen of each item."""
 
     def __init__(self, folder: Path):
         self.damaged: list[StoreError] = []

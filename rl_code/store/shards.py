@@ -44,7 +44,7 @@ _COARSE_S = 3.0  # by which times of change may be coarse
 
 @dataclasses.dataclass(frozen=True)
 class ShardStep:
-    """What the index says of a step."""
+    """Entry of the index for a step."""
 
     # name -> content of the parts of the plan and of the consumption, as in the step's folder
     files: Mapping[str, bytes]

@@ -36,7 +36,7 @@ _ATTEMPTS = 5
 
 @dataclasses.dataclass
 class Shared:
-    """What was shared."""
+    """Arrays that were shared."""
 
     # steps before the fork
     steps: int = 0

@@ -97,7 +97,7 @@ class Item:
         return f"({self.step}, {self.number})"
 
     def mismatch(self, group: Group) -> str:
-        """What makes ``group`` no answer to this item; "" when it is one."""
+        """Reason why ``group`` is no answer to this item; "" when it is one."""
         trajectories = group.trajectories
         if len(trajectories) != self.group_size:
             return f"{len(trajectories)} trajectories instead of {self.group_size}"
@@ -127,7 +127,7 @@ class Listing:
 
 
 def exists(store: Path) -> bool:
-    """Whether a learner has made the store."""
+    """True if a learner has made the store."""
     return (store / STEPS).is_dir()
 
 
@@ -139,7 +139,7 @@ def steps(store: Path) -> list[int]:
 
 
 def step_folder(store: Path, step: int) -> Path:
-    """Where the files of a step lie until they are in a shard."""
+    """Folder of the files of a step until they are in a shard."""
     return store / STEPS / f"{step:08}"
 
 
@@ -158,7 +158,7 @@ def group_path(store: Path, step: int, number: int) -> Path:
 
 
 def groups_folder(store: Path, step: int) -> Path:
-    """Where actors put their groups, each into files of its own."""
+    """Folder into which actors put their groups, each into files of its own."""
     return step_folder(store, step) / "groups"
 
 
@@ -175,7 +175,7 @@ def taken_path(store: Path, step: int, first: int) -> Path:
 
 
 def list_step(store: Path, step: int) -> Listing | None:
-    """What is in the folder of a step; None when it has none. Raises StoreError."""
+    """Content of the folder of a step; None when it has none. Raises StoreError."""
     folder = step_folder(store, step)
     with explain("list", folder):
         try:
@@ -227,7 +227,7 @@ def list_claims(store: Path, step: int) -> dict[int, tuple[int, int]]:
 
 
 def read_claim(path: Path) -> ProcessId | None:
-    """Who made a claim; None when the claim did not survive a crash of its writer's host. Raises
+    """Maker of a claim; None when the claim did not survive a crash of its writer's host. Raises
     StoreError.
     """
     with explain("read the claim", path):
@@ -282,7 +282,7 @@ def check_plan(items: Sequence[Item]) -> None:
 
 
 def differences(there: Sequence[Item], here: Sequence[Item]) -> list[str]:
-    """Where two plans of the same numbers differ, in words."""
+    """Difference of two plans of the same numbers, in words."""
     if len(there) != len(here):
         return [f"{len(there)} items there, {len(here)} here"]
     return [

@@ -82,7 +82,7 @@ class GroupStore:
 
     @property
     def writes(self) -> bool:
-        """Whether it was opened with a name."""
+        """True if it was opened with a name."""
         return self._process is not None
 
     # --- For the learner --------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class GroupStore:
     # --- For everyone -----------------------------------------------------------------------------
 
     def items(self, step: int, listing: Listing | None = None) -> list[Item]:
-        """What is planned for a step so far. listing: of its folder, when the caller has just made
+        """Items planned for a step so far. listing: of its folder, when the caller has just made
         it.
         """
         return self.reader.items(step, listing)
@@ -299,7 +299,7 @@ class GroupStore:
         return [item for item in self.items(step, listing) if item.number not in there]
 
     def record(self, step: int, number: int) -> GroupRecord:
-        """What was delivered for an item, verified."""
+        """Record delivered for an item, verified."""
         return self.reader.group(step, number)
 
     def read(self, step: int) -> list[GroupRecord]:
@@ -316,7 +316,7 @@ class GroupStore:
         return list(read_ahead(self.folder, [(step, item.number) for item in items]))
 
     def takeovers(self, step: int) -> int:
-        """How often an item of a step was taken over from an actor that was lost."""
+        """Number of times that an item of a step was taken over from an actor that was lost."""
         return sum(self.reader.claims(step).values())
 
     def consumed(self) -> list[int]:
@@ -337,13 +337,13 @@ class GroupStore:
         ]
 
     def is_consumed(self, step: int) -> bool:
-        """Whether a step is planned and consumed."""
+        """True if a step is planned and consumed."""
         listing = self.reader.listing(step)
         return listing is not None and listing.consumed
 
     def consumption(self, step: int) -> dict[str, Any]:
-        """What ``consume`` wrote: version, weights, digests (of the groups, in order), by and
-        when.
+        """Record that ``consume`` wrote: version, weights, digests (of the groups, in order), by
+        and when.
         """
         return self.reader.consumption(step)
 
@@ -357,7 +357,7 @@ class GroupStore:
             )
 
     def _collect(self, step: int, listing: Listing) -> Collector:
-        """What has arrived for a step by now."""
+        """Groups that have arrived for a step by now."""
         if step not in self._collectors:
             process = self._process if self.writes else None
             self._collectors[step] = Collector(self.reader, step, process)
@@ -378,7 +378,7 @@ class GroupStore:
             raise StoreError(f"step {step}: groups {others} are others than in {self.folder}")
 
     def _log(self, step: int) -> GroupLog:
-        """Where this process puts the groups of a step."""
+        """Place where this process puts the groups of a step."""
         if step not in self._logs:
             folder = steps_lib.groups_folder(self.folder, step)
             self._logs[step] = GroupLog(folder, self.process.identity)

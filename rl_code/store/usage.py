@@ -1,4 +1,4 @@
-"""How much the record of a run takes on the disk, beside what it holds."""
+"""Disk usage of the record of a run, beside what it holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = 512  # bytes of the blocks that stat(2) counts
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Of a store."""
+    """Disk usage of a store."""
 
     # consumed steps that are kept
     steps: int

@@ -69,7 +69,7 @@ def to_host(named: Mapping[str, jax.Array]) -> dict[str, HostArray]:
 
 
 def same_layout(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) -> bool:
-    """Whether this process has the same parts of the same arrays in both."""
+    """True if this process has the same parts of the same arrays in both."""
     described = [
         {name: (x.shape, x.dtype, *x.parts) for name, x in host.items()} for host in (one, other)
     ]
@@ -77,7 +77,7 @@ def same_layout(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) ->
 
 
 def same_bits(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) -> bool:
-    """Whether this process's parts of two versions of one layout have the same bits."""
+    """True if this process's parts of two versions of one layout have the same bits."""
     return all(
         np.array_equal(part, other[name].parts[box])
         for name, x in one.items()
@@ -86,7 +86,7 @@ def same_bits(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) -> b
 
 
 def changes(new: Mapping[str, HostArray], old: Mapping[str, HostArray]) -> dict[str, HostArray]:
-    """What turns the one into the other, and back."""
+    """Differences that turn the one into the other, and back."""
     return {
         name: dataclasses.replace(
             x, parts={box: part ^ old[name].parts[box] for box, part in x.parts.items()}
@@ -224,7 +224,7 @@ def _of_whole(
 def _of_parts(
     path: Path, names: Sequence[str], dtype: np.dtype, boxes: Iterable[Box], deadline: Deadline
 ) -> Iterator[Piece]:
-    """What wanted parts share with those of a stored change."""
+    """Overlap of wanted parts with those of a stored change."""
     boxes = list(boxes)
     for name in names:
         own = _box_named(name)

@@ -1,4 +1,4 @@
-"""Which device holds which part of an array, and the layout in which an actor wants a model."""
+"""Devices of each part of an array, and the layout in which an actor wants a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def detached(model: Transformer, dtype: str, quantised: Kind | None = None) -> d
 
 
 def to_box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Of the slices with which a sharding describes a part."""
+    """Box of the slices with which a sharding describes a part."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
@@ -67,7 +67,7 @@ def to_slices(box: Box, origin: Box | None = None) -> tuple[slice, ...]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes share, None if nothing."""
+    """Overlap of two boxes, None if nothing."""
     box = tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(one, other, strict=True))
     return None if any(start >= stop for start, stop in box) else box
 

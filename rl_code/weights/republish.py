@@ -299,7 +299,7 @@ class Republisher:
     def _delta_is_sound(
         self, number: int, host: Mapping[str, codec.HostArray], deadline: Deadline
     ) -> bool:
-        """Whether the change that leads back from a version is worth keeping: versions before it
+        """True if the change that leads back from a version is worth keeping: versions before it
         may have to be made from it.
         """
         try:
@@ -321,7 +321,7 @@ class Republisher:
     def _read_forward(
         self, number: int, host: Mapping[str, codec.HostArray], deadline: Deadline
     ) -> Mapping[str, codec.HostArray]:
-        """What an actor that holds nothing would read, of the parts that ``host`` has."""
+        """Parts that an actor that holds nothing would read, of the parts that ``host`` has."""
         record = version_records.read_record(self._folder, number)
         failures = []
         for route in version_records.routes(self._folder, record, None):
@@ -333,8 +333,8 @@ class Republisher:
 
 
 def clear(folder: Path) -> None:
-    """When a learner starts: forgets the refusals of the one before it, which may know less, and
-    requests that are damaged.
+    """Called when a learner starts. Forgets the refusals of the one before it, which may know less,
+    and requests that are damaged.
     """
     for path in (folder / UNREADABLE).glob("v_*"):  # not what actors are writing aside just now
         if version_records.number_of(path.name) is None or _read(path) is None:

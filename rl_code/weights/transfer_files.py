@@ -46,7 +46,7 @@ def new_ticket() -> int:
 
 
 def identity(offer: Mapping[str, Any]) -> tuple[int, int]:
-    """Which learner offers which version: its session and the version's number."""
+    """Offer of a version by a learner: its session and the version's number."""
     return offer["session"], offer["version"]["number"]
 
 
@@ -56,10 +56,10 @@ def box_of(data: list[list[int]]) -> Box:
 
 
 def offer_path(folder: Path, process: int) -> Path:
-    """Where a process of the learner says what it serves."""
+    """File in which a process of the learner says what it serves."""
     return folder / f"publisher_{process}.json"
 
 
 def answer_path(request: Path) -> Path:
-    """Where the answer to a request is written."""
+    """File into which the answer to a request is written."""
     return request.with_name(request.name.replace("request", "answer", 1))

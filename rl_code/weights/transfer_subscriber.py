@@ -94,8 +94,8 @@ class TransferSubscriber:
         return live | self._stored.announced()
 
     def _offers(self) -> list[dict[str, Any]]:
-        """What each process of the learner serves. [] unless all serve the same version, and
-        neither that version failed here before nor too many from this learner.
+        """Statements of each process of the learner about its offer. [] unless all serve the same
+        version, and neither that version failed here before nor too many from this learner.
         """
         try:
             first = read_json(offer_path(self._folder, 0))
@@ -220,7 +220,7 @@ class TransferSubscriber:
         wants: Mapping[int, list[tuple[str, Box, Box, jax.Device]]],
         deadline: Deadline,
     ) -> list[jax.Array]:
-        """What is wanted of each process, in the order of the wants."""
+        """Parts wanted of each process, in the order of the wants."""
         session, number = identity(offers[0])
         requests = {
             process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants

@@ -1,4 +1,4 @@
-"""What storage holds of each version (a folder and a record), and the routes to a version.
+"""Files of each version in storage (a folder and a record), and the routes to a version.
 
     weights/v_00000012/full/<name>    the version's bits
     weights/v_00000012/delta/<name>   what changed since its base, the version published before it
@@ -32,7 +32,7 @@ _RECORD = re.compile(r"v_(\d{8,})\.json")
 
 @dataclasses.dataclass(frozen=True)
 class VersionRecord:
-    """What the record of a stored version says."""
+    """Record of a stored version."""
 
     version: Version
     # name of the learner that published it
@@ -81,17 +81,17 @@ class Route:
 
 
 def data_folder(folder: Path, number: int) -> Path:
-    """Where the arrays of a version are."""
+    """Folder of the arrays of a version."""
     return folder / f"v_{number:08d}"
 
 
 def draft_folder(folder: Path, number: int) -> Path:
-    """Where they are while they are written."""
+    """Their folder while they are written."""
     return folder / f".v_{number:08d}.draft"
 
 
 def record_path(folder: Path, number: int) -> Path:
-    """Where the record of a version is."""
+    """File of the record of a version."""
     return folder / f"v_{number:08d}.json"
 
 
@@ -254,7 +254,7 @@ def encode(data: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """What ``write_json`` wrote; WeightError when it is missing or damaged."""
+    """The value that ``write_json`` wrote; WeightError when it is missing or damaged."""
     try:
         text, crc = path.read_text().splitlines()
         if f"{zlib.crc32(text.encode()):08x}" != crc:

@@ -32,7 +32,7 @@ class WeightTimeout(WeightError):
 
 @dataclasses.dataclass(frozen=True)
 class WeightsConfig:
-    """How versions of the weights are stored, and for how long."""
+    """Storage of versions of the weights, and for how long."""
 
     # Versions whose number is a multiple of it are stored in full, the others as changes.
     full_every: int = 16
@@ -71,7 +71,7 @@ class Version:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Of what ``to_json`` gave."""
+        """Version of the result of ``to_json``."""
         return cls(data["number"], {name: tuple(pair) for name, pair in data["arrays"].items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def in_words(x: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Which version a subscriber asks for: the newest from ``at_least`` on, or ``exactly`` one."""
+    """Version that a subscriber asks for: the newest from ``at_least`` on, or ``exactly`` one."""
 
     at_least: int | None = None
     exactly: int | None = None
@@ -164,7 +164,7 @@ class Wanted:
         return max(fitting, default=None)
 
     def gone(self, available: Iterable[int]) -> bool:
-        """Whether later versions are there, so that the one asked for will not come any more."""
+        """True if later versions are there, so that the one asked for will not come any more."""
         return self.exactly is not None and max(available, default=-1) > self.exactly
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class TransferStats:
-    """What publishing or fetching one version took in one process; 0 where nothing moved."""
+    """Cost of publishing or fetching one version in one process; 0 where nothing moved."""
 
     action: Literal["publish", "fetch"]
     version: int
@@ -213,7 +213,7 @@ class Publisher(Protocol):
 
     @property
     def published(self) -> TransferStats | None:
-        """Of the newest publication that is complete."""
+        """Statistics of the newest publication that is complete."""
 
     def publish(self, version: int, model: Any) -> Version:
         """Makes the model version ``version``, and returns it once its arrays may be donated.
@@ -237,7 +237,7 @@ class Subscriber(Protocol):
 
     @property
     def fetched(self) -> TransferStats | None:
-        """Of the last version that ``wait`` returned."""
+        """Statistics of the last version that ``wait`` returned."""
 
     def newest(self) -> int | None:
         """Number of the newest version that can be seen, None before the first."""

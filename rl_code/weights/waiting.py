@@ -62,7 +62,9 @@ def within(seconds: float, function: Callable[[], Any], waiting: str) -> Any:
 
 
 def agree(seconds: float, waiting: str, *values: int) -> list[tuple[int, ...]]:
-    """What every process of this program passed (int32), by its index; all of them have to call."""
+    """Values that every process of this program passed (int32), by its index; all of them have to
+    call.
+    """
     if jax.process_count() == 1:
         return [values]
     waiting = f"process {jax.process_index()} of {jax.process_count()}, {waiting}, for the others"
