@@ -151,7 +151,9 @@ def decode_input(
             if inputs.ways is not None:
                 inputs.ways.temperatures[at] = row.own.temperature
                 inputs.ways.top_ps[at] = row.own.top_p
-                row.own.add_biases(row.message, inputs.ways.biases[at])
+                ways = inputs.ways
+                row.own.prepare(row.message, ways.biases[at], ways.allowed[at])
+                inputs.keys[at, 1] += np.uint32(row.own.redrawn)
             # The pages of the shared prefix go into a tile, which several rows read together. Those
             # behind it are the row's own, and ``starts`` is the place at which they begin.
             shared = pool.shared_pages(row)

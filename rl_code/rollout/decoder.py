@@ -94,6 +94,8 @@ class Decoder:
         over = []
         for place, row in self._places(chosen):
             count = counts[place]
+            if row.own is not None:
+                count = row.own.kept(tokens[place, :count].tolist())
             chosen_by_model = {name: x[place, :count] for name, x in choices.items()}
             if row.own is not None:
                 likely = chosen_by_model.pop("likely")

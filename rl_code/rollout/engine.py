@@ -150,8 +150,9 @@ def _decode(
             drawn = draw(logits, uniforms)
         else:
             own = functools.partial(sample_own, config=sampling)
-            draw = per_shard(own, ((), (), ()), ((), (), (), ()))
-            *drawn, tokens_there, likely = draw(logits, uniforms, inputs.ways)
+            draw = per_shard(own, ((), (), (), ()), ((), (), (), ()))
+            first = carry.counts == 0
+            *drawn, tokens_there, likely = draw(logits, uniforms, first, inputs.ways)
             alternatives = {"alternatives": tokens_there, "likely": likely}
         sampled, logprobs = (x.reshape(num_rows, -1) for x in drawn)
         # A draw counts if the guesses before it were right and none of them ended the message.

@@ -13,7 +13,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rl_code.rollout.sampling import SamplingConfig, invert_cdf, truncate
 
@@ -28,13 +28,26 @@ class OwnWay(Protocol):
     temperature: float
     # As ``SamplingConfig.top_p``.
     top_p: float
-    # True if ``add_biases`` depends on the tokens so far, so that a dispatch samples one.
+    # True if the biases depend on the tokens so far, so that a dispatch samples one.
     one_by_one: bool
+    # How many draws were not kept so far. What is drawn again has other random numbers.
+    redrawn: int
 
-    def add_biases(self, message: Sequence[int], logits: np.ndarray) -> None:
-        """Adds what is added to the logits of the next tokens: float32 [V], -inf to exclude one.
+    def prepare(self, message: Sequence[int], biases: np.ndarray, allowed: np.ndarray) -> None:
+        """Writes what is added to the logits of the next tokens, float32 [V], and which tokens may
+        come first, bool [V].
 
         message: the tokens that were sampled so far.
+        """
+        ...
+
+    def kept(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens that were drawn next are kept: those in front of the first one
+        that may not stand where it does. At least 1, since the first one was allowed.
+
+        So a text of a form is guessed freely and drawn again, with the rule, where the guess was
+        wrong. Each token has the distribution of one that is drawn with the rule: p(t) of a guess
+        that fits, and of one that does not the share p(t) / P(fits) once more.
         """
         ...
 
@@ -53,8 +66,10 @@ class OwnWays:
     # float32 [slots] each.
     temperatures: jax.Array
     top_ps: jax.Array
-    # float32 [slots, V], added to the logits; -inf for a token that may not be drawn.
+    # float32 [slots, V], added to the logits.
     biases: jax.Array
+    # bool [slots, V], whether a token may be the first one of the dispatch.
+    allowed: jax.Array
 
 
 def empty_ways(rows: int, vocab: int) -> OwnWays:
@@ -63,23 +78,27 @@ def empty_ways(rows: int, vocab: int) -> OwnWays:
         temperatures=np.ones(rows, np.float32),
         top_ps=np.ones(rows, np.float32),
         biases=np.zeros((rows, vocab), np.float32),
+        allowed=np.ones((rows, vocab), bool),
     )
 
 
 def sample_own(
     logits: Float[Array, "B V"],
     uniforms: Float[Array, " B"],
+    first: Bool[Array, " B"],
     ways: OwnWays,
     config: SamplingConfig,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Int[Array, "B A"], Float[Array, "B A"]]:
     """Draws a token per row in its own way; returns (tokens, their log-probabilities, the most
     likely tokens, their log-probabilities).
 
+    first: whether the token is the first one of its row in the dispatch.
     Log-probabilities are those of ``sampling.sample`` with the config's temperature and without
     biases: what the model says, however a client has it drawn. The config's top-k holds too.
     """
     logprobs = jax.nn.log_softmax(logits / (config.temperature or 1.0))
-    biased = logits + ways.biases
+    may_come = ways.allowed | ~first[:, None]
+    biased = jnp.where(may_come, logits + ways.biases, -jnp.inf)
     best = jnp.argmax(biased, axis=-1)
     greedy = ways.temperatures == 0
     probs = jax.nn.softmax(biased / jnp.where(greedy, 1.0, ways.temperatures)[:, None])

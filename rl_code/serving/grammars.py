@@ -74,15 +74,15 @@ class Answer:
     def __init__(self, matcher: Any, stop_ids: Sequence[int]):
         self._matcher = matcher
         self._stop_ids = list(stop_ids)
-        self._read = 0
 
-    def allowed(self, tokens: Sequence[int]) -> Bool[np.ndarray, " V"]:
-        """True for each token that may follow.
-
-        tokens: all of the answer so far; those of the calls before come first.
+    def read(self, tokens: Sequence[int]) -> int:
+        """Goes on with tokens up to the first one that may not follow; how many these are. At least
+        1: beyond a limit of the parser a stop token ends the answer.
         """
-        self._matcher.consume_tokens(list(tokens[self._read :]))
-        self._read = len(tokens)
+        return max(1, self._matcher.try_consume_tokens(list(tokens)))
+
+    def allowed(self) -> Bool[np.ndarray, " V"]:
+        """True for each token that may follow."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         found = np.unpackbits(bits, bitorder="little").astype(bool)
         # Beyond a limit of the parser nothing may follow: the answer ends here.

@@ -26,21 +26,30 @@ class Way:
         self._answer = answer
         self._bias = request.logit_bias
         self._presence, self._frequency = request.presence_penalty, request.frequency_penalty
-        self.one_by_one = bool(answer is not None or self._presence or self._frequency)
+        self.one_by_one = bool(self._presence or self._frequency)
+        self.redrawn = 0
         # For each token of the answer the most likely ones and their log-probabilities.
         self.alternatives: list[tuple[list[int], list[float]]] = []
 
-    def add_biases(self, message: Sequence[int], logits: np.ndarray) -> None:
+    def prepare(self, message: Sequence[int], biases: np.ndarray, allowed: np.ndarray) -> None:
         """As ``OwnWay``."""
         for token, bias in self._bias:
-            logits[token] += bias
+            biases[token] += bias
         if self._presence or self._frequency:
             tokens, counts = np.unique(np.asarray(message, np.int64), return_counts=True)
-            logits[tokens] -= self._presence + self._frequency * counts
+            biases[tokens] -= self._presence + self._frequency * counts
         if self._answer is not None:
-            allowed = self._answer.allowed(message)[: len(logits)]
-            logits[: len(allowed)][~allowed] = -np.inf
-            logits[len(allowed) :] = -np.inf
+            found = self._answer.allowed()[: len(allowed)]
+            allowed[: len(found)] = found
+            allowed[len(found) :] = False
+
+    def kept(self, tokens: Sequence[int]) -> int:
+        """As ``OwnWay``."""
+        if self._answer is None:
+            return len(tokens)
+        count = self._answer.read(tokens)
+        self.redrawn += count < len(tokens)
+        return count
 
     def note(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """As ``OwnWay``."""

@@ -97,17 +97,41 @@ def test_rows_with_ways_of_their_own_are_drawn_as_a_config_that_says_the_same():
     uniforms = jnp.array([0.1, 0.3, 0.5, 0.7, 0.95])
     asked = [(0.0, 1.0), (0.5, 1.0), (1.0, 0.4), (1.0, 1.0), (1.0, 1.0)]
     biases = np.zeros((5, 20), np.float32)
-    biases[4, 1:] = -np.inf
+    biases[3, 7] = 100.0
+    allowed = np.zeros((5, 20), bool)
+    allowed[4, 0] = True
+    first = jnp.arange(5) == 4
     temperatures, top_ps = (jnp.array(each, jnp.float32) for each in zip(*asked, strict=True))
-    ways = OwnWays(temperatures, top_ps, jnp.asarray(biases))
-    tokens, logprobs, alternatives, likely = sample_own(logits, uniforms, ways, SamplingConfig())
-    for row, (temperature, top_p) in enumerate(asked[:4]):
+    ways = OwnWays(temperatures, top_ps, jnp.asarray(biases), jnp.asarray(allowed))
+    found = sample_own(logits, uniforms, first, ways, SamplingConfig())
+    tokens, logprobs, alternatives, likely = found
+    for row, (temperature, top_p) in enumerate(asked[:3]):
         config = SamplingConfig(temperature=temperature, top_p=top_p)
         own, _ = sample(logits[row : row + 1], uniforms[row : row + 1], config)
         assert tokens[row] == own[0]
-    assert tokens[4] == 0  # the only one that may be drawn
+    assert tokens[3] == 7
+    assert tokens[4] == 0  # the only one that may come first
     # what the model says, however the token was drawn
     expected = jax.nn.log_softmax(logits)
     np.testing.assert_allclose(logprobs, expected[jnp.arange(5), tokens], rtol=1e-6)
     np.testing.assert_array_equal(alternatives, jnp.argsort(-expected, axis=-1)[:, :20])
     np.testing.assert_allclose(likely, -jnp.sort(-expected, axis=-1)[:, :20], rtol=1e-6)
+
+
+def test_guesses_that_are_drawn_again_with_the_rule_have_the_distribution_of_the_rule():
+    """A token of three that fit, guessed freely and drawn again where it does not fit."""
+    draws = 40_000
+    logits = jnp.broadcast_to(_logits(8), (draws, 8))
+    allowed = np.zeros((draws, 8), bool)
+    allowed[:, [1, 4, 6]] = True
+    one = jnp.ones(draws, jnp.float32)
+    ways = OwnWays(one, one, jnp.zeros((draws, 8)), jnp.asarray(allowed))
+    guess, again = np.random.default_rng(0).random((2, draws), np.float32)
+    never = jnp.zeros(draws, bool)
+    guessed = sample_own(logits, jnp.asarray(guess), never, ways, SamplingConfig())[0]
+    redrawn = sample_own(logits, jnp.asarray(again), ~never, ways, SamplingConfig())[0]
+    kept = jnp.where(jnp.isin(guessed, jnp.array([1, 4, 6])), guessed, redrawn)
+    expected = np.where(allowed[0], jax.nn.softmax(_logits(8)), 0.0)
+    expected /= expected.sum()
+    found = np.bincount(kept, minlength=8) / draws
+    np.testing.assert_allclose(found, expected, atol=0.01)

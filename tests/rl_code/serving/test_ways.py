@@ -12,6 +12,7 @@ import pytest
 from rl_code.realtime.training import groups_of
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.serving.completions import read_completion
+from rl_code.serving.grammars import Grammars
 from rl_code.serving.warm_up import Trial
 from rl_code.serving.ways import Way
 from rl_code.types import Reward
@@ -81,8 +82,8 @@ def test_biases_and_penalties_are_added_to_the_logits(served, client):
         client.completions.create(logit_bias={"99999999": 1}, **options)
     request = read_completion(b'{"prompt": "a", "presence_penalty": 1, "frequency_penalty": 0.5}')
     way = Way(request, SamplingConfig(), None)
-    logits = np.zeros(6, np.float32)
-    way.add_biases([2, 4, 4], logits)
+    logits, allowed = np.zeros(6, np.float32), np.ones(6, bool)
+    way.prepare([2, 4, 4], logits, allowed)
     np.testing.assert_allclose(logits, [0, 0, -1.5, 0, -2.0, 0])
     assert way.one_by_one
 
@@ -121,3 +122,19 @@ def test_programs_are_compiled_before_others_ask(served):
             trial.done.result(PATIENCE_S)
     assert [program._cache_size() for program in programs] == compiled
     assert len(records) == before
+
+
+def test_guesses_that_fit_a_schema_are_kept():
+    tokenizer = chat_tokenizer()
+    grammars = Grammars(tokenizer, [tokenizer.token_id("<|im_end|>")])
+    (answer,) = grammars.start(json.dumps(SCHEMA), 1)
+    request = read_completion(b'{"prompt": "a"}')
+    way = Way(request, SamplingConfig(), answer)
+    fits = tokenizer.encode('{"ok": true, "kind": "')
+    assert way.kept(fits) == len(fits) and way.redrawn == 0
+    wrong = tokenizer.encode("x") + tokenizer.encode("nothing")
+    assert way.kept(wrong) == 1 and way.redrawn == 1
+    allowed = np.ones(tokenizer.vocab_size + 2, bool)
+    way.prepare([], np.zeros(len(allowed), np.float32), allowed)
+    spelled = {tokenizer.decode([token]) for token in np.flatnonzero(allowed)}
+    assert '"' in spelled and all(text.startswith('"') for text in spelled)
