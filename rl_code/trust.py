@@ -52,7 +52,7 @@ def check(config: Any, path: Path) -> None:
 
 
 def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """What would run code of others: dotted keys, and what is named there."""
+    """Yield what would run code of others: dotted keys, and what is named there."""
     if isinstance(value, str):
         if _outside(value):
             yield key, repr(value)

@@ -34,7 +34,7 @@ _SAID_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a set of Python files comes to."""
+    """Counts over a set of Python files."""
 
     # Diagnostics and suppressions.
     diagnostics: int = 0
@@ -84,7 +84,11 @@ def _said(folder: str, ruff: str) -> Iterator[dict[str, str]]:
         "--select", f"{_RULES},C901", "--ignore", _IGNORED, "--output-format", "json-lines",
         "--config", "lint.mccabe.max-complexity=0", folder,
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    # A thread for each of many processors would not fit into the memory of this process.
+    few = {"RAYON_NUM_THREADS": "2"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=few
+    ) as process:
         try:
             resource.prlimit(process.pid, resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
             assert process.stdout is not None

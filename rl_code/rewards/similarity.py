@@ -47,7 +47,7 @@ def similarity(episode: FinishedEpisode) -> float:
 def _differing(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of both, the files that differ."""
+    """The files that differ, of both."""
     paths = changed(before, after)
     old = {path: before[path] for path in paths if path in before}
     return old, {path: after[path] for path in paths if path in after}

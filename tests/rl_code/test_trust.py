@@ -6,11 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
+from jinja2.sandbox import SecurityError
 
 from configs import quickstart
 from rl_code import lineage, named, read_config, trust
 from rl_code.environment.search.chunks import package_folder
+from rl_code.harness import mini_swe_agent_driver
 from rl_code.harness.command_chat import CommandChat
 from rl_code.read_config import ConfigError
 from rl_code.recording import kept_config
@@ -114,6 +117,17 @@ def test_templates_of_agents_are_rendered_in_a_sandbox():
     with pytest.raises(ConfigError, match="'tasks' is undefined"):
         CommandChat("a", "{{ tasks }}", "").opening("task")
     assert CommandChat("a", "{{ task }}!", "").opening("b") == (("system", "a"), ("user", "b!"))
+
+
+def test_the_package_of_an_agent_renders_its_templates_in_a_sandbox(monkeypatch):
+    monkeypatch.setattr(jinja2, "Template", jinja2.Template)  # put back at the end
+    mini_swe_agent_driver.sandbox_templates()
+    made = jinja2.Template("{{ task }}{{ nobody }}", undefined=jinja2.StrictUndefined)
+    with pytest.raises(jinja2.UndefinedError, match="'nobody' is undefined"):
+        made.render(task="a")
+    with pytest.raises(SecurityError, match="__class__"):
+        jinja2.Template("{{ ''.__class__.__mro__ }}").render()
+    assert jinja2.Template("{{ task }}").render(task="a") == "a"
 
 
 def test_the_flag_is_taken_before_a_config_is_read(monkeypatch):

@@ -47,7 +47,7 @@ class OutOfBounds(Exception):
 def bounded[**P, R](
     function: Callable[P, R], cpu_s: float, *arguments: P.args, **keywords: P.kwargs
 ) -> R:
-    """What a function of a module of this project returns, called in a disposable process.
+    """Return what a function of a module of this project returns in a disposable process.
 
     Arguments and result are what JSON can say: tuples arrive as lists. cpu_s: CPU seconds of the
     call.
