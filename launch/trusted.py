@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from absl import flags
@@ -21,7 +22,7 @@ def take(argv: Sequence[str]) -> None:
     """Trusts configs where the command line says so; called before the flags are parsed, since
     parsing them reads a config.
     """
-    if FLAG in argv:
+    if any(re.fullmatch(r"--?trust(=(true|1))?", argument) for argument in argv):
         trust.everything()
 
 

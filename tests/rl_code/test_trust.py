@@ -134,7 +134,10 @@ def test_the_flag_is_taken_before_a_config_is_read(monkeypatch):
     from launch import trusted
 
     monkeypatch.setattr(trust, "_everything", False)
-    trusted.take(["launch.replay", "runs/a"])
-    assert not trust.given()
-    trusted.take(["launch.replay", "runs/a", "--trust"])
-    assert trust.given()
+    for arguments in ([], ["--notrust"], ["--trust=false"], ["--workdir=--trust"]):
+        trusted.take(["launch.replay", "runs/a", *arguments])
+        assert not trust.given()
+    for argument in ("--trust", "-trust", "--trust=true"):
+        monkeypatch.setattr(trust, "_everything", False)
+        trusted.take(["launch.replay", "runs/a", argument])
+        assert trust.given() and trusted.passed_on() == ["--trust"]
