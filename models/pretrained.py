@@ -40,11 +40,9 @@ def max_positions(path: Path) -> int | None:
 
 
 def stop_ids(path: Path) -> frozenset[int]:
-    """Ids of the tokens that end a turn: those of ``config.json`` and ``generation_config.json``,
-    or that in a GGUF file.
+    """Ids of the tokens that end a turn by ``config.json`` and ``generation_config.json``; none for
+    a GGUF file, which leaves that to its tokenizer.
     """
-    if not path.is_dir():
-        return frozenset({read_tokenizer(path).eos_id})
     files = [path / name for name in ("config.json", huggingface.GENERATION_FILE)]
     contents = [huggingface.read_json(file) for file in files if file.is_file()]
     return frozenset().union(*map(huggingface.stop_ids, contents))

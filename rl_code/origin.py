@@ -116,10 +116,6 @@ class Origin:
         """The longest context that the model was trained for, where known."""
         return pretrained.max_positions(self.files) if self.files else None
 
-    def stop_ids(self) -> frozenset[int]:
-        """Ids of the tokens that end a turn, by its tokenizer; none without weights."""
-        return pretrained.stop_ids(self.files) if self.files else frozenset()
-
     def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
         """The tokenizer of the weights, or the one at ``path``. Raises ConfigError.
 
@@ -436,7 +432,9 @@ def keep(
     path = folder / "tokenizer.json"
     tokenizer.save(path, chat_template=chat_template, architecture=architecture)
     # What the model was trained to end a turn with, here and before.
-    ends = {*stop_ids, *(origin.stop_ids() if own_tokenizer else ())}
+    ends = set(stop_ids)
+    if own_tokenizer and origin.files is not None:
+        ends |= {tokenizer.eos_id} | pretrained.stop_ids(origin.files)
     special = {"eos_token_id": sorted(ends), "pad_token_id": tokenizer.pad_id}
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
