@@ -71,7 +71,7 @@ def with_stand_in() -> Iterator[None]:
         patch.setitem(PRESETS, "tiny", narrow_preset())
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda *_, **ways: FakeScheduler(vocab=VOCAB))
-        patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
+        patch.setattr(Run, "prompt", lambda run, task, *_: prompt_of(task, VOCAB).tolist())
         patch.setattr(learner_lib, "make_update", functools.cache(learner_lib.make_update))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
