@@ -99,7 +99,7 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
         tokenizer=tokenizer,
         pool=pool,
         limits=Limits(turns=20, tokens=40_000, turn_tokens=800, test_runs=2, command_s=20.0),
-        reward=signals("tests", dict(name="malformed", weight=0.25)),
+        reward=signals("tests", dict(name="malformed", weight=0.25, cap=(-99.0, 0.0))),
     )
     episode.start()
     answers: list = []
