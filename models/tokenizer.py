@@ -324,19 +324,22 @@ class Tokenizer:
         for id, (start, end) in zip(whole.ids, whole.offsets, strict=True):
             # white space beside a mark may belong to its token
             if id in self._mark_texts and cover[start:end].strip() == self._mark_texts[id].strip():
-                ids += self._encode_plain(unquote(text[at:start]))
+                ids += self._encode_plain(unquote(text[at:start]), at == 0)
                 ids.append(id)
                 at = end
-        return ids + self._encode_plain(unquote(text[at:]))
+        return ids + self._encode_plain(unquote(text[at:]), at == 0)
 
-    def _encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is a mark."""
-        backend, ids = self._plain
+    def _encode_plain(self, text: str, first: bool) -> list[int]:
+        """Ids of a text in which nothing is a mark. first: whether nothing stands before it."""
+        begin, behind, ids = self._plain
+        backend = begin if first else behind
         return [ids.get(id, id) for id in backend.encode(text, add_special_tokens=False).ids]
 
     @functools.cached_property
-    def _plain(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """The tokenizer without its marks, and the ids of tokens that have others in it."""
+    def _plain(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer, dict[int, int]]:
+        """The tokenizer without its marks, for the beginning of a text and for what stands behind
+        a mark; and the ids of tokens that have others in it.
+        """
         fields = json.loads(self._backend.to_str())
         marks = self.marks.texts
         model = fields["model"]
@@ -351,8 +354,19 @@ class Tokenizer:
         ]
         words = [each for each in fields["added_tokens"] if each["id"] not in self._mark_texts]
         fields["added_tokens"] = words
-        backend = tokenizers.Tokenizer.from_str(json.dumps(fields))
-        return backend, {backend.token_to_id(each["content"]): each["id"] for each in words}
+        begin = behind = tokenizers.Tokenizer.from_str(json.dumps(fields))
+        steps = fields["pre_tokenizer"] or {}
+        # one kind puts a space in front of a text, but not behind a mark
+        spaced = [
+            step
+            for step in (steps, *steps.get("pretokenizers", ()))
+            if step.get("prepend_scheme") == "first"
+        ]
+        if spaced:
+            for step in spaced:
+                step["prepend_scheme"] = "never"
+            behind = tokenizers.Tokenizer.from_str(json.dumps(fields))
+        return begin, behind, {begin.token_to_id(each["content"]): each["id"] for each in words}
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, special tokens included; bytes that are not UTF-8 (a cut character)
