@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from launch import unloaded
+
 # Commands that work for minutes or longer.
 LONG = (
     *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks", "plan"),
@@ -49,6 +51,8 @@ def hear_interrupts() -> None:
 
 def begin(words: Sequence[str]) -> None:
     """What comes before the imports of a command. words: as of ``first_line``."""
+    if {"-h", "-help", "--help"} & set(words):
+        unloaded.leave_unloaded()
     if line := first_line(words):
         print(line, file=sys.stderr, flush=True)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -23,7 +23,7 @@ import ml_collections
 import rich.console
 from absl import flags as absl_flags
 
-from launch import command, dry_run, flags
+from launch import command, dry_run, flags, trusted
 from rl_code import read_config
 from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -111,13 +111,15 @@ def what_next(config: RunConfig, workdir: str) -> str:
     found = {}
     if config.suites:
         suite = f"--suite={config.suites[0].name}"
-        found["play a suite again"] = command.shown("launch.evaluate", *flags.given(), run, suite)
+        found["play a suite again"] = command.shown(
+            "launch.evaluate", *flags.given(), run, suite, *trusted.passed_on()
+        )
     found["write the model for others to load"] = command.shown(
         "launch.export", run, f"--out=exports/{Path(workdir).name}"
     )
     more = f"--config.train.steps={2 * max(1, config.train.steps)}"
     found["train on, for as many steps again"] = command.shown(
-        "launch.train", *flags.given(but=("train.steps",)), run, more
+        "launch.train", *flags.given(but=("train.steps",)), run, more, *trusted.passed_on()
     )
     return "\n".join(["Next:", *(f"# {what}\n{line}" for what, line in found.items())])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,39 @@ def test_every_value_that_is_derived_says_from_what():
 
 def test_a_number_is_described_in_words():
     assert read_config.describe(int | None) == "int or None"
+
+
+HELPS = """
+import contextlib, io, json, os, runpy, sys
+from launch import unloaded
+unloaded.leave_unloaded()
+found = {}
+for name in json.loads(sys.argv[1]):
+    read, write = os.pipe()
+    if os.fork() == 0:  # flags are defined once in a process
+        sys.argv = [name, "--help"]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+        real = [x for x in unloaded.LIBRARIES if getattr(sys.modules.get(x), "__file__", None)]
+        with os.fdopen(write, "w") as pipe:
+            json.dump([out.getvalue(), real], pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        found[name] = json.load(pipe)
+    os.wait()
+print(json.dumps(found))
+"""
+
+
+def test_help_loads_no_library_that_takes_seconds(helped):
+    names = ["train", "serve", "plan", "report"]
+    done = subprocess.run(
+        [sys.executable, "-c", HELPS, json.dumps(names)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(real == [] and "flag" in text for text, real in found.values())
+    # and says what it says with them
+    assert " ".join(found["train"][0].split()) == helped
