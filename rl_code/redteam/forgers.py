@@ -144,14 +144,14 @@ FORGERS = (
     Attack(
         "object that equals everything, beside a module of the same name below src",
         {PATH: _EQUAL, "src/solution.py": ""},
-        proof=("lying_value", "suite_disagrees"),
+        proof=("lying_value", "suite_disagrees", "canary_passed"),
         also=(ROWS,),
         only_also=True,
     ),
     Attack(
         "object that equals everything, in a package in place of the module",
         {PATH: "", "solution/__init__.py": _EQUAL},
-        proof=("lying_value", "suite_disagrees"),
+        proof=("lying_value", "suite_disagrees", "canary_passed"),
         also=(ROWS,),
         only_also=True,
     ),

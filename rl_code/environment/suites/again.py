@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import Drawn, draw_alone, function_of
-from rl_code.environment.suites.repeats import copies_of, repeat
+from rl_code.environment.suites.repeats import copies_of, put_in_place, repeat
 from rl_code.environment.suites.runner import Report
 
 # A test passed, and so did changed copies of it that exclude each other; or a copy passed that, by
@@ -112,16 +112,40 @@ class Again:
             passed.append(passed_canaries(report, changed))
         once = set().union(*passed)
         always = once.intersection(*passed)
-        if self._reference and once:
+        if once:
             # canaries that no honest code fails prove nothing
-            blunt = passed_canaries(self._reference(changed), changed)
+            blunt = self._passed_by_reference(changed)
             once, always = once - blunt, always - blunt
+        if others := suspects - always:
+            # nor may a canary that passed beside the test pass in its place; where the test itself
+            # passed both times, too, that is proof
+            placed = self._in_place(others, first, drawn)
+            report = self._run(placed)
+            flags |= report.flags
+            if found := passed_canaries(report, placed):
+                found = found - self._passed_by_reference(placed)
+                beside = {own for one, own in drawn.tests.items() if not first.errors[one]}
+                once, always = once | found, always | (found & beside & alone)
         unlike = self._unlike_reference(suspects - once, drawn)
         if unlike and not self._reference:
             unlike = self._inconsistent(sorted(unlike), first, drawn)[0]
         for own in alone:
             errors[own] = _CONTRADICTED if own in once | unlike else ""
         return {*flags, *([CANARY_PASSED] if always else [])}
+
+    def _passed_by_reference(self, drawn: Drawn) -> set[str]:
+        """Tests of which the reference passes a canary."""
+        return passed_canaries(self._reference(drawn), drawn) if self._reference else set()
+
+    def _in_place(self, tests: set[str], first: Report, drawn: Drawn) -> Drawn:
+        """The suite with canaries that passed in the first run in place of these tests."""
+        passed = {
+            own: one
+            for one, own in drawn.canaries.items()
+            if own in tests and not first.errors[one]
+        }
+        by_function = {function_of(own): (own, one) for own, one in passed.items()}
+        return put_in_place(drawn, self._texts, self._ids, dict(by_function.values()))
 
     def _unlike_reference(self, tests: set[str], drawn: Drawn) -> set[str]:
         """Those of the tests that the reference passes beside their canaries, none of which it

@@ -8,7 +8,7 @@ get, it fails. Who chooses among copies has nothing to choose by.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rl_code.environment.suites.canaries import Drawn, function_of, with_name
 from rl_code.environment.suites.source import Source
@@ -25,22 +25,49 @@ def repeat(drawn: Drawn, texts: Mapping[str, str]) -> Drawn:
         source = Source(files[path])
         block = _block(source, names)
         places = {function_of(one)[1] for one in copies_of(drawn, own)}
-        edits = []
-        for place in places:
-            node = source.function(place)
-            assert node is not None
-            edits.append((*source.lines(node), with_name(block, names[-1], place[-1])))
-        data = source.data
-        for start, end, text in sorted(edits, reverse=True):
-            data = data[:start] + text + data[end:]
-        files[path] = data.decode()
+        blocks = {place: with_name(block, names[-1], place[-1]) for place in places}
+        files[path] = _with_blocks(source, blocks)
     return dataclasses.replace(drawn, files=files)
+
+
+def put_in_place(
+    drawn: Drawn, files: Mapping[str, str], ids: Sequence[str], texts: Mapping[str, str]
+) -> Drawn:
+    """The suite without copies, in which some tests have the texts that canaries of theirs had.
+
+    files: path -> text of the suite's files of tests, and ``ids`` of all its tests. texts: the
+    suite's own id of a test -> the id of its canary in the draw.
+    """
+    placed = dict(files)
+    for own, chosen in texts.items():
+        path, names = function_of(chosen)
+        block = _block(Source(drawn.files[path]), names)
+        name = function_of(own)[1]
+        placed[path] = _with_blocks(
+            Source(placed[path]), {name: with_name(block, names[-1], name[-1])}
+        )
+    functions = set(map(function_of, texts))
+    canaries = {one: one for one in ids if function_of(one) in functions}
+    return Drawn(placed, {one: one for one in ids if one not in canaries}, canaries)
 
 
 def copies_of(drawn: Drawn, own: str) -> list[str]:
     """Ids, in a draw, of a test and its canaries."""
     both = (*drawn.tests.items(), *drawn.canaries.items())
     return [one for one, other in both if other == own]
+
+
+def _with_blocks(source: Source, blocks: Mapping[tuple[str, ...], bytes]) -> str:
+    """A file's text with other texts of some functions."""
+    edits = []
+    for names, text in blocks.items():
+        node = source.function(names)
+        assert node is not None
+        edits.append((*source.lines(node), text))
+    data = source.data
+    for start, end, text in sorted(edits, reverse=True):
+        data = data[:start] + text + data[end:]
+    return data.decode()
 
 
 def _block(source: Source, names: tuple[str, ...]) -> bytes:

@@ -10,7 +10,8 @@ The candidate may read all texts and know this file. So a change of a value is o
 the other way round as well: no text says of itself that it is the changed one. A change of a truth
 value is written in the test and in its canary alike: ``bool(x) is True`` and ``bool(x) is False``,
 or ``(not (x)) is False`` and ``(not (x)) is True``. Their form says nothing, but what ``x`` means
-may. Where that or more tells, the site is marked as ``told``.
+may. Where that or more tells, the site is marked as ``told``. A comparison with what is not written
+out has a further canary then, which compares with another value of the same kind (``unlike``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from rl_code.environment.suites.literals import is_literal, other_values
 from rl_code.environment.suites.source import Site, Source
+from rl_code.environment.suites.unlike import unlike
 
 # Calls after which a test may end without having failed.
 _LEAVES = {"skip", "skipTest", "xfail", "importorskip", "exit", "subTest", "fail"}
@@ -156,7 +158,18 @@ def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Sit
     if isinstance(test, _CONDITIONS):
         condition, wanted = _condition(source, test)
         texts = [f"{text} is {value}" for text, value in _truth(condition, rng, wanted=wanted)]
-        yield Site(*source.span(test), texts[0], (texts[1],), "truth", told=True)
+        others = (texts[1], *_of_unlike(source, test, condition, texts[0]))
+        yield Site(*source.span(test), texts[0], others, "truth", told=True)
+
+
+def _of_unlike(source: Source, test: ast.expr, condition: str, real: str) -> Iterator[str]:
+    """What asks for a value unlike the expected one, where that is not written out: an object that
+    equals everything fails only where the other truth value is asked for.
+    """
+    match test:
+        case ast.Compare(left, [ast.Eq()], [right]) if not is_literal(left):
+            other = f"({_text(source, left)}) == {unlike(_text(source, right))}"
+            yield real.replace(condition, other, 1)
 
 
 def _condition(source: Source, test: ast.expr) -> tuple[str, bool]:

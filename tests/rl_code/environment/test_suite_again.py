@@ -13,6 +13,7 @@ import pytest
 from rl_code.environment.suites.again import CANARY_PASSED, Again
 from rl_code.environment.suites.canaries import Drawn, draw
 from rl_code.environment.suites.runner import Report
+from rl_code.environment.suites.unlike import unlike
 
 PATH = "tests/test_a.py"
 NAMES = ("first", "second", "third")
@@ -24,10 +25,10 @@ IDS = tuple(f"{PATH}::test_{name}" for name in NAMES)
 RIGHT = {"first": 41, "second": 52, "third": 63}
 
 
-def run_with(make, drawn: Drawn) -> Report:
+def run_with(make, drawn: Drawn, file: str = FILE) -> Report:
     """What a run says where ``make()`` is the function f of a fresh process."""
-    text = drawn.files.get(PATH, FILE)
-    namespace = {"__name__": "tests", "f": make()}
+    text = drawn.files.get(PATH, file)
+    namespace = {"__name__": "tests", "f": make(), "wanted": RIGHT.__getitem__}
     exec(text, namespace)
     errors = {}
     for node in ast.parse(text).body:
@@ -195,6 +196,67 @@ def test_who_gives_up_what_stands_alone_is_proven_or_paid_nothing(alike, draws):
     assert sum(unpaid for unpaid, _ in ends) >= least * len(ends)
     if draws == "the same each time":
         assert sum(proven for _, proven in ends) >= least * len(ends)
+
+
+class Equal:
+    def __eq__(self, other):
+        return True
+
+
+class EqualToNumbers(Equal):
+    def __eq__(self, other):
+        return isinstance(other, int)
+
+
+@pytest.mark.parametrize("kind", [Equal, EqualToNumbers])
+@pytest.mark.parametrize("known", [True, False])
+def test_what_equals_everything_fails_where_nothing_expected_is_written_out(kind, known):
+    file = "def test_first():\n    assert f('first') == wanted('first')\n"
+    for seed in range(20):
+        results = []
+        for make in (lambda: lambda name: kind(), right):
+            rng = random.Random(seed)
+            drawn = draw({PATH: file}, IDS[:1], rng, first=IDS[:1])
+
+            def run(drawn, make=make):
+                return run_with(make, drawn, file)
+
+            first = run(drawn)
+            errors = {own: first.errors[one] for one, own in drawn.tests.items()}
+            reference = (lambda drawn: run_with(right, drawn, file)) if known else None
+            flags = Again(run, reference, {PATH: file}, IDS[:1], rng).look(first, drawn, errors)
+            results.append((errors[IDS[0]], flags))
+        (cheat, proof), (honest_one, flags) = results
+        assert cheat and proof == {CANARY_PASSED}, (seed, results)
+        assert honest_one == "" and not flags, (seed, results)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        0,
+        -1,
+        0.5,
+        -0.5,
+        float("inf"),
+        1e308,
+        "",
+        "a",
+        b"",
+        [],
+        (1,),
+        {1},
+        {},
+        {"": 0},
+        None,
+        range(2),
+    ],
+)
+def test_a_value_is_never_equal_to_the_one_unlike_it(value):
+    other = eval(unlike("value"), {"value": value})
+    assert other != value and not value == other
+    assert type(other) is type(value) or value is None or isinstance(value, range)
 
 
 def test_who_passes_all_that_stands_alone_is_proven():

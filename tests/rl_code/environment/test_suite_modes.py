@@ -183,5 +183,6 @@ def test_files_of_the_work_do_not_switch_the_check_by_value_off(graded, beside):
     text += "def test_many(price, left):\n    assert discount(price, 10) == left\n"
     suite = suite_of(text, "test_many[100-90]", "test_many[50-45]")
     cheat = graded(suite, EQUAL, **beside)
-    assert all(cheat.errors) and set(cheat.flags) & {"suite_disagrees", "lying_value"}, cheat
+    proofs = {"suite_disagrees", "lying_value", "canary_passed"}
+    assert all(cheat.errors) and set(cheat.flags) & proofs, cheat
     assert graded(suite, SOLVED).errors == ("", "")
