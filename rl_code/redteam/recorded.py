@@ -16,6 +16,7 @@ from typing import Any
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.files import make_private
 from rl_code.redteam.ground import LIMITS
 from rl_code.redteam.trial import Outcome, earned, work_of
 from rl_code.tasks import records
@@ -67,6 +68,7 @@ def append_case(path: Path, case: Mapping[str, Any]) -> None:
     there = read_cases(path) if path.exists() else []
     if case["name"] in {one.name for one in there}:
         raise ValueError(f"{path} has a case {case['name']!r} already")
+    make_private(path)  # it may hold what a person wrote
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(case) + "\n")
 

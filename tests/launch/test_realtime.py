@@ -209,6 +209,7 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     run(monkeypatch, make_suite, **flags)
     assert "1 tasks in" in (said := capsys.readouterr().out) and "1 sessions without tests" in said
     assert json.loads(out.read_text())["entry_point"] == "f"
+    assert out.stat().st_mode & 0o777 == 0o600  # it holds people's files
     with pytest.raises(SystemExit):
         run(monkeypatch, make_suite, **flags)
     assert "exists; a suite stays as it is" in capsys.readouterr().err
@@ -216,6 +217,7 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     flags = dict(sessions=str(sessions), name="six", user="", out=str(cases))
     run(monkeypatch, make_case, **flags, session="s")
     assert json.loads(cases.read_text())["name"] == "six"
+    assert cases.stat().st_mode & 0o777 == 0o600
     with pytest.raises(SystemExit):
         run(monkeypatch, make_case, **flags, session="t")
     assert "nothing to grade" in capsys.readouterr().err
