@@ -23,8 +23,7 @@ from rl_code.environment.suites.source import Site, Source
 
 # Test functions that are copied in one grading, at most.
 MOST = 8
-# Canaries of a function whose test decides what is paid, if its values allow so many. Who guesses
-# which copy is real is right once in 4 to 6 times.
+# Canaries of a function whose test decides what is paid, if its values allow so many.
 _COPIES = (3, 4, 5)
 # How many times as many have a canary in all, if their tests decide what is paid.
 _FURTHER = 4
@@ -45,6 +44,8 @@ class Drawn:
     canaries: dict[str, str]
     # The kinds of changes (``source.Site``), one for each test function that was copied.
     kinds: tuple[str, ...] = ()
+    # The suite's own id of a test that was copied -> the kind of its change.
+    kind_of: dict[str, str] = dataclasses.field(default_factory=dict)
     # Texts of canaries, under the names of the tests that they are copies of.
     texts: frozenset[bytes] = frozenset()
 
@@ -102,13 +103,15 @@ class _Drawing:
         self._tests = {one: one for one in ids}
         self._canaries: dict[str, str] = {}
         self._kinds: list[str] = []
+        self._kind_of: dict[str, str] = {}
         self._texts: set[bytes] = set()
 
     def drawn(self) -> Drawn:
         """What was drawn."""
         written = {path: _edited(self._sources[path], edits) for path, edits in self._edits.items()}
         kinds = tuple(self._kinds)
-        return Drawn(written, self._tests, self._canaries, kinds, frozenset(self._texts))
+        texts = frozenset(self._texts)
+        return Drawn(written, self._tests, self._canaries, kinds, self._kind_of, texts)
 
     def copy(self, most: int, preferred: Collection[_Function]) -> None:
         """Puts canaries beside up to ``most`` functions, ``preferred`` ones first and with more
@@ -142,6 +145,7 @@ class _Drawing:
         self._texts |= group.texts
         for one in self._functions[function]:
             del self._tests[one]
+            self._kind_of[one] = group.kind
             self._tests[_renamed(one, names, group.real)] = one
             for name in group.canaries:
                 self._canaries[_renamed(one, names, name)] = one
@@ -159,13 +163,9 @@ class _Drawing:
         start, end = source.lines(node)
         block = source.data[start:end]
         least = min(site.told for site in found)
-        texts = [
-            _changed(block, start, site, other)
-            for site in found
-            if site.told == least
-            for other in site.others
-        ]
-        text = self._rng.choice([text for text in texts if text not in used] or texts)
+        site = _best([site for site in found if site.told == least], MOST, self._rng)
+        texts = [_changed(block, start, site, other) for other in site.others]
+        text = next((text for text in texts if text not in used), texts[0])
         self._edits.setdefault(path, []).append((start, end, text))
         self._texts.add(text)
         for one in self._functions[function]:
@@ -191,6 +191,20 @@ def guarded(files: Mapping[str, str], ids: Sequence[str]) -> set[str]:
     """The ids of tests that can have a canary which only the right value tells from the test."""
     drawing = _Drawing(files, ids, random.Random(0))
     return {one for one in ids if drawing.has_untold(function_of(one))}
+
+
+def functions_in(path: str, text: str) -> list[str]:
+    """Ids of the test functions of a file, without parameters; none for what is no Python."""
+    source = _source(text)
+    found = []
+    for node in source.tree.body if source else ():
+        match node:
+            case ast.FunctionDef(name):
+                found.append((name,))
+            case ast.ClassDef(outer, body=body) if outer.startswith("Test"):
+                methods = [one for one in body if isinstance(one, ast.FunctionDef)]
+                found += [(outer, one.name) for one in methods]
+    return ["::".join((path, *names)) for names in found if names[-1].startswith("test")]
 
 
 def function_of(test: str) -> tuple[str, tuple[str, ...]]:
@@ -230,7 +244,7 @@ class _Group:
 def _sites(source: Source, names: tuple[str, ...], rng: random.Random) -> list[Site]:
     """Where a test function can be changed; nowhere if it cannot be copied."""
     node = source.function(names)
-    if node is None or not usable(node):
+    if node is None or not usable(source, node):
         return []
     if not _stands_alone(source, node) or len(_uses(source.data, names[-1])) != 1:
         return []
@@ -256,15 +270,15 @@ def _group(
     start, end = source.lines(node)
     block = source.data[start:end]
     name = names[-1]
-    enough = min(copies, max(len(site.others) for site in found))
-    site = rng.choice([site for site in found if len(site.others) >= enough])
+    site = _best(found, copies, rng)
+    enough = min(copies, len(site.others))
     # All at one site: of copies that were changed at different ones, the real one would be the one
     # that differs least from each of the others.
-    texts = [_changed(block, start, site, text) for text in rng.sample(site.others, enough)]
+    texts = [_changed(block, start, site, text) for text in site.others[:enough]]
     taken = source.data + b"".join(text for _, _, text in edits)
     new = [name]
     while len(new) <= enough:
-        new.append(_name(name, source.tree, taken, rng))
+        new.append(_name(name, source.words, taken, rng))
         taken += b" " + new[-1].encode()
     rng.shuffle(new)
     blocks = [
@@ -276,6 +290,12 @@ def _group(
     joined = lines.join(text if text.endswith(b"\n") else text + b"\n" for text in blocks)
     real, *canaries = new
     return _Group(real, canaries, site.kind, (start, end, joined), frozenset(texts))
+
+
+def _best(found: Sequence[Site], copies: int, rng: random.Random) -> Site:
+    """One of the sites that have most values which look alike, or more than are needed."""
+    order = [(min(site.alike, copies), min(len(site.others), copies)) for site in found]
+    return rng.choice([site for site, one in zip(found, order, strict=True) if one == max(order)])
 
 
 def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
@@ -312,15 +332,9 @@ def with_name(block: bytes, name: str, new: str) -> bytes:
     )
 
 
-def _name(name: str, tree: ast.Module, taken: bytes, rng: random.Random) -> str:
+def _name(name: str, words_of: frozenset[str], taken: bytes, rng: random.Random) -> str:
     """Another name for a test, of words that names of tests in its file are made of."""
-    words = {
-        word.lower()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-        for word in re.findall(r"[A-Za-z][a-z]+", node.name)
-    }
-    words = sorted(words - set(re.findall(r"[a-z]+", name.lower())) - {"test"}) + list(_WORDS)
+    words = sorted(words_of - set(re.findall(r"[a-z]+", name.lower())) - {"test"}) + list(_WORDS)
     while True:
         word = rng.choice(words)
         new = f"{name}_{word}" if "_" in name else f"{name}{word.capitalize()}"

@@ -1,8 +1,9 @@
 """Other values for literals that tests expect.
 
-A value and the others for it are one family: the same digit, or the same letter, is another one in
-each. From any of them the same family is reached, as often. So no text says of itself that it is
-the changed one, and of several copies none stands nearer to all others than the rest.
+A value and the others for it differ in one number or word, drawn so that nothing tells which one is
+real (``alike``). So no text says of itself that it is the changed one, and of several copies none
+stands nearer to all others than the rest. An element more or less, and something in place of
+nothing, are told: they are changed where there is nothing else.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import random
 import re
 from collections.abc import Iterator
 
+from rl_code.environment.suites.alike import NUMBER, TOKEN, Look
 from rl_code.environment.suites.source import Site, Source
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
+# Constants of a literal, and words of a string, that are looked at.
+_LEAVES = 6
+_WORDS = 4
 # Other elements that are looked at in place of none.
 _MANY = 40
 # What may be the only element of a list, or item of a dict, in place of none.
@@ -25,54 +30,95 @@ _SMALL_ITEM = re.compile(r"""(\d|(['"])[a-z]\2): \d""")
 
 
 def other_values(
-    source: Source, node: ast.expr, rng: random.Random, *, far: bool = False
+    source: Source, node: ast.expr, rng: random.Random, look: Look, *, far: float | None = None
 ) -> Iterator[Site]:
-    """Other values for a literal: of one constant in it, or an element more or less.
+    """Other values for a literal, or for the constants in a list, tuple or dict that holds other
+    things, too: of one number or word in it, or an element more or less.
 
-    far: farther away than any tolerance.
+    look: of the test. far: None, or numbers must differ by more than this, and by more than
+    rounding.
     """
-    if not is_literal(node):
-        return
     leaves = list(_leaves(node))
     rng.shuffle(leaves)
-    found = [_of_leaf(source, leaf, rng, far=far) for leaf in leaves[:3]]
-    for site in (*found, *_of_length(source, node, rng)):
-        others = _different(source, node, site) if site else ()
-        if site and others:
-            yield dataclasses.replace(site, others=others)
+    found = [site for leaf in leaves[:_LEAVES] for site in _of_leaf(source, leaf, rng, look)]
+    lengths = _of_length(source, node, rng, look) if is_literal(node) else ()
+    for site in (*found, *lengths):
+        yield from _different(source, node, site, far=far)
 
 
-def _different(source: Source, node: ast.expr, site: Site) -> tuple[str, ...]:
-    """The other texts of a site with which the literal has other values, one for each value."""
-    seen = [ast.literal_eval(node)]
+def _different(source: Source, node: ast.expr, site: Site, *, far: float | None) -> Iterator[Site]:
+    """The site with the texts with which the literal has other values, one for each value."""
+    inner = node if is_literal(node) else _around(source, node, site)
+    seen = [ast.literal_eval(inner)]
     kept = []
-    for text in site.others:
-        value = _replaced(source, node, site, text)
-        if value is not None and all(_differs(one, value) for one in seen):
-            seen.append(value)
-            kept.append(text)
-    return tuple(kept)
+    alike = 0
+    for number, text in enumerate(site.others):
+        value = _replaced(source, inner, site, text)
+        if value is None or not all(_differs(one, value) for one in seen):
+            continue
+        if far is not None and not _is_far(seen[0], value, far):
+            continue
+        seen.append(value)
+        kept.append(text)
+        alike += number < site.alike
+    if kept:
+        yield dataclasses.replace(site, others=tuple(kept), alike=alike)
 
 
-def _of_leaf(
-    source: Source, leaf: ast.Constant, rng: random.Random, *, far: bool = False
-) -> Site | None:
-    """Other constants of the same type; None where there is none for sure."""
+def _around(source: Source, node: ast.expr, site: Site) -> ast.expr:
+    """The constant that a site is in."""
+    spans = {leaf: source.span(leaf) for leaf in _leaves(node)}
+    return next(one for one, (a, b) in spans.items() if a <= site.start and site.end <= b)
+
+
+def _is_far(before: object, after: object, least: float) -> bool:
+    """Whether numbers differ by more than rounding and a tolerance, also within lists."""
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return abs(before - after) > max(least, 1e-2 * max(abs(before), abs(after), 1e-6))
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        return any(_is_far(one, other, least) for one, other in zip(before, after, strict=False))
+    return False
+
+
+def _of_leaf(source: Source, leaf: ast.Constant, rng: random.Random, look: Look) -> Iterator[Site]:
+    """Other constants of the same type; none where there is none for sure."""
     start, end = source.span(leaf)
     old = source.data[start:end].decode()
     match leaf.value:
         case bool():
-            return Site(start, end, old, (str(not leaf.value),), "truth", told=True)
+            yield Site(start, end, old, (str(not leaf.value),), "truth", told=True)
         case int() | float():
-            others, kind = _other_numbers(old, rng, far=far), "number"
+            if NUMBER.fullmatch(old):
+                others, alike = look.others(old, rng)
+                yield Site(start, end, old, others, "number", alike)
+        case "" | b"":
+            if len(old.lstrip("b")) == 2:
+                others = tuple(f"{old[:-1]}{letter}{old[-1]}" for letter in _LETTERS)
+                yield Site(start, end, old, others, "string", told=True)
         case str() | bytes():
-            others, kind = _other_texts(old, rng), "string"
-        case _:
-            return None
-    return Site(start, end, old, tuple(others), kind) if others else None
+            yield from _of_text(old, start, rng, look)
 
 
-def _of_length(source: Source, node: ast.expr, rng: random.Random) -> Iterator[Site]:
+def _of_text(old: str, start: int, rng: random.Random, look: Look) -> Iterator[Site]:
+    """Other words and numbers of a string, as it is written."""
+    prefix = re.match(r"[A-Za-z]*", old)
+    assert prefix is not None
+    if set(prefix[0].lower()) & {"f", "t"}:
+        return
+    tokens = [
+        token
+        for token in TOKEN.finditer(old, len(prefix[0]))
+        # of an escape, unless the string is raw
+        if "r" in prefix[0].lower() or not re.search(r"\\\w*$", old[: token.start()])
+    ]
+    for token in rng.sample(tokens, min(len(tokens), _WORDS)):
+        others, alike = look.others(token[0], rng)
+        first = start + len(old[: token.start()].encode())
+        last = first + len(token[0])
+        yield Site(first, last, token[0], others, "string", alike)
+
+
+def _of_length(source: Source, node: ast.expr, rng: random.Random, look: Look) -> Iterator[Site]:
     """A list with one element more or less, or a dict with one item or none, on one line."""
     match node:
         case ast.List(elements):
@@ -93,20 +139,22 @@ def _of_length(source: Source, node: ast.expr, rng: random.Random) -> Iterator[S
         family = ("", *_small(source, last, of_dict=isinstance(node, ast.Dict)))
         others = [other for other in family if other != last]
         rng.shuffle(others)
-        yield Site(first, end, last, tuple(others[:_MANY]), "length")
+        yield Site(first, end, last, tuple(others[:_MANY]), "length", told=True)
         if not items:
             return
     if len(items) > 1:
         before = items[-2][1]
-        yield Site(before, end, source.data[before:end].decode(), ("",), "length")
+        yield Site(before, end, source.data[before:end].decode(), ("",), "length", told=True)
     if isinstance(node, ast.List):
-        leaves = [_of_leaf(source, leaf, rng) for leaf in _leaves(node.elts[-1])]
-        changed = [site for site in leaves if site]
+        leaves = list(_leaves(node.elts[-1]))
+        changed = [
+            site for leaf in leaves for site in _of_leaf(source, leaf, rng, look) if site.others
+        ]
         if changed:
             site = rng.choice(changed)
             new = source.data[first : site.start].decode() + rng.choice(site.others)
             last = new + source.data[site.end : end].decode()
-        yield Site(end, end, "", (f", {last}",), "length")
+        yield Site(end, end, "", (f", {last}",), "length", told=True)
 
 
 def _small(source: Source, last: str, *, of_dict: bool) -> list[str]:
@@ -116,45 +164,6 @@ def _small(source: Source, last: str, *, of_dict: bool) -> list[str]:
     quote = own[0] if own else usual
     elements = [*_DIGITS, *(f"{quote}{letter}{quote}" for letter in _LETTERS)]
     return [f"{key}: {digit}" for key in elements for digit in _DIGITS] if of_dict else elements
-
-
-def _other_numbers(old: str, rng: random.Random, *, far: bool) -> list[str]:
-    """Texts of numbers in which one digit is another one, the first one if it must be ``far``
-    away. None for one that is not written plainly.
-    """
-    if not re.fullmatch(r"\d+(\.\d+)?", old):
-        return []
-    at = 0 if far else rng.choice([i for i in range(len(old)) if old[i] != "."])
-    # no zero stands before other digits
-    digits = _DIGITS[1:] if at == 0 and old[1:2].isdigit() else _DIGITS
-    return _others_at(old, at, digits)
-
-
-def _other_texts(old: str, rng: random.Random) -> list[str]:
-    """Texts of strings in which one letter or digit is another one; an empty one gets a letter,
-    and one letter may become none. None for one that is written in a way in which this is not sure.
-    """
-    plain = re.fullmatch(r"""(b?)("[^"\\\n{}]*"|'[^'\\\n{}]*')""", old)
-    if plain is None:
-        return []
-    first = len(plain[1]) + 1
-    if len(old) == first + 1:
-        return [old[:first] + letter + old[first:] for letter in _LETTERS]
-    places = [i for i in range(first, len(old) - 1) if old[i].isascii() and old[i].isalnum()]
-    if not places:
-        return []
-    at = rng.choice(places)
-    letter = old[at]
-    alphabet = _DIGITS if letter.isdigit() else _LETTERS.upper() if letter.isupper() else _LETTERS
-    found = _others_at(old, at, alphabet)
-    if len(old) == first + 2 and letter.islower():
-        found.append(old[:at] + old[at + 1 :])
-    return found
-
-
-def _others_at(old: str, at: int, alphabet: str) -> list[str]:
-    """The texts with another character at one place."""
-    return [old[:at] + other + old[at + 1 :] for other in alphabet if other != old[at]]
 
 
 def _replaced(source: Source, node: ast.expr, site: Site, text: str) -> object:
@@ -190,14 +199,19 @@ def is_literal(node: ast.expr) -> bool:
 
 
 def _leaves(node: ast.expr) -> Iterator[ast.Constant]:
-    """The constants of a literal that are no keys."""
+    """The constants that stand in a literal at a place of their own, and are no keys."""
     match node:
         case ast.Constant():
             yield node
-        case ast.Dict(_, values):
+        case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
             for value in values:
                 yield from _leaves(value)
-        case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
+        case ast.List(elements) | ast.Tuple(elements):
+            for element in elements:
+                yield from _leaves(element)
+                if isinstance(element, ast.Starred):  # what follows has no place of its own
+                    return
+        case ast.Set(elements) if is_literal(node):
             for element in elements:
                 yield from _leaves(element)
         case ast.UnaryOp(ast.USub(), operand):

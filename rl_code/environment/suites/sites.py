@@ -2,9 +2,13 @@
 
 A site is an assertion that a solution which passes the test reaches for certain, and behind which
 nothing but assertions follow: so the changed test does everything that the real one does, and fails
-at its end. A change is chosen by the type of what is expected: another number, another string, one
-element more or less, the other truth value, another exception. Nothing else of the function's text
-changes.
+at its end. It may stand in a loop over something that is written out, and then fails in its first
+round. A change is chosen by the type of what is expected: another number, another word, one element
+more or less, the other truth value, another exception. Nothing else of the function's text changes.
+
+The value may stand in the assertion, or in an assignment for the assertion alone. It may be a part
+of what is expected: an element of a list, the beginning of a text, a phrase that a text or the
+message of an exception must hold, one of several conditions.
 
 The candidate may read all texts and know this file. So a change of a value is one that may be made
 the other way round as well: no text says of itself that it is the changed one. A change of a truth
@@ -17,16 +21,20 @@ out has a further canary then, which compares with another value of the same kin
 from __future__ import annotations
 
 import ast
+import dataclasses
 import random
 import re
 from collections.abc import Iterator, Sequence
 
+from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import is_literal, other_values
 from rl_code.environment.suites.source import Site, Source
 from rl_code.environment.suites.unlike import unlike
 
-# Calls after which a test may end without having failed.
-_LEAVES = {"skip", "skipTest", "xfail", "importorskip", "exit", "subTest", "fail"}
+# Calls after which a test may end without having failed, or fails where no exception says so.
+_LEAVES = {"exit", "subTest", "fail"}
+# Marks that do not change how a test ends once it runs.
+_MARKS = re.compile(r"(pytest\.)?mark\.(skipif\(|(?!skip|xfail|flaky))")
 _RAISES = {"raises", "assertRaises"}
 # Exceptions that stand for each other.
 _EXCEPTIONS = ("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "OSError")
@@ -43,28 +51,60 @@ _TRUTHS = {
 _CONDITIONS = (
     *(ast.Compare, ast.BoolOp, ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.UnaryOp),
 )
+# Functions of numpy.testing that compare their first two arguments, with and without tolerance.
+_NEAR = {"assert_allclose", "assert_almost_equal", "assert_array_almost_equal"}
+_SAME = {"assert_array_equal", "assert_equal"}
+# Least difference of numbers that are compared with a tolerance.
+_FAR = 0.02
+# Words that a phrase has at least.
+_PHRASE = 2
 _EQUAL = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertIs"}
 
 
-def usable(node: ast.FunctionDef) -> bool:
+def usable(source: Source, node: ast.FunctionDef) -> bool:
     """Whether a test function runs straight to its end, or fails."""
     for decorator in node.decorator_list:
-        if not re.match(r"(pytest\.)?mark\.(?!skip|xfail|flaky)", ast.unparse(decorator)):
+        if isinstance(decorator, ast.Name):  # a mark under a name of the file's own
+            decorator = _assigned(source.tree.body, decorator.id) or decorator
+        if not _MARKS.match(ast.unparse(decorator)):
             return False
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Return | ast.Yield | ast.YieldFrom | ast.Await):
-            return False
         if isinstance(inner, ast.Call) and name_of(inner.func) in _LEAVES:
             return False
-    return True
+    leaving = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
+    return not any(isinstance(inner, leaving) for inner in _own(node.body))
+
+
+def _own(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of functions that it defines."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
+    """What a body assigns to a name, if it does so once."""
+    found = [
+        node.value
+        for node in body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Site]:
     """Places where a usable test function can be made to fail."""
+    start, end = source.lines(node)
+    look = Look(source.data[start:end].decode(), source.tokens)
+    finder = _Finder(source, node, rng, look)
     return [
         site
-        for statement in _tail(node.body)
-        for site in _of_statement(source, statement, rng)
+        for statement in finder.tail(node.body)
+        for site in finder.of_statement(statement)
         if all(_parses(source, node, site, text) for text in (site.real, site.others[0]))
     ]
 
@@ -84,15 +124,168 @@ def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> boo
     return True
 
 
-def _tail(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The assertions at the end of a body, and in blocks ``with`` that end it."""
-    for statement in reversed(body):
-        if _is_assertion(statement):
-            yield statement
-            continue
-        if isinstance(statement, ast.With) and all(map(_lets_through, statement.items)):
-            yield from _tail(statement.body)
-        return
+class _Finder:
+    """Looks for sites in one test function."""
+
+    def __init__(self, source: Source, node: ast.FunctionDef, rng: random.Random, look: Look):
+        self._source = source
+        self._node = node
+        self._rng = rng
+        self._look = look
+
+    def tail(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """The assertions at the end of a body, and of blocks that end it: ``with``, ``try`` without
+        handlers, and loops that have a first round.
+        """
+        for statement in reversed(body):
+            if _is_assertion(statement):
+                yield statement
+                continue
+            match statement:
+                case ast.With(items, inner) if all(map(_lets_through, items)):
+                    yield from self.tail(inner)
+                case ast.Try(inner, [], []):
+                    yield from self.tail(inner)
+                case ast.For(_, over, inner, []) if self._has_rounds(over):
+                    jumps = ast.Break | ast.Continue
+                    if not any(isinstance(one, jumps) for one in _own(inner)):
+                        yield from self.tail(inner)
+            return
+
+    def _has_rounds(self, over: ast.expr) -> bool:
+        """Whether a loop over this has a round for certain."""
+        match over:
+            case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
+                return any(not isinstance(one, ast.Starred) for one in elements)
+            case ast.Dict(keys):
+                return any(keys)
+            case ast.Constant(str(text)):
+                return bool(text)
+            case ast.Call(ast.Name("range"), [ast.Constant(int(count))], []):
+                return count > 0
+            case ast.Call(ast.Name("enumerate" | "sorted" | "list" | "reversed"), [inner, *_]):
+                return self._has_rounds(inner)
+            case ast.Call(ast.Name("zip"), several) if several:
+                return all(map(self._has_rounds, several))
+            case ast.Call(ast.Attribute(inner, "items" | "keys" | "values"), [], []):
+                return self._has_rounds(inner)
+            case ast.Name(name):
+                bodies = (self._node.body, self._source.tree.body)
+                uses = [one for one in ast.walk(self._node) if _is_named(one, name)]
+                found = [_assigned(body, name) for body in bodies]
+                value = found[0] if found[0] is not None else found[1]
+                # what is used elsewhere in the test may be changed there
+                few = len(uses) == (2 if found[0] is not None else 1)
+                return few and value is not None and self._has_rounds(value)
+        return False
+
+    def of_statement(self, statement: ast.stmt) -> Iterator[Site]:
+        match statement:
+            case ast.Assert(test):
+                yield from self._of_test(test)
+                yield from self._of_truth(test)
+            case ast.With(items=[ast.withitem(ast.Call(_, asked, more), _)]):
+                yield from self._of_raises(asked[:1], more)
+            case ast.Expr(ast.Call(ast.Attribute(_, name), [left, right, *_])) if name in _EQUAL:
+                for side in (right, left):
+                    yield from self._of_value(side)
+            case ast.Expr(ast.Call(ast.Attribute(_, name), asked, more)) if name in _RAISES:
+                yield from self._of_raises(asked[:1], more)
+            case ast.Expr(ast.Call(ast.Attribute(_, name), [left, right], more)) if (
+                name in _NEAR | _SAME and all(map(_is_small, more))
+            ):
+                for side in (right, left):
+                    yield from self._of_value(side, far=_FAR)
+            case ast.Expr(ast.Call(ast.Attribute(_, name), asked, []) as call) if name in _TRUTHS:
+                if name == "assertIn" and len(asked) > 1:
+                    yield from self._of_phrase(asked[0])
+                form, wanted = _TRUTHS[name]
+                asked = asked[: form.count("{}")]
+                plain = not any(isinstance(one, ast.Starred) for one in asked)
+                if plain and len(asked) == form.count("{}"):
+                    condition = form.format(*(_text(self._source, one) for one in asked))
+                    texts = _truth(condition, self._rng, wanted=wanted)
+                    calls = [f"self.assertIs({text}, {value})" for text, value in texts]
+                    span = self._source.span(call)
+                    yield Site(*span, calls[0], (calls[1],), "truth", told=True)
+
+    def _of_value(self, side: ast.expr, *, far: float | None = None) -> Iterator[Site]:
+        """Other values for one side of a comparison that is written out, or that is the name of
+        something which is written out for it alone.
+        """
+        if isinstance(side, ast.Name):
+            value = _assigned(self._node.body, side.id)
+            uses = [one for one in ast.walk(self._node) if _is_named(one, side.id)]
+            if value is None or len(uses) != 2:
+                return
+            side = value
+        yield from other_values(self._source, side, self._rng, self._look, far=far)
+
+    def _of_test(self, test: ast.expr) -> Iterator[Site]:
+        """Sites in what stands behind ``assert``."""
+        match test:
+            case ast.BoolOp(ast.And(), conditions):
+                for condition in conditions:
+                    yield from self._of_test(condition)
+            case ast.Compare(left, [ast.Eq()], [right]):
+                if is_literal(left) and is_literal(right):
+                    return
+                for side in (right, left):
+                    if isinstance(side, ast.Call) and name_of(side.func) == "approx":
+                        if len(side.args) == 1 and not side.keywords:
+                            yield from self._of_value(side.args[0], far=0.0)
+                    else:
+                        yield from self._of_value(side)
+            case ast.Compare(_, [ast.Is()], [ast.Constant(bool()) as right]):
+                yield from self._of_value(right)
+            case ast.Compare(left, [ast.In()], [right]) if not is_literal(right):
+                yield from self._of_phrase(left)
+            case ast.Call(ast.Attribute(_, "startswith" | "endswith"), [asked], []):
+                for site in self._of_value(asked):
+                    # of two texts of one length, one begins with one at most
+                    same = [len(one) == len(site.real) for one in site.others]
+                    kept = [one for one, fits in zip(site.others, same, strict=True) if fits]
+                    if kept and isinstance(asked, ast.Constant):
+                        alike = sum(same[: site.alike])
+                        yield dataclasses.replace(site, others=tuple(kept), alike=alike)
+
+    def _of_phrase(self, asked: ast.expr) -> Iterator[Site]:
+        """Other words in a phrase that a text must hold. A phrase of several words: that a text
+        holds two of them which differ in one word is out of the question.
+        """
+        match asked:
+            case ast.Constant(str(text)) if len(re.findall(r"[A-Za-z]{2,}", text)) >= _PHRASE:
+                for site in self._of_value(asked):
+                    yield site if site.kind != "truth" else dataclasses.replace(site, told=True)
+
+    def _of_raises(self, asked: Sequence[ast.expr], more: Sequence[ast.keyword]) -> Iterator[Site]:
+        for keyword in more:
+            if keyword.arg == "match":
+                yield from self._of_phrase(keyword.value)
+        for exception in asked:
+            yield from _of_exception(self._source, exception, self._rng)
+
+    def _of_truth(self, test: ast.expr) -> Iterator[Site]:
+        """The other truth value of what stands behind ``assert``."""
+        if isinstance(test, _CONDITIONS):
+            condition, wanted = _condition(self._source, test)
+            values = _truth(condition, self._rng, wanted=wanted)
+            texts = [f"{text} is {value}" for text, value in values]
+            others = [texts[1], *_of_unlike(self._source, test, condition, texts[0])]
+            self._rng.shuffle(others)
+            yield Site(*self._source.span(test), texts[0], tuple(others), "truth", told=True)
+
+
+def _is_small(tolerance: ast.keyword) -> bool:
+    """Whether an argument is a tolerance far below ``_FAR``, or no tolerance."""
+    match tolerance:
+        case ast.keyword("rtol" | "atol", ast.Constant(int() | float() as value)):
+            return value <= _FAR / 10
+    return tolerance.arg in ("err_msg", "verbose", "strict")
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _lets_through(item: ast.withitem) -> bool:
@@ -109,57 +302,11 @@ def _is_assertion(statement: ast.stmt) -> bool:
             return True
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("self"), name))):
             return name.startswith("assert")
+        case ast.Expr(ast.Call(ast.Attribute(_, name))):  # of numpy.testing
+            return name in _NEAR or name in _SAME
         case ast.With(items=[ast.withitem(ast.Call(function), _)]):
             return name_of(function) in _RAISES
     return False
-
-
-def _of_statement(source: Source, statement: ast.stmt, rng: random.Random) -> Iterator[Site]:
-    match statement:
-        case ast.Assert(test):
-            yield from _of_test(source, test, rng)
-        case ast.With(items=[ast.withitem(ast.Call(_, [asked, *_]), _)]):
-            yield from _of_exception(source, asked, rng)
-        case ast.Expr(ast.Call(ast.Attribute(_, name), [left, right, *_])) if name in _EQUAL:
-            for side in (right, left):
-                yield from other_values(source, side, rng)
-        case ast.Expr(ast.Call(ast.Attribute(_, name), [asked, *_])) if name in _RAISES:
-            yield from _of_exception(source, asked, rng)
-        case ast.Expr(ast.Call(ast.Attribute(_, name), asked, []) as call) if name in _TRUTHS:
-            form, wanted = _TRUTHS[name]
-            asked = asked[: form.count("{}")]
-            plain = not any(isinstance(one, ast.Starred) for one in asked)
-            if plain and len(asked) == form.count("{}"):
-                condition = form.format(*(_text(source, one) for one in asked))
-                texts = _truth(condition, rng, wanted=wanted)
-                calls = [f"self.assertIs({text}, {value})" for text, value in texts]
-                yield Site(*source.span(call), calls[0], (calls[1],), "truth", told=True)
-
-
-def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Site]:
-    """Sites in what stands behind ``assert``."""
-    match test:
-        case ast.Compare(left, [ast.Eq() | ast.Is() as operator], [right]):
-            sides = [side for side in (right, left) if is_literal(side)]
-            if len(sides) == 1 and not isinstance(operator, ast.Is):
-                yield from other_values(source, sides[0], rng)
-            elif (
-                len(sides) == 1
-                and isinstance(sides[0], ast.Constant)
-                and (isinstance(sides[0].value, bool))
-            ):
-                yield from other_values(source, sides[0], rng)
-            elif (
-                isinstance(right, ast.Call)
-                and name_of(right.func) == "approx"
-                and (len(right.args) == 1 and not right.keywords)
-            ):
-                yield from other_values(source, right.args[0], rng, far=True)
-    if isinstance(test, _CONDITIONS):
-        condition, wanted = _condition(source, test)
-        texts = [f"{text} is {value}" for text, value in _truth(condition, rng, wanted=wanted)]
-        others = (texts[1], *_of_unlike(source, test, condition, texts[0]))
-        yield Site(*source.span(test), texts[0], others, "truth", told=True)
 
 
 def _of_unlike(source: Source, test: ast.expr, condition: str, real: str) -> Iterator[str]:
@@ -214,10 +361,9 @@ def _of_exception(source: Source, asked: ast.expr, rng: random.Random) -> Iterat
     if name in ("Exception", "BaseException", "LookupError", "EnvironmentError"):
         return
     others = [one for one in _EXCEPTIONS if one != name]
-    told = name not in _EXCEPTIONS or isinstance(asked, ast.Attribute)
-    if told:  # many of one kind would only show better which one is of another kind
-        others = [rng.choice(others)]
-    yield Site(*source.span(asked), _text(source, asked), tuple(others), "exception", told)
+    # Some are raised far more often than others, so several would only show which one is real.
+    other = (rng.choice(others),)
+    yield Site(*source.span(asked), _text(source, asked), other, "exception", told=True)
 
 
 def name_of(node: ast.expr) -> str:

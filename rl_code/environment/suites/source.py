@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
+import functools
+import re
 from collections.abc import Sequence
 
 from rl_code import python_source
+from rl_code.environment.suites.alike import TOKEN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Site:
     others: tuple[str, ...]
     # "number", "string", "length", "truth" or "exception".
     kind: str
+    # How many of the others, from the first on, look like the real one in all that is compared
+    # (``alike``).
+    alike: int = 0
     # Whether somebody who knows what tests are like can tell which one is real: most ask for what
     # is true, and an exception of the repository rather than for one of Python's.
     told: bool = False
@@ -41,6 +48,18 @@ class Source:
         self._starts = [0]
         for line in self.data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+
+    @functools.cached_property
+    def tokens(self) -> collections.Counter[str]:
+        """How often the file has each word and number."""
+        return collections.Counter(TOKEN.findall(self.data.decode()))
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        """Words that names of tests are made of, in small letters."""
+        names = re.findall(rb"\bdef\s+(test\w*)", self.data)
+        found = [word for name in names for word in re.findall(rb"[A-Za-z][a-z]+", name)]
+        return frozenset(word.decode().lower() for word in found)
 
     def place(self, line: int, column: int) -> int:
         """The offset in bytes of a place as syntax trees name it."""

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import tomllib
 
 import pytest
 
 from rl_code.environment.sandbox.pool import File
 from rl_code.environment.suites import applied as applied_module
+from rl_code.environment.suites.alike import Look, natural
 from rl_code.environment.suites.applied import Base, applied, laid_over
-from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, guarded
+from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, functions_in, guarded
 from rl_code.environment.suites.literals import other_values
 from rl_code.environment.suites.project import project
 from rl_code.environment.suites.source import Source
@@ -155,43 +157,73 @@ def test_a_draw_says_neither_by_name_nor_by_place_which_test_is_real():
     ]
     assert 0.35 < sum(first) / len(first) < 0.65
     kinds = {kind for one in drawn for kind in one.kinds}
-    # the other truth value is asked for only where nothing else can be changed
-    assert kinds == {"number", "string", "length", "exception"}
+    # what is told is changed only where nothing else can be
+    assert kinds == {"number", "string"}
     most = {kind for seed in range(9) for kind in draw_all(seed).kinds}
-    assert most == {*kinds, "truth"}
+    assert most == {*kinds, "truth", "length", "exception"}
 
 
-def others(literal: str, seed: int) -> list[str]:
-    """Texts that a literal may be replaced by in a canary."""
-    source = Source(f"x = {literal}\n")
-    found = other_values(source, source.tree.body[0].value, random.Random(seed))
+def others(literal: str, seed: int, before: str = "") -> list[str]:
+    """Texts that a literal may be replaced by in a canary, behind other lines of its test."""
+    source = Source(f"{before}x = {literal}\n")
+    node = source.tree.body[-1]
+    start = source.span(node)[0]
+    look = Look(source.data.decode(), source.tokens)
+    found = other_values(source, node.value, random.Random(seed), look)
     edited = [
-        source.data[: site.start] + text.encode() + source.data[site.end :]
+        source.data[start : site.start] + text.encode() + source.data[site.end :]
         for site in found
-        for text in site.others
+        for text in (site.others[: site.alike] if before else site.others)
     ]
     return [text.decode()[4:-1] for text in edited]
 
 
 LITERALS = (
     *("0", "7", "10", "0.5", "12.0", "-3", "''", "'x'", "'A7'", "b'a'", "True", "(1, 'a')"),
-    *("[]", "[3]", "['x']", "[1, 2]", "[[1], [2, 3]]", "['ab', 'c']", "{}", "{1: 2}"),
+    *("[]", "[3]", "['x']", "[1, 2]", "[[1], [2, 3]]", "['ab', 'c']", "{}", "{1: 2}", "'a{b}'"),
 )
 
 
 @pytest.mark.parametrize("literal", LITERALS)
-def test_a_changed_value_may_be_the_real_one_and_the_real_one_the_changed_one(literal):
-    reached = sorted({text for seed in range(40) for text in others(literal, seed)})
+def test_another_value_is_of_the_same_type_and_never_the_same_value(literal):
+    reached = {text for seed in range(20) for text in others(literal, seed)}
     assert reached and literal not in reached
-    for text in random.Random(0).sample(reached, min(len(reached), 12)):
-        assert any(literal in others(text, seed) for seed in range(3000)), text
+    value = eval(literal)
+    assert all(eval(text) != value and type(eval(text)) is type(value) for text in reached)
+
+
+@pytest.mark.parametrize("literal", ["0x1f", "1_000", "1e-3", "'\\n'", "None", "f'a'", "{f()}"])
+def test_a_literal_written_in_another_way_than_its_change_would_be_is_left_alone(literal):
+    assert not any(others(literal, seed) for seed in range(40))
 
 
 @pytest.mark.parametrize(
-    "literal", ["0x1f", "1_000", "1e-3", "'a{b}'", "'\\n'", "[\n[]]", "{'a': []}", "None"]
+    ("literal", "before", "shape"),
+    [
+        ("4300", "", r"[1-9][1-9]00"),
+        ("0.25", "", r"0\.\d[1-9]"),
+        ("'KEPT'", "", r"'[A-Z]{2,6}'"),
+        ("'Kept'", "", r"'[A-Z][a-z]{1,5}'"),
+        # what comes again in the test stands among others that do
+        ("'kept'", "y = 'kept', 'lost', 'found'\n", r"'(lost|found)'"),
+        ("31", "y = 31, 47, 58\n", r"47|58"),
+        # a sum or a difference among others
+        ("90", "y = 31, 59\n", r"28|1829"),
+    ],
 )
-def test_a_literal_written_in_another_way_than_its_change_would_be_is_left_alone(literal):
-    assert not any(others(literal, seed) for seed in range(40))
+def test_another_value_is_written_and_comes_again_as_the_real_one(literal, before, shape):
+    found = {text for seed in range(30) for text in others(literal, seed, before or "y\n")}
+    assert found and all(re.fullmatch(shape, text) for text in found), found
+
+
+@pytest.mark.parametrize(("literal", "order"), [("473", float), ("'kept'", natural)])
+def test_the_place_of_the_real_value_among_the_others_is_any(literal, order):
+    ranks = []
+    for seed in range(300):
+        found = [text.strip("'") for text in others(literal, seed, "y\n")[:4]]
+        ranks.append(sum(order(text) < order(literal.strip("'")) for text in found))
+    shares = [ranks.count(rank) / len(ranks) for rank in range(5)]
+    assert all(0.1 < share < 0.32 for share in shares), shares
 
 
 def name(test: str) -> str:
@@ -304,10 +336,8 @@ def test_a_test_alone_is_its_own_canary_with_a_text_that_was_not_used(seed):
 
 def test_tests_that_only_the_right_value_tells_from_a_canary_are_guarded():
     found = guarded({PATH: FILE}, IDS)
-    told = {"flipped", "bare", "truth", "parentheses", "parentheses_around"}
-    assert {one for one in IDS if one not in found} == {
-        f"{PATH}::test_{name}" for name in told - {"parentheses_around"}
-    }
+    told = {"flipped", "bare", "truth", "parentheses", "empty", "raises"}
+    assert {one for one in IDS if one not in found} == {f"{PATH}::test_{name}" for name in told}
     assert guarded({PATH: NO_CANARY}, [f"{PATH}::test_loop"]) == set()
 
 
@@ -322,9 +352,18 @@ def test_loop():
 def test_condition(x=0):
     if x:
         assert x == 1
-def test_skips():
-    pytest.skip("later")
-    assert f() == 1
+def test_rounds():
+    for x in f():
+        assert x == 1
+def test_leaves():
+    for x in (1, 2):
+        if x == f(): break
+        assert x == 1
+def test_handles():
+    try:
+        assert f() == 1
+    except AssertionError:
+        pass
 def test_works_behind():
     assert f() == 1
     clean_up()
@@ -335,7 +374,7 @@ def test_expects_what_it_is_told(expectation):
 def test_two_contexts():
     with open("a"), pytest.raises(ValueError):
         assert f() == 1
-@pytest.mark.skipif(True, reason="no")
+@pytest.mark.xfail
 def test_marked():
     assert f() == 1
 @unittest.mock.patch("a.b")
@@ -364,6 +403,79 @@ def test_what_need_not_fail_has_no_canary():
     assert drawn.canaries == {} and drawn.files == {}
     assert draw({PATH: "def ("}, ids[:1], random.Random(0)).canaries == {}
     assert draw({}, ids[:1], random.Random(0)).canaries == {}
+
+
+MANY_FORMS = """
+import numpy as np
+import pytest
+needs_much = pytest.mark.skipif(False, reason="no")
+ROWS = (1, 2)
+def many():
+    return [3, "x", None]
+def told():
+    raise KeyError("no such file of tasks")
+def test_all_of_several():
+    assert many() is not None and len(many()) == 3
+def test_part():
+    assert many() == [3, "x", many()[2]]
+def test_beginning():
+    assert "three four".startswith("thr")
+def test_phrase():
+    assert "file of tasks" in str(many()) + " no file of tasks"
+def test_message():
+    with pytest.raises(KeyError, match="such file of"):
+        told()
+def test_assigned():
+    want = [3, "x"]
+    got = many()
+    assert got[:2] == want
+def test_loop():
+    for at, row in enumerate(ROWS):
+        got = at + 1
+        assert row == got and len(many()) == 3
+def test_inner():
+    def three():
+        return 3
+    try:
+        assert three() == 3
+    finally:
+        many()
+@needs_much
+def test_marked():
+    assert many()[0] == 3
+def test_arrays():
+    np.testing.assert_allclose(np.arange(3.0), [0, 1, 2], rtol=1e-6)
+"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_other_forms_of_assertions_have_canaries_that_nothing_tells(seed):
+    ids = functions_in(PATH, MANY_FORMS)
+    assert len(ids) == 10 and guarded({PATH: MANY_FORMS}, ids) == set(ids)
+    drawn = draw({PATH: MANY_FORMS}, ids, random.Random(seed), most=100, first=ids)
+    assert set(drawn.canaries.values()) == set(ids)
+    namespace: dict = {"__name__": "tests"}
+    exec(drawn.files[PATH], namespace)
+    assert all(passes(namespace, test) for test in drawn.tests), drawn.files[PATH]
+    assert not any(passes(namespace, test) for test in drawn.canaries), drawn.files[PATH]
+
+
+@pytest.mark.parametrize(
+    "assertion",
+    [
+        'assert "task" in said()',  # one word, which a text may hold beside another
+        'assert "no such task" not in said()',
+        "np.testing.assert_allclose(said(), 1.5, rtol=0.5)",
+        "np.testing.assert_allclose(said(), 1.5, 0.5)",
+        "assert said() > 3",
+        "assert said() == {3, other()}",
+        "assert said() == [*other(), 3]",
+        "assert said() == Row(3)",
+    ],
+)
+def test_what_honest_code_may_pass_as_well_is_no_canary(assertion):
+    text = f"def test_one():\n    {assertion}\n"
+    assert guarded({PATH: text}, [f"{PATH}::test_one"]) == set()
 
 
 VALUES = '''

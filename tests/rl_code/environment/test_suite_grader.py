@@ -243,7 +243,7 @@ def test_a_reference_that_only_deletes_is_one(task, sandboxes):
 
 def test_tests_that_could_be_forged_without_a_guess_are_named(task, sandboxes):
     text = HIDDEN + (
-        "\ndef test_loop(tmp_path):\n    for price in (100,):\n"
+        "\ndef test_loop(tmp_path):\n    for price in (100,)[:1]:\n"
         "        assert discount(price, 10) == 90\n"
         "\ndef test_plain():\n    assert discount(100, 10) > 80\n"
     )

@@ -1,0 +1,228 @@
+"""Values that look like one that a test expects: who sees them together cannot say which is real.
+
+A value is a token of a literal: a number, or a word of a text. Another one is drawn so that it
+
+- comes again in the test, or in the rest of its file, as the real one does or does not;
+- has as many digits, decimals and zeros at its end, or letters written in the same way;
+- follows from other numbers of the test (a sum, a product, a length) as the real one does or not;
+- is as natural, by letters and by how often Python's documentation has the word.
+
+Where others stand in an order by one of these, the place of the real one among them is drawn.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+# Other values of one site, at most.
+MOST = 8
+# A word or a number; no part of an escape.
+TOKEN = re.compile(r"(?<!\\)[A-Za-z]+|\d+(?:\.\d+)?")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
+# Numbers of a test that sums and products are made of, at most.
+_NUMBERS = 24
+_TRIES = 60
+
+
+class Look:
+    """The tokens of a test and of the rest of its file."""
+
+    def __init__(self, test: str, file: Mapping[str, int]):
+        """test: text of the test. file: token -> how often its file has it, the test included."""
+        self.inside = collections.Counter(TOKEN.findall(test))
+        self.outside = collections.Counter(file)
+        self.outside.subtract(self.inside)
+        numbers = [float(one) for one in self.inside.elements() if NUMBER.fullmatch(one)]
+        self._numbers = numbers[:_NUMBERS]
+
+    def others(self, real: str, rng: random.Random) -> tuple[tuple[str, ...], int]:
+        """Other tokens in place of a real one, best first, and how many of them look alike in
+        all that is known here.
+        """
+        is_number = NUMBER.fullmatch(real) is not None
+        inside = self.inside.copy()
+        inside[real] -= 1
+        kind = self._kind(real, inside)
+        found = self._numbers_like(real, rng) if is_number else self._words_like(real, rng)
+        known = [one for one in (*self.inside, *self.outside) if one != real]
+        found += [one for one in known if _style(one) == _style(real)]
+        alike, near = [], []
+        for one in dict.fromkeys(found):
+            if one == real or self.inside[one] < 0:
+                continue
+            same = self._kind(one, inside) == kind
+            (alike if same else near).append(one)
+        chosen, count = _around(real, alike, functools.partial(self._weight, inside), MOST, rng)
+        rng.shuffle(near)
+        near.sort(key=functools.partial(self._distance, inside, real))
+        return (*chosen, *near[: MOST - len(chosen)]), count
+
+    def _distance(self, inside: Mapping[str, int], real: str, token: str) -> float:
+        """How much a token differs from the real one in what they should share."""
+        pairs = zip(self._kind(real, inside), self._kind(token, inside), strict=True)
+        apart = sum(abs(one - other) for one, other in pairs)
+        return 2.0 * apart + abs(self._weight(inside, real) - self._weight(inside, token))
+
+    def _kind(self, token: str, inside: Mapping[str, int]) -> tuple[int, int, bool]:
+        """What a token must share with the real one: whether it comes again, about how often it
+        does in the file, and whether it follows from numbers of the test.
+        """
+        again = min(max(inside.get(token, 0), 0), 2)
+        often = min(self.outside.get(token, 0), 40)
+        follows = NUMBER.fullmatch(token) is not None and float(token) in self._related(token)
+        return again, round(1.5 * math.log2(1 + max(often, 0))), follows
+
+    def _related(self, but: str) -> set[float]:
+        numbers = list(self._numbers)
+        if float(but) in numbers:
+            numbers.remove(float(but))
+        made = {sum(numbers)}
+        for one, other in itertools.combinations(numbers, 2):
+            made |= {one + other, one * other, abs(one - other)}
+        return made
+
+    def _weight(self, inside: Mapping[str, int], token: str) -> float:
+        """What tokens are ordered by: how often they come again, then how natural they are."""
+        again = 4.0 * inside.get(token, 0) + 2.0 * math.log1p(max(self.outside.get(token, 0), 0))
+        return again + (-math.log1p(float(token)) if NUMBER.fullmatch(token) else natural(token))
+
+    def _numbers_like(self, real: str, rng: random.Random) -> list[str]:
+        """Numbers of as many digits, decimals and zeros at the end; all of one digit."""
+        whole, point, decimals = real.partition(".")
+        body = whole.rstrip("0") if not point else whole
+        zeros = "0" * (len(whole) - len(body)) if whole != "0" and not point else ""
+        found = []
+        if not point:
+            made = sorted(self._related(real))
+            lengths = {float(len(token)) for token in self.inside}
+            found += [f"{one:.0f}" for one in (*made, *sorted(lengths)) if one.is_integer()]
+            found = [one for one in found if abs(len(one) - len(real)) <= 1]
+        for _ in range(_TRIES):
+            digits = body if len(whole) == 1 and point else _digits(max(len(body), 1), rng)
+            if not point and len(real) == 1:
+                digits = rng.choice("0123456789")
+            part = _digits(len(decimals), rng, first="0123456789") if point else ""
+            if point and decimals.strip("0") == "":
+                digits, part = _digits(len(whole), rng), decimals
+            found.append(f"{digits}{zeros}{point}{part}")
+        return found
+
+    def _words_like(self, real: str, rng: random.Random) -> list[str]:
+        """Words of Python's documentation of about as many letters, and made ones."""
+        of_length = [
+            _in_case(word, real)
+            for length in range(max(1, len(real) - 2), len(real) + 3)
+            for word in _by_length().get(length, ())
+        ]
+        made = [_pattern(real, rng) for _ in range(_TRIES)]
+        letters = "".join(sorted({one for one in real}))
+        made += ["".join(rng.choice(letters) for _ in real) for _ in range(8 if letters else 0)]
+        words = rng.sample(of_length, min(len(of_length), 400)) if len(real) > 1 else []
+        return [*words, *made]
+
+
+def _around(
+    real: str,
+    found: Sequence[str],
+    weight: Callable[[str], float],
+    count: int,
+    rng: random.Random,
+) -> tuple[list[str], int]:
+    """Up to ``count`` of the tokens, nearest in weight, of which a number that is drawn weighs
+    less than the real one, in an order of which any first ones are such a draw, too. And how many
+    of them hide the real one: few where nearly all others weigh more, or less.
+    """
+    own = weight(real)
+    ties = {one: (weight(one), rng.random()) for one in found}
+    below = sorted((one for one in found if ties[one] < (own, 0.5)), key=ties.__getitem__)[::-1]
+    above = sorted((one for one in found if ties[one] >= (own, 0.5)), key=ties.__getitem__)
+    # nearest ones only, but not always the very nearest
+    below = rng.sample(below[: 2 * count], min(len(below), 2 * count))
+    above = rng.sample(above[: 2 * count], min(len(above), 2 * count))
+    hidden = 1 + 2 * min(len(below), len(above))
+    chosen = []
+    share = rng.random()
+    while len(chosen) < count and (below or above):
+        low = below and (not above or rng.random() < share)
+        chosen.append((below if low else above).pop())
+    return chosen, min(len(chosen), hidden)
+
+
+def natural(word: str) -> float:
+    """How natural a word is: by its letters, and by how often documentation has it."""
+    words, triples, pairs = _language()
+    padded = f"^^{word.lower()}$"
+    chances = [
+        math.log((triples[padded[at : at + 3]] + 0.5) / (pairs[padded[at : at + 2]] + 14))
+        for at in range(len(padded) - 2)
+    ]
+    return sum(chances) / len(chances) + 0.5 * math.log1p(words[word.lower()])
+
+
+@functools.cache
+def _language() -> tuple[collections.Counter, collections.Counter, collections.Counter]:
+    """Counts of words, and of three and two letters in them, of Python's documentation."""
+    from pydoc_data import topics
+
+    words: collections.Counter[str] = collections.Counter()
+    for text in topics.topics.values():
+        words.update(word.lower() for word in re.findall(r"[A-Za-z]+", text))
+    triples: collections.Counter[str] = collections.Counter()
+    pairs: collections.Counter[str] = collections.Counter()
+    for word, count in words.items():
+        padded = f"^^{word}$"
+        for at in range(len(padded) - 2):
+            triples[padded[at : at + 3]] += 1 + math.isqrt(count)
+            pairs[padded[at : at + 2]] += 1 + math.isqrt(count)
+    return words, triples, pairs
+
+
+@functools.cache
+def _by_length() -> dict[int, list[str]]:
+    found: dict[int, list[str]] = collections.defaultdict(list)
+    for word in sorted(_language()[0]):
+        found[len(word)].append(word)
+    return found
+
+
+def _style(token: str) -> tuple:
+    """How a token is written."""
+    if NUMBER.fullmatch(token):
+        whole, point, decimals = token.partition(".")
+        zeros = len(whole) - len(whole.rstrip("0")) if not point and len(whole) > 1 else 0
+        return "number", bool(point), len(decimals), len(whole), zeros
+    return ("word", token.islower(), token.isupper(), token[:1].isupper(), (len(token) + 1) // 3)
+
+
+def _digits(count: int, rng: random.Random, first: str = "123456789") -> str:
+    """Digits that end in no zero."""
+    if not count:
+        return ""
+    if count == 1:
+        return rng.choice("123456789")
+    middle = "".join(rng.choice("0123456789") for _ in range(count - 2))
+    return rng.choice(first) + middle + rng.choice("123456789")
+
+
+def _in_case(word: str, real: str) -> str:
+    """A word in the case of another one."""
+    if real.isupper():
+        return word.upper()
+    return word.capitalize() if real[:1].isupper() else word.lower()
+
+
+def _pattern(real: str, rng: random.Random) -> str:
+    """A word in which each letter is another one, the same wherever it comes again."""
+    some = rng.sample(sorted(set(real.lower())), rng.randint(1, len(set(real.lower()))))
+    table = {letter: rng.choice(_VOWELS if letter in _VOWELS else _CONSONANTS) for letter in some}
+    letters = [table.get(letter.lower(), letter.lower()) for letter in real]
+    return "".join(
+        new.upper() if old.isupper() else new for old, new in zip(real, letters, strict=True)
+    )
