@@ -35,10 +35,10 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.files import write_atomically
 from rl_code.progress import Progress
 from rl_code.tasks import made
+from rl_code.tasks.guards import guards_of
 from rl_code.tasks.makers import graded, package
 from rl_code.tasks.makers.make import Maker, Settings, Tally
 from rl_code.tasks.makers.runs import sandbox_config
-from rl_code.tasks.validate import forgeable_tests
 from rl_code.types import Task
 
 
@@ -71,7 +71,7 @@ def main(_: list[str]) -> None:
             problems = {
                 task.id: _told(graded.problem, task, pool) for task in graded.drawn(tasks, count)
             }
-            forgeable = [task.id for task in tasks if _told(forgeable_tests, task, pool)]
+            forgeable = [task.id for task in tasks if _told(_problem, task, pool)]
             if values.refuse_forgeable and forgeable:
                 kept = [
                     line
@@ -85,6 +85,11 @@ def main(_: list[str]) -> None:
     _report(tallies, out, problems, forgeable, as_json=values.json)
     if stopped:
         command.refuse("stopped; the same command goes on")
+
+
+def _problem(task: Task, pool: SandboxPool) -> str:
+    """Why a task can be forged; "" for one that cannot."""
+    return guards_of(task, pool).problem
 
 
 def _told(look: Callable[[Task, SandboxPool], str], task: Task, pool: SandboxPool) -> str:
@@ -179,10 +184,10 @@ def _report(
     if total["tasks"]:
         console.print(f"{total['tasks']:,} tasks in {out / made.FILE}", highlight=False)
     if forgeable:
-        done = "were left out" if flags.FLAGS.refuse_forgeable else "--refuse_forgeable leaves out"
+        refused = flags.FLAGS.refuse_forgeable
+        done = "were left out" if refused else "--refuse_forgeable leaves them out"
         console.print(
-            f"{len(forgeable):,} of them can be forged, since no hidden test that fails before has "
-            f"a canary or a value that only the right answer tells; {done}: "
+            f"{len(forgeable):,} of them can be forged without a guess (docs/redteam.md); {done}: "
             f"{', '.join(forgeable[:5])}{', ...' if len(forgeable) > 5 else ''}",
             markup=False,
             highlight=False,
@@ -244,7 +249,7 @@ if __name__ == "__main__":
     )
     flags.DEFINE_bool(
         "refuse_forgeable",
-        False,
+        True,
         "Leaves out tasks whose results can be forged without a guess (docs/redteam.md).",
     )
     flags.DEFINE_bool("json", False, "Prints the counts as JSON instead of tables.")

@@ -10,9 +10,11 @@ kept in a file. Ctrl-C keeps what was done: the same command goes on from there,
 what has changed. A row that cannot be read is a verdict of its own, named by file and line. A
 source that reads a file or has worlds loads the tasks that work alone with works=FILE.
 
-A task is also told to be forgeable if its suite decides and none of the tests that fail before has
-a canary or a value that only the right answer tells (docs/redteam.md). --refuse_forgeable leaves
-such tasks out.
+A task that can be forged does not work: its suite decides, and none of the tests that fail before
+has a canary or a value that only the right answer tells, or they read data or assert by functions
+that the work may change (docs/redteam.md). --norefuse_forgeable keeps such tasks and names them.
+Training leaves them out as well, unless train.forgeable is set. The table says which share of the
+tests that must fail before the work is guarded, and --verdicts says it of each task.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ SECONDS = flags.DEFINE_float("seconds", 60.0, "Wall-clock seconds of all tests o
 MEMORY = flags.DEFINE_integer("sandbox_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
 ROOM = flags.DEFINE_integer("workspace_mb", 64, "MiB that a workspace may hold.", lower_bound=1)
 REFUSE = flags.DEFINE_bool(
-    "refuse_forgeable", False, "Tasks whose results can be forged without a guess do not work."
+    "refuse_forgeable", True, "Tasks whose results can be forged without a guess do not work."
 )
 VERDICTS = flags.DEFINE_string("verdicts", None, "A JSON file that keeps the verdicts.")
 # Seconds between two writes of the file of verdicts.

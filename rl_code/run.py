@@ -48,7 +48,9 @@ from rl_code.run_config import RunConfig, meshes
 from rl_code.run_model import find_model_config, find_tokenizer, with_given_adapters
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
+from rl_code.tasks import guards
 from rl_code.tasks.api import find_source
+from rl_code.tasks.cache import GUARDS, Cache
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.fitting import Fitting
@@ -197,7 +199,15 @@ class Run:
         found = list(self._fits_training.of(source.one_by_one(self.pool, self.workdir)))
         if not found:
             raise self._fits_training.none()
-        return found
+        if self.config.train.forgeable:
+            return found
+        kept = list(guards.kept(found, self.pool, Cache(self.workdir / GUARDS)))
+        if not kept:
+            raise ConfigError(
+                "config.tasks: the results of all tasks can be forged without a guess; the log "
+                "says why, and config.train.forgeable=True trains on them"
+            )
+        return kept
 
     @functools.cached_property
     def _fits_training(self) -> Fitting:

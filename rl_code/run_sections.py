@@ -323,6 +323,9 @@ class TrainConfig:
     # With this section kinds of tasks of which the policy solves some episodes and not others are
     # drawn more often; None draws all tasks alike.
     curriculum: CurriculumConfig | None = None
+    # Whether tasks are trained on whose results can be forged without a guess (``tasks.guards``).
+    # Those of a source without end are not looked at.
+    forgeable: bool = False
 
     def __post_init__(self):
         if self.screening is not None and self.curriculum is not None:

@@ -25,7 +25,7 @@ _MOST_LEFT_OUT = 1000
 # Keys on which the list of tasks depends, or what screening tells of them.
 _TASKS = (
     "tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening",
-    "train.curriculum",
+    "train.curriculum", "train.forgeable",
 )  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from rl_code.files import PARTIAL, replace
 DIFFERENTIAL = "differential.json"
 # Which tests of suites pass before the work, and what solutions change (``suites_by_run``).
 SUITES = "suites.json"
+# Why tasks can be forged (``guards``).
+GUARDS = "guards.json"
 # A fork of a run takes all of them along.
-FILES = (DIFFERENTIAL, SUITES)
+FILES = (DIFFERENTIAL, SUITES, GUARDS)
 
 
 class Cache:

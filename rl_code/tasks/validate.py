@@ -21,11 +21,13 @@ import rich.text
 from rl_code.environment.grading import grade_in_words
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.suite_grader import SuiteError, passes, unguarded
+from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.environment.suites.applied import solved
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
+from rl_code.tasks.guards import Guards, guards_of
+from rl_code.tasks.guards import some as _some
 from rl_code.tasks.source import FAULT, NoTask, Refusal
 from rl_code.types import Limits, Task, Tests
 
@@ -40,9 +42,8 @@ DIFFERS = "does not end the same each time"
 NOT_GRADED = "cannot be graded"
 FORGEABLE = "can be forged"
 # Of a file of verdicts; one that another revision wrote is made anew.
-REVISION = 2
+REVISION = 3
 _SHOWN_IDS = 5
-_SHOWN_TESTS = 3
 _SHOWN_CHARACTERS = 300
 
 
@@ -59,9 +60,11 @@ class Verdict:
     seconds: float = 0.0
     # Of all that the verdict depends on.
     digest: str = ""
-    # Tests of fail_to_pass whose results could be forged without a guess, where that is so of all
-    # of them, "" otherwise: see ``suite_grader.unguarded``.
+    # Why results could be forged without a guess; "" for a task where that is not so (``guards``).
     forgeable: str = ""
+    # Hidden tests that must fail before the work, and how many of them are guarded.
+    required: int = 0
+    guarded: int = 0
 
 
 def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
@@ -69,10 +72,10 @@ def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
     reference.
     """
     start = time.monotonic()
-    forgeable = ""
+    guards = Guards()
     try:
         reason, detail = _judge(task, pool, limits, runs)
-        forgeable = "" if reason else forgeable_tests(task, pool)
+        guards = Guards() if reason else guards_of(task, pool)
     except SandboxFault as fault:
         reason, detail = FAULT, str(fault)
     except SuiteError as error:
@@ -80,18 +83,9 @@ def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
     except Exception as error:  # a task may hold anything: each has a verdict of its own
         reason, detail = NOT_GRADED, f"{type(error).__name__}: {error}"[:300]
     seconds = time.monotonic() - start
-    return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs), forgeable)
-
-
-def forgeable_tests(task: Task, pool: SandboxPool) -> str:
-    """The hidden tests that must fail before the work, if who forges their results in the test run
-    needs no guess for any of them; "" otherwise. Raises SandboxFault.
-    """
-    hidden = task.hidden_tests
-    if hidden.suite is None or hidden.cases or hidden.code:
-        return ""
-    found = unguarded(task, hidden.suite, pool)
-    return _some(found) if set(found) == set(hidden.suite.fail_to_pass) else ""
+    digest = digest_of(task, limits, runs)
+    found = (guards.problem, guards.required, guards.guarded)
+    return Verdict(task.id, reason, detail, seconds, digest, *found)
 
 
 def refusing(verdict: Verdict, *, forgeable: bool) -> Verdict:
@@ -180,11 +174,6 @@ def _why(error: str) -> str:
     """The beginning of the reason that a test failed, on one line."""
     words = " ".join(error.split())
     return words if len(words) <= _SHOWN_CHARACTERS else f"{words[:_SHOWN_CHARACTERS]}..."
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(name[:100] for name in names[:_SHOWN_TESTS])
-    return shown + (f" and {len(names) - _SHOWN_TESTS} more" if len(names) > _SHOWN_TESTS else "")
 
 
 # --- Many tasks -----------------------------------------------------------------------------------
@@ -294,13 +283,22 @@ def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
     seconds = sum(verdict.seconds for verdict in verdicts)
     each = f", {seconds / len(verdicts):.2f} s each" if verdicts else ""
     view.caption = f"{len(verdicts)} tasks{each}"
-    forgeable = [verdict for verdict in verdicts if verdict.forgeable and not verdict.reason]
+    working = [verdict for verdict in verdicts if not verdict.reason]
+    if required := sum(verdict.required for verdict in working):
+        guarded = sum(verdict.guarded for verdict in working)
+        least = sorted(working, key=lambda one: one.guarded / max(one.required, 1))
+        shown = ", ".join(f"{one.id} {one.guarded}/{one.required}" for one in least[:_SHOWN_IDS])
+        view.caption += (
+            f"\n{guarded} of the {required} hidden tests that must fail before the work are "
+            f"guarded ({100 * guarded / required:.1f} %): only the right value passes them. "
+            f"Fewest: {shown}"
+        )
+    forgeable = [verdict for verdict in working if verdict.forgeable]
     if forgeable:
-        shown = ", ".join(verdict.id for verdict in forgeable[:_SHOWN_IDS])
+        shown = "\n".join(f"{one.id}: {one.forgeable}" for one in forgeable[:_SHOWN_IDS])
         more = len(forgeable) - _SHOWN_IDS
         view.caption += (
-            f"\n{len(forgeable)} of those that work can be forged, since no test that fails before "
-            f"has a canary or a value that only the right answer tells (--refuse_forgeable leaves "
-            f"them out): {shown}{f' and {more} more' if more > 0 else ''}"
+            f"\n{len(forgeable)} of those that work can be forged (--refuse_forgeable leaves them "
+            f"out):\n{shown}{f' and {more} more' if more > 0 else ''}"
         )
     return view

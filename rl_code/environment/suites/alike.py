@@ -71,13 +71,13 @@ class Look:
         return 2.0 * apart + abs(self._weight(inside, real) - self._weight(inside, token))
 
     def _kind(self, token: str, inside: Mapping[str, int]) -> tuple[int, int, bool]:
-        """What a token must share with the real one: whether it comes again, about how often it
+        """What a token must share with the real one: whether it comes again in the test, whether it
         does in the file, and whether it follows from numbers of the test.
         """
-        again = min(max(inside.get(token, 0), 0), 2)
-        often = min(self.outside.get(token, 0), 40)
+        again = inside.get(token, 0) > 0
+        often = (self.outside.get(token, 0) > 0) + (self.outside.get(token, 0) > 3)
         follows = NUMBER.fullmatch(token) is not None and float(token) in self._related(token)
-        return again, round(1.5 * math.log2(1 + max(often, 0))), follows
+        return again, often, follows
 
     def _related(self, but: str) -> set[float]:
         numbers = list(self._numbers)
@@ -202,13 +202,16 @@ def _style(token: str) -> tuple:
 
 
 def _digits(count: int, rng: random.Random, first: str = "123456789") -> str:
-    """Digits that end in no zero."""
+    """Digits that end in no zero, the first one as often as in numbers that people write down
+    (Benford 1938).
+    """
     if not count:
         return ""
-    if count == 1:
-        return rng.choice("123456789")
+    weights = [math.log10(1 + 1 / max(int(digit), 1)) for digit in first]
+    begin = rng.choices(first, weights)[0] if count > 1 else ""
     middle = "".join(rng.choice("0123456789") for _ in range(count - 2))
-    return rng.choice(first) + middle + rng.choice("123456789")
+    last = rng.choices("123456789", [3, 3, 2, 2, 4, 2, 1, 2, 1])[0]
+    return begin + middle + last
 
 
 def _in_case(word: str, real: str) -> str:

@@ -8,6 +8,7 @@ it works. These paths are as the world or the task has them, and then as the sui
 from __future__ import annotations
 
 import contextlib
+import functools
 import posixpath
 import re
 import sys
@@ -37,6 +38,14 @@ _FRAMEWORK = {
     *("tomli", "py", "attr", "atomicwrites", "importlib_metadata"),
     *sys.stdlib_module_names - {"test"},
 }
+# Files that may put folders on Python's path, and how they say so.
+_SETTINGS = (
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml"),
+    *("tox.ini", "setup.cfg", "conftest.py"),
+)
+_PYTHON_PATH = re.compile(
+    r"^[ \t]*pythonpath[ \t]*=[ \t]*(\[[^\]]*\]|[^\n]*(?:\n[ \t]+[^\n]+)*)", re.MULTILINE
+)
 # Characters of all files pyproject.toml of an agent, and CPU seconds in which they must be read.
 _PROJECTS_LONGEST = 1 << 18
 _PROJECTS_CPU_S = 2.0
@@ -146,6 +155,8 @@ class Protected:
         self._solution = set(task.reference) - files
         self._work = work
         self._base = base
+        self._suite_files = suite.files
+        self._environment = task.world.environment.get("PYTHONPATH", "") if task.world else ""
 
     def __contains__(self, path: str) -> bool:
         *above, name = path.split("/")
@@ -161,17 +172,47 @@ class Protected:
 
     def _stands_in(self, path: str) -> bool:
         """Whether the path is part of a module that stands in for one of the framework's or
-        Python's, and that the task did not bring itself.
+        Python's, and that the task did not bring itself: at the root of the workspace, or in a
+        folder that the task's settings put on Python's path.
         """
-        top, _, below = path.partition("/")
+        if self._stands_at("", path):
+            return True
+        names = {part.partition(".")[0] for part in path.split("/")[1:]}
+        if path in self._solution or not names & _FRAMEWORK:
+            return False
+        return any(
+            path.startswith(f"{root}/") and self._stands_at(f"{root}/", path)
+            for root in self._roots
+        )
+
+    @functools.cached_property
+    def _roots(self) -> frozenset[str]:
+        """Folders that settings of pytest, files of tests or the environment put on the path."""
+        found: set[str] = set()
+        for path in (*_SETTINGS, *self._files):
+            text = self._suite_files.get(path) or self._base.text(path) or ""
+            for value in _PYTHON_PATH.findall(text):
+                found |= set(re.findall(r"[\w./-]+", value))
+            for line in re.findall(r"sys\.path\.(?:insert|append)\((.*)", text):
+                found |= set(re.findall(r"[\"']([\w./-]+)[\"']", line))
+        found |= {part for part in self._environment.split(":") if not part.startswith("/")}
+        roots = {re.sub(r"^(\.{1,2}/)+", "", posixpath.normpath(root)) for root in found if root}
+        return frozenset(roots - {".", "..", "/"})
+
+    def _stands_at(self, root: str, path: str) -> bool:
+        """Whether the path is part of such a module in a folder: "" or one with a slash at its
+        end.
+        """
+        top, _, below = path[len(root) :].partition("/")
         module, _, ending = top.partition(".")
         if module not in _FRAMEWORK:
             return False
         if not below and ending.rpartition(".")[2] not in ("py", "so") and not self._is_link(path):
             return False
-        if below and f"{top}/__init__.py" not in self._work:
+        if below and f"{root}{top}/__init__.py" not in self._work:
             return False
-        return not any(known.split("/")[0] == top for known in self._base.paths())
+        known = self._base.paths()
+        return not any(one == root + top or one.startswith(f"{root}{top}/") for one in known)
 
     def _is_link(self, path: str) -> bool:
         entry = self._work.get(path)

@@ -22,6 +22,8 @@ _DIGITS = "0123456789"
 # Constants of a literal, and words of a string, that are looked at.
 _LEAVES = 6
 _WORDS = 4
+# Numbers that look like a real one, at least; among fewer, the smallest or the usual one is real.
+_HIDDEN = 2
 # Other elements that are looked at in place of none.
 _MANY = 40
 # What may be the only element of a list, or item of a dict, in place of none.
@@ -90,7 +92,7 @@ def _of_leaf(source: Source, leaf: ast.Constant, rng: random.Random, look: Look)
         case int() | float():
             if NUMBER.fullmatch(old):
                 others, alike = look.others(old, rng)
-                yield Site(start, end, old, others, "number", alike)
+                yield Site(start, end, old, others, "number", alike, told=alike < _HIDDEN)
         case "" | b"":
             if len(old.lstrip("b")) == 2:
                 others = tuple(f"{old[:-1]}{letter}{old[-1]}" for letter in _LETTERS)
@@ -115,7 +117,8 @@ def _of_text(old: str, start: int, rng: random.Random, look: Look) -> Iterator[S
         others, alike = look.others(token[0], rng)
         first = start + len(old[: token.start()].encode())
         last = first + len(token[0])
-        yield Site(first, last, token[0], others, "string", alike)
+        told = token[0].isdigit() and alike < _HIDDEN
+        yield Site(first, last, token[0], others, "string", alike, told=told)
 
 
 def _of_length(source: Source, node: ast.expr, rng: random.Random, look: Look) -> Iterator[Site]:

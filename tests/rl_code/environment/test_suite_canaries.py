@@ -156,11 +156,12 @@ def test_a_draw_says_neither_by_name_nor_by_place_which_test_is_real():
         for real in (one for one, other in draws.tests.items() if other == own)
     ]
     assert 0.35 < sum(first) / len(first) < 0.65
-    kinds = {kind for one in drawn for kind in one.kinds}
     # what is told is changed only where nothing else can be
-    assert kinds == {"number", "string"}
+    known = guarded({PATH: FILE}, IDS)
+    copied = [set(one.canaries.values()) for one in drawn]
+    assert sum(len(own & known) for own in copied) > 0.9 * 60 * min(8, len(known))
     most = {kind for seed in range(9) for kind in draw_all(seed).kinds}
-    assert most == {*kinds, "truth", "length", "exception"}
+    assert most == {"number", "string", "truth", "length", "exception"}
 
 
 def others(literal: str, seed: int, before: str = "") -> list[str]:
@@ -337,7 +338,9 @@ def test_a_test_alone_is_its_own_canary_with_a_text_that_was_not_used(seed):
 def test_tests_that_only_the_right_value_tells_from_a_canary_are_guarded():
     found = guarded({PATH: FILE}, IDS)
     told = {"flipped", "bare", "truth", "parentheses", "empty", "raises"}
-    assert {one for one in IDS if one not in found} == {f"{PATH}::test_{name}" for name in told}
+    assert not {f"{PATH}::test_{name}" for name in told} & found
+    # a small number is the likeliest of all that may stand there, another one is not
+    assert {f"{PATH}::test_{name}" for name in ("text", "bytes")} <= found
     assert guarded({PATH: NO_CANARY}, [f"{PATH}::test_loop"]) == set()
 
 
@@ -410,41 +413,41 @@ import numpy as np
 import pytest
 needs_much = pytest.mark.skipif(False, reason="no")
 ROWS = (1, 2)
-def many():
-    return [3, "x", None]
+def up(x):
+    return x.upper()
 def told():
     raise KeyError("no such file of tasks")
 def test_all_of_several():
-    assert many() is not None and len(many()) == 3
+    assert up("a") is not None and up("kept") == "KEPT"
 def test_part():
-    assert many() == [3, "x", many()[2]]
+    assert [up("lost"), up("a")] == ["LOST", up("a")]
 def test_beginning():
     assert "three four".startswith("thr")
 def test_phrase():
-    assert "file of tasks" in str(many()) + " no file of tasks"
+    assert "file of tasks" in up("a") + " no file of tasks"
 def test_message():
     with pytest.raises(KeyError, match="such file of"):
         told()
 def test_assigned():
-    want = [3, "x"]
-    got = many()
-    assert got[:2] == want
+    want = [1, "FOUND"]
+    got = [1, up("found")]
+    assert got == want
 def test_loop():
     for at, row in enumerate(ROWS):
-        got = at + 1
-        assert row == got and len(many()) == 3
+        got = up("round")
+        assert row > at and got == "ROUND"
 def test_inner():
-    def three():
-        return 3
+    def inner():
+        return up("inner")
     try:
-        assert three() == 3
+        assert inner() == "INNER"
     finally:
-        many()
+        up("b")
 @needs_much
 def test_marked():
-    assert many()[0] == 3
+    assert up("mark") == "MARK"
 def test_arrays():
-    np.testing.assert_allclose(np.arange(3.0), [0, 1, 2], rtol=1e-6)
+    np.testing.assert_allclose(np.full(1, 1719.0) / 3, [573], rtol=1e-6)
 """
 
 
@@ -600,6 +603,31 @@ def test_what_an_agent_writes_into_its_project_file_is_read_within_bounds(own, m
     tidy = BASE.replace('"a"', '"b"')
     found = applied(task, task.hidden_tests.suite, {"pyproject.toml": tidy}, Base(task, None))
     assert found["pyproject.toml"] == tidy
+
+
+@pytest.mark.parametrize(
+    ("settings", "stands_in"),
+    [
+        ({}, False),
+        ({"pytest.ini": "[pytest]\npythonpath =\n    ./lib\n    more\n"}, True),
+        ({"pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["more", "lib"]\n'}, True),
+        ({"conftest.py": 'import sys\nsys.path.insert(0, "./lib")\n'}, True),
+        ({"pytest.ini": "[pytest]\npythonpath = other\n"}, False),
+    ],
+)
+def test_modules_that_would_stand_in_for_pythons_are_left_out_wherever_python_looks(
+    settings, stands_in
+):
+    files = {**settings, "lib/shop.py": "", "lib/queue.py": "", "lib/shop/json.py": ""}
+    suite = Suite({PATH: "def test_a(): assert f() == 1\n"}, (f"{PATH}::test_a",))
+    fields = dict(messages=(), path="", entry_point="", visible_tests=Tests())
+    solved = {"lib/token.py": ""}
+    task = Task(id="a", files=files, hidden_tests=Tests(suite=suite), reference=solved, **fields)
+    new = ("lib/json.py", "lib/types/__init__.py", "lib/token.py", "lib/shop/random.py", "lib/b.py")
+    work = {**files, **dict.fromkeys(new, "1"), "lib/queue.py": "2"}
+    found = applied(task, suite, work, Base(task, None))
+    gone = {"lib/json.py", "lib/types/__init__.py"} if stands_in else set()
+    assert set(new) - found.keys() == gone and found["lib/queue.py"] == "2"
 
 
 def test_only_what_is_neither_test_nor_configuration_is_applied():

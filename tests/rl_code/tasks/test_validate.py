@@ -122,6 +122,10 @@ def test_tasks_that_can_be_forged_are_told_and_left_out_where_asked(
     world = World((Layer(installed.build(store), "/opt/packages"),))
     verdict = judge(weak.task(ground, world), layered_pool, LIMITS, runs=1)
     assert verdict.reason == "" and verdict.forgeable.count("::") == count
+    assert (verdict.guarded == 0) == (count > 0) and verdict.required >= verdict.guarded
+    assert f"{verdict.guarded} of the {verdict.required} hidden tests" in str(
+        validate.table("mine", [verdict]).caption
+    )
     told = " can be forged" in str(validate.table("mine", [verdict]).caption)
     assert told == (count > 0)
     refused = validate.refusing(verdict, forgeable=True)
