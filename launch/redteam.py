@@ -5,13 +5,15 @@
     python -m launch.redteam --markdown         # the table of docs/redteam.md
     python -m launch.redteam --json=out.json    # every outcome
     python -m launch.redteam --only=sessions --cases=cases.jsonl    # of launch.make_case
+    python -m launch.redteam --only=chooser     # how well canaries hide, in minutes
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
 the split grader; "open" are forgers that are paid, on suites that launch.validate reports. Escapes
 run in a sandbox, and the host looks for what they have done. References of tasks of every source
 are graded, too. It ends with code 1 if a cheat earns more than an honest failure, an escape does
-harm, or a reference does not pass.
+harm, or a reference does not pass. The chooser is a small classifier that learns from the tests of
+other packages which of several copies is the real test; it is tried where --only names it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import dataclasses
 import json
 import os
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,24 +40,36 @@ from rl_code.environment.layers.packages import PackagesError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
-from rl_code.redteam import honest, recorded
+from rl_code.redteam import chooser, honest, recorded
 from rl_code.redteam.escapes import Host
 from rl_code.redteam.ground import FIXTURES, GRADERS, MIXED, ROWS, SUBTESTS, TRUTHS
 from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
 PARTS = ("cheats", "open", "alone", "episodes", "escapes", "honest", "sessions")
+CHOOSER = "chooser"
 _COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
-flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
+flags.DEFINE_multi_enum("only", None, (*PARTS, CHOOSER), "Only this part; may stand several times.")
 flags.DEFINE_integer("references", 20, "References of each source that are graded.", 0)
 flags.DEFINE_string("cases", None, "File of cases from recorded sessions.")
+flags.DEFINE_multi_string(
+    "known",
+    [sysconfig.get_path("purelib"), str(Path(sysconfig.get_path("stdlib"), "test"))],
+    "Folders with the tests that the chooser learns from.",
+)
+flags.DEFINE_multi_string("asked", ["tests"], "Folders with the tests that it chooses among.")
+flags.DEFINE_integer("files", 400, "Files of either that are read, drawn at random.", 1)
 flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
 
 
 def main(argv: list[str]) -> None:
     parts = FLAGS.only or PARTS
+    if CHOOSER in parts:
+        choose()
+        if parts == [CHOOSER]:
+            return
     try:
         cases = recorded.read_cases(Path(FLAGS.cases)) if FLAGS.cases else []
     except (OSError, ValueError) as error:
@@ -80,6 +95,21 @@ def main(argv: list[str]) -> None:
         show(rows)
     print(summary(outcomes))
     sys.exit(not all(one.held for one in outcomes))
+
+
+def choose() -> None:
+    """Prints how often a chooser picks the real test among its copies."""
+    known, asked = ([Path(one) for one in folders] for folders in (FLAGS.known, FLAGS.asked))
+    try:
+        scores, learned = chooser.measure(known, asked, FLAGS.files)
+    except ValueError as error:
+        command.refuse(str(error))
+    shown = rich.table.Table("change", "groups", "right", "chance", box=rich.box.SIMPLE)
+    for one in scores:
+        shares = [f"{100 * part / one.groups:.1f} %" for part in (one.right, one.chance)]
+        shown.add_row(one.kind, str(one.groups), *shares)
+    command.console().print(f"A chooser that learned from {learned} groups of other tests:")
+    command.console().print(shown)
 
 
 def tried(

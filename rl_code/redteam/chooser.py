@@ -113,6 +113,25 @@ def _group(source: Source, copies: list[tuple[str, bool]], kind: str) -> Group:
     return Group(kind, tuple(texts), real, rest.decode())
 
 
+def measure(
+    known: Sequence[Path], asked: Sequence[Path], most: int, seed: int = 0
+) -> tuple[list[Score], int]:
+    """Picks among the tests below the folders ``asked`` of a chooser that was trained on those
+    below ``known``, and how many groups that were. most: files of each, drawn at random. Raises
+    ValueError where there are none.
+    """
+    rng = random.Random(seed)
+    found = []
+    for folders in (known, asked):
+        files = read_tests(folders)
+        drawn = dict(rng.sample(sorted(files.items()), min(most, len(files))))
+        found.append(list(groups(drawn, rng)))
+        if not found[-1]:
+            names = ", ".join(map(str, folders))
+            raise ValueError(f"{names}: no test there can have canaries which nothing tells")
+    return Chooser(found[0]).scores(found[1]), len(found[0])
+
+
 class Chooser:
     """A classifier that was trained on groups."""
 

@@ -286,12 +286,13 @@ def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
     working = [verdict for verdict in verdicts if not verdict.reason]
     if required := sum(verdict.required for verdict in working):
         guarded = sum(verdict.guarded for verdict in working)
-        least = sorted(working, key=lambda one: one.guarded / max(one.required, 1))
+        least = [one for one in working if one.guarded < one.required]
+        least.sort(key=lambda one: one.guarded / one.required)
         shown = ", ".join(f"{one.id} {one.guarded}/{one.required}" for one in least[:_SHOWN_IDS])
         view.caption += (
             f"\n{guarded} of the {required} hidden tests that must fail before the work are "
-            f"guarded ({100 * guarded / required:.1f} %): only the right value passes them. "
-            f"Fewest: {shown}"
+            f"guarded ({100 * guarded / required:.1f} %): only the right value passes them"
+            + (f". Fewest: {shown}" if least else "")
         )
     forgeable = [verdict for verdict in working if verdict.forgeable]
     if forgeable:
