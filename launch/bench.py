@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
         use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
     if (device := flags.FLAGS.device) != (backend := jax.default_backend()):
-        sys.exit(f"--device={device}, but jax runs on {backend}{_HELP.get(device, '')}")
+        command.refuse(f"--device={device}, but jax runs on {backend}{_HELP.get(device, '')}")
     # an exception, so that what is on disk is removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

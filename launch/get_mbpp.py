@@ -88,6 +88,8 @@ def main(_: list[str]) -> None:
             "python -m launch.get_mbpp --file=<download>"
         )
     except (OSError, ValueError) as error:
+        if given:
+            command.refuse(f"--file={given}: {error}")
         sys.exit(f"{given or (target if target.is_file() else URL)}: {error}")
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launch import get_mbpp
 from launch.get_mbpp import COLUMNS, convert
 from rl_code.tasks import mbpp
 from rl_code.tasks.records import TaskFileError
@@ -49,3 +51,11 @@ def test_a_missing_file_is_fetched_by_the_command_that_the_error_names(tmp_path)
     ):
         mbpp.load(str(tmp_path / "none.jsonl"))
     assert "--file: The published file" in programs.run("launch.get_mbpp", "--helpshort").stdout
+
+
+def test_a_download_that_is_not_there_is_a_wrong_command_line(tmp_path, monkeypatch, capsys):
+    given = str(tmp_path / "none.jsonl")
+    monkeypatch.setattr(get_mbpp.flags, "FLAGS", SimpleNamespace(file=given))
+    with pytest.raises(SystemExit) as ended:
+        get_mbpp.main([])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"--file={given}: ")
