@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys, and the limits of each.
+"""API keys, and the limits on how much each key may ask.
 
 Keys stand in a TOML file as SHA-256 of the key, which cannot be turned back since a key is random:
 
@@ -59,7 +59,7 @@ class Key:
     organisation: str = ""
     # Events of feedback.
     events_per_minute: float | None = None
-    # Whether it may see, and delete, what is not its own.
+    # True if the key may see and delete data of others.
     admin: bool = False
 
     def __post_init__(self):
@@ -100,7 +100,7 @@ class Budget:
 
 
 class Limiter:
-    """What a key has left of its limits."""
+    """The part of a key's limits that is still left."""
 
     def __init__(self, key: Key, clock: Callable[[], float] = time.monotonic):
         self.key = key
@@ -176,7 +176,7 @@ class KeyFile:
             )
 
     def is_admin(self, api_key: str) -> bool:
-        """Whether a key is there that may see and delete what is not its own."""
+        """True if the file has this key and lets it see and delete data of others."""
         limiter = self.find(api_key)
         return limiter is not None and limiter.key.admin
 
@@ -258,7 +258,7 @@ class Access:
         return None if client is None else client.user
 
     def is_admin(self, api_key: str) -> bool:
-        """Whether a key may delete what belongs to others; none may without a file of keys."""
+        """True if a key may see and delete data of others; no key may without a file of keys."""
         return self._keys is not None and self._keys.is_admin(api_key)
 
     def take_events(self, api_key: str, count: int) -> float:

@@ -18,7 +18,7 @@ class Answer:
     id: str
     model: str
     message: Message
-    # Why it ended: "stop", "length" or "tool_calls".
+    # The reason why it ended: "stop", "length" or "tool_calls".
     finish_reason: str
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -27,7 +27,7 @@ class Answer:
     kept_tokens: int
     # Version of the weights that sampled the last token.
     version: int
-    # Which of the ``n`` answers to a request it is, from 0.
+    # Number of this answer among the ``n`` answers to a request, from 0.
     index: int = 0
     # For each token the most likely ones with their log-probabilities; None where nobody asked.
     alternatives: Sequence[tuple[Sequence[int], Sequence[float]]] | None = None
@@ -132,7 +132,7 @@ class Pending:
             raise self._error
 
     async def news(self) -> AsyncIterator[list[Progress | Answer]]:
-        """What has come since the last time, up to the last answer. Raises ApiError."""
+        """Yield the news since the last time, until the last answer has come. Raises ApiError."""
         left = self.request.n
         while left:
             await self._come.wait()

@@ -91,9 +91,9 @@ class ChatText:
         return self._cut(whole[start:], [mark and mark - start for mark in marks[kept:]])
 
     def follow(self, messages: Sequence[Message], *, cut: bool) -> Pieces:
-        """What follows a sampled message: further messages, and the opening of the next one.
+        """Text behind a sampled message: further messages, and the opening of the next one.
 
-        cut: whether the sampled message lacks its stop token, which is then put in front. Raises
+        cut: True if the sampled message lacks its stop token, which is then put in front. Raises
         ApiError for what the protocol cannot write.
         """
         given = [message.for_template(self._tokenizer.marks) for message in messages]
@@ -177,7 +177,7 @@ class ChatText:
         return Pieces(tokens + self._tokenizer.encode(text[at:]), ends)
 
     def _beside_special(self, text: str, place: int) -> bool:
-        """Whether a special token ends or begins at a place, or the text ends there."""
+        """True if a special token ends or begins at a place, or the text ends there."""
         if place == len(text):
             return True
         beside = [_ENDS.search(text[:place]), _BEGINS.match(text[place:])]
@@ -191,7 +191,7 @@ class ChatText:
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:
-    """What stands before the first of these texts."""
+    """Text before the first occurrence of any stop text; the whole text without one."""
     return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
 

@@ -29,8 +29,8 @@ _LONGEST_TOKEN = 256
 
 @dataclasses.dataclass(frozen=True)
 class FillInTheMiddle:
-    """How the text before a gap and the text behind it are put to a model that fills gaps:
-    ``prefix_text`` + before + ``suffix_text`` + behind + ``middle_text``, and then it samples.
+    """Format of the prompt for a model that fills a gap between two texts: ``prefix_text`` + before
+    + ``suffix_text`` + behind + ``middle_text``, and then it samples.
 
     The three are what the model was trained with, usually special tokens. Special tokens inside of
     the two texts are plain text (``models.marks``), so that no file can end its own text.

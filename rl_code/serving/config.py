@@ -1,4 +1,4 @@
-"""What a config says of serving."""
+"""Settings of serving in a config."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rl_code.serving.completions import FillInTheMiddle
 
 @dataclasses.dataclass(frozen=True)
 class ServingConfig:
-    """How the weights of a run are served."""
+    """Settings of the server for the weights of a run."""
 
-    # How a gap is put to the model; None for a model that fills none.
+    # Format of the prompt for filling a gap; None for a model that fills none.
     fill_in: FillInTheMiddle | None = None
     # The most requests that wait or are answered at once; others are refused with 429.
     most_requests: int = 1024

@@ -34,7 +34,7 @@ class Connection(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
-    # Whether a head has begun and not ended, and how many bytes have come of it.
+    # True if a head has begun and not ended, and the number of its bytes that have come.
     _in_head = True
     _head_bytes = 0
 

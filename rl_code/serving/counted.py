@@ -1,11 +1,11 @@
-"""What a server sees an agent do in one answer, as ``AnswerRecord.extra`` keeps it.
+"""Counts of an agent's actions in one answer, as ``AnswerRecord.extra`` keeps them.
 
     "invalid_calls"  1 for an answer with a call that cannot be read or of an unknown tool, else 0
     "edits"          1 for one that calls a tool of ``edit_tools``, else 0
     "questions"      1 for one that asks the person, else 0; "question" says the same to rewards
 
-What cannot be known is left out, and not taken for 0: there are no invalid calls where a request
-declares no tools, and no edits where it declares none that edits.
+A count that cannot be known is left out, and not taken for 0: there are no invalid calls where a
+request declares no tools, and no edits where it declares none that edits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATES = ("questions", "edits", "invalid_calls")
 def counted(
     calls: Sequence[ToolCall], text: str, declared: Collection[str], config: ServingConfig
 ) -> Mapping[str, Any]:
-    """What an answer of a chat did.
+    """Counts of the actions in one answer of a chat.
 
     calls: as the protocol read them, malformed ones too. text: what the person gets to read.
     declared: names of the tools that the request offers.

@@ -53,7 +53,7 @@ _SESSION_NAME = 200
 
 
 class Client(Protocol):
-    """What answers the requests that come with one key. Its methods may be called from any thread.
+    """The side that answers the requests with one key. Its methods may be called from any thread.
 
     The attribute ``text`` puts its conversations into words.
     """

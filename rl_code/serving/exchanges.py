@@ -35,15 +35,15 @@ _MOST_TOKENS = 20_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Opening:
-    """What one answer follows."""
+    """The prompt of one answer."""
 
-    # All its tokens, and those of them that are new in its session.
+    # All its tokens, and the part of them that is new in its session.
     tokens: list[int]
     given: list[int]
     # The context of the session that it belongs to, and how many of its tokens were there before.
     context: int = 0
     kept: int = 0
-    # What the session knows of it; None outside of a conversation.
+    # The step of its session; None outside of a conversation.
     step: Step | None = None
 
 
@@ -87,7 +87,7 @@ class Conversation:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return self._busy
 
     def enter(self, begin: Callable[[], bool]) -> None:

@@ -58,13 +58,13 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What requests of both kinds have."""
+    """The fields that requests of both kinds share."""
 
     # "chat", or "completion", which includes fill-in-the-middle.
     kind: ClassVar[Literal["chat", "completion"]]
     # "" for the only model there is.
     model: str = ""
-    # How many answers there are to be.
+    # Number of answers.
     n: int = 1
     # Texts that end the message; they are not part of the answer.
     stop: tuple[str, ...] = ()
@@ -74,12 +74,12 @@ class Request:
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    # Whether the answer has the log-probability of each token.
+    # True if the answer has the log-probability of each token.
     logprobs: bool = False
     stream: bool = False
-    # Whether a stream ends with a chunk that says what was used.
+    # True if a stream ends with a chunk that holds the token counts.
     include_usage: bool = False
-    # How many of the most likely tokens are given with the log-probability of each token.
+    # Number of the most likely tokens that are given with the log-probability of each token.
     alternatives: int = 0
     # (token, what is added to its logit).
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -88,7 +88,7 @@ class Request:
     frequency_penalty: float = 0.0
     # The JSON schema that the answer must have, as text; "" for an answer in any form.
     json_schema: str = ""
-    # What the record of the answer keeps: the client's metadata, its name for its own user, and
+    # Kept in the record of the answer: the client's metadata, its name for its own user, and
     # False where it does not want the answer to be trained on.
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     end_user: str = ""
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def held(self) -> bool:
-        """Whether nothing of an answer can be shown before it is whole."""
+        """True if nothing of an answer can be shown before it is whole."""
         return False
 
 

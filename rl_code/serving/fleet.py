@@ -96,7 +96,7 @@ class Fleet:
 
     @property
     def not_ready(self) -> str:
-        """Why it takes no requests now; "" where it does."""
+        """Reason why the fleet takes no requests now; "" if it takes them."""
         if self._draining:
             return "the server ends"
         if self.opening:
@@ -112,7 +112,7 @@ class Fleet:
         return user_key(self._secret, api_key)
 
     def origin_of(self, organisation: str) -> str:
-        """Where a user's key comes from, as records name it; "" where nobody says."""
+        """Keyed hash of an organisation, as records name it; "" for no organisation."""
         return origin_key(self._secret, organisation) if organisation else ""
 
     def session_of(self, user: str, request: Request) -> str:
@@ -234,7 +234,7 @@ class Fleet:
         return CompletionExchange(request, self.text, self._tokenizer, gaps, length)
 
     def _kept(self, request: Request, sampling: SamplingConfig, user: str) -> dict[str, Any]:
-        """What the record of an answer keeps of its request."""
+        """Fields of a request that the record of its answer keeps."""
         kept: dict[str, Any] = {}
         if asked := differs(request, sampling):
             kept["sampling"] = asked

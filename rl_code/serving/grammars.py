@@ -41,7 +41,7 @@ class Grammars:
         return [Answer(one, self._stop_ids) for one in (first, *others)]
 
     def misfit(self, schema: Mapping[str, Any], value: Any) -> str:
-        """Why a value does not have a schema; "" where it does."""
+        """Reason why a value does not match a schema; "" if it does."""
         try:
             matcher = self._matcher(json.dumps(schema))
         except ValueError as error:
@@ -69,15 +69,15 @@ class Grammars:
 
 
 class Answer:
-    """How far an answer has come."""
+    """State of the grammar after the tokens of one answer so far."""
 
     def __init__(self, matcher: Any, stop_ids: Sequence[int]):
         self._matcher = matcher
         self._stop_ids = list(stop_ids)
 
     def read(self, tokens: Sequence[int]) -> int:
-        """Goes on with tokens up to the first one that may not follow; how many these are. At least
-        1: beyond a limit of the parser a stop token ends the answer.
+        """Read tokens up to the first one that may not follow, and return their number. At least 1:
+        beyond a limit of the parser a stop token ends the answer.
         """
         return max(1, self._matcher.try_consume_tokens(list(tokens)))
 

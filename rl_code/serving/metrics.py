@@ -1,4 +1,4 @@
-"""What is counted of serving, in the words of Prometheus."""
+"""Counters and gauges of serving, for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served: models and adapters by name and version, loaded and retired while others answer.
+"""Served models and adapters by name and version, loaded and retired while others answer.
 
 A model is asked for as ``name@version``, as ``name`` (the version that was promoted last), or by an
 alias whose router chooses. Each set of weights has an engine of its own, with pages of its own;
@@ -47,7 +47,7 @@ class Loaded:
     name: str
     version: int
     host: Host
-    # Of an adapter its number in the engine, and the model that it adapts; -1 and None otherwise.
+    # For an adapter: its number in the engine, and the model that it adapts; else -1 and None.
     adapter: int = -1
     base: Loaded | None = None
     # Requests that wait or are answered.
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def key(self) -> str:
-        """What it is asked for by."""
+        """Name by which requests ask for it: ``name@version``."""
         return f"{self.name}@{self.version}"
 
 
@@ -154,7 +154,7 @@ class Models:
             self._routers.pop(alias, None)
 
     def arms(self, alias: str) -> Sequence[str]:
-        """What the router of an alias chooses among; nothing where it has none."""
+        """Names among which the router of an alias chooses; empty if it has no router."""
         with self._changed:
             router = self._routers.get(alias)
         return router.arms if router else ()
@@ -187,9 +187,9 @@ class Models:
             return sorted({*self._routers, *self._promoted, *self._loaded})
 
     def take(self, asked: str, user: str, session: str) -> tuple[Loaded, str]:
-        """What answers a request, and its arm, "" where no router chose. It is not let go before
-        ``give_back``. asked: "" for the only router, or the only model where there is none. Raises
-        ApiError.
+        """Take the model that answers a request, and its arm ("" where no router chose). The model
+        is not let go before ``give_back``. asked: "" for the only router, or the only model where
+        there is no router. Raises ApiError.
         """
         with self._changed:
             choices = self._routers or self._promoted

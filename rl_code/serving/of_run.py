@@ -39,8 +39,8 @@ def make_fleet(
     on_answer: Callable[[AnswerRecord], Future | None],
     engine: Engine | None = None,
 ) -> Fleet:
-    """What serves weights of a run; none are loaded yet. Every version has a scheduler of its own,
-    and all have the same compiled programs.
+    """Make a fleet that serves weights of a run; none are loaded yet. Every version has a scheduler
+    of its own, and all have the same compiled programs.
 
     on_answer: as of ``Fleet``. engine: None for a new one (``make_engine``).
     """

@@ -1,4 +1,4 @@
-"""What those ask who watch over the server: is it alive, does it take requests, what it counted.
+"""Endpoints for those who watch over the server: alive, ready for requests, counts.
 
 GET /healthz    200 while its process works
 GET /readyz     200 while it takes requests, 503 with the reason otherwise

@@ -62,7 +62,7 @@ class Call:
 
     @property
     def content(self) -> tuple[str, Any]:
-        """What two calls must share to be the same: their arguments as values."""
+        """Name and parsed arguments, which are equal for two calls that are the same."""
         return self.name, json.loads(self.arguments)
 
 
@@ -75,12 +75,12 @@ class Message:
     calls: tuple[Call, ...] = ()
     # The call that a message of the role "tool" answers.
     call_id: str = ""
-    # Of who speaks, where the request has one.
+    # Name of the speaker, if the request gives one.
     name: str = ""
 
     def same_as(self, other: Message) -> bool:
-        """Whether they say the same. Agents write their history anew: white space at the ends of
-        the text, and that of JSON, does not count.
+        """True if two messages say the same. Agents write their history anew: white space at the
+        ends of the text, and that of JSON, does not count.
         """
         return (
             self.role == other.role
@@ -115,7 +115,7 @@ class ChatRequest(Request):
     messages: tuple[Message, ...]
     # Schemas of functions, each the value of "function" in the API's form.
     tools: tuple[Mapping[str, Any], ...] = ()
-    # Whether a message may have several calls.
+    # True if a message may have several calls.
     parallel: bool = True
 
     @property

@@ -1,4 +1,4 @@
-"""Which arm answers whom: fixed shares of users, or what earns most by Thompson sampling."""
+"""Routers choose the arm that answers a user: fixed shares of users, or Thompson sampling."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from rl_code.serving.ways import Way
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Who asked for an answer, of which model, and when."""
+    """Origin of a request for an answer: its user, its session, the model and the time."""
 
     # As ``AnswerRecord`` has them.
     user: str
@@ -38,7 +38,7 @@ class Asked:
     origin: str
     # The name that the client gets to see.
     shown: str
-    # Of each of the ``n`` answers.
+    # One id for each of the ``n`` answers.
     ids: Sequence[str]
     # Unix seconds, and seconds of ``time.monotonic``.
     at: float
@@ -150,7 +150,7 @@ class Running:
         kept.add_done_callback(end)
 
     def submitted(self, future: Future) -> None:
-        """Where the engine did not take the job, none of its answers will come."""
+        """Give the request up if the engine did not take the job: no answers will come then."""
         error = future.exception()
         if error is not None:
             self.give_up(error if isinstance(error, ApiError) else ApiError(str(error)))

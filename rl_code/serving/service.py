@@ -56,9 +56,9 @@ class Job(Interface):
     request: Request
     # The tokens that each of its answers follows.
     prompts: Sequence[list[int]]
-    # Which of several adapters of the weights answers; -1 for none.
+    # Number of the adapter of the weights that answers; -1 for none.
     adapter: int
-    # How each of its answers is sampled; None for as the server samples.
+    # Sampling of each of its answers; None for the server's own sampling.
     ways: Sequence[OwnWay] | None
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class Served:
         return self._job.prompts[self.index]
 
     def share(self, length: int) -> None:
-        """How much of the prompt is shared does not matter here."""
+        """Do nothing: the length of the shared prompt does not matter here."""
 
     def sampling(self, tokens: Sequence[int]) -> None:
         """The tokens so far, for a stream."""

@@ -1,4 +1,4 @@
-"""What one agent asked for and was answered: a tree of contexts, token in, token out.
+"""Requests of one agent and their answers: a tree of contexts, token in, token out.
 
 A request carries its whole conversation. Where its first messages are those of a context that is
 known here, it keeps that context's tokens as they are, sampled ones too, and only the messages
@@ -36,13 +36,13 @@ class Node:
     # whole tokens; None where nothing may be cut off.
     messages: list[Message]
     ends: list[int | None]
-    # Whether the last sampled message ended without a stop token.
+    # True if the last sampled message ended without a stop token.
     cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a request means for the sampler, and what ``take`` records of it."""
+    """A request as the sampler gets it, and as ``take`` records it."""
 
     request: ChatRequest
     # Index of the context that it belongs to, and whether the request starts this context.
@@ -101,7 +101,7 @@ class Session:
         return Step(request, len(self.nodes), True, -1, 0, pieces.tokens, 0, pieces)
 
     def continued(self, request: ChatRequest) -> int:
-        """How many of a request's first messages are known here, up to the last one that was an
+        """Number of a request's first messages that are known here, up to the last one that was an
         answer of this session; 0 where none was. Messages that the client made up do not count.
         """
         most = 0
@@ -210,7 +210,7 @@ class Session:
         return tuple(contexts), tuple(turns)
 
     def _behind(self, parent: int, request: ChatRequest, shared: int) -> Pieces | None:
-        """What follows the first ``shared`` messages, which a context keeps; None if that cannot be
+        """Text behind the first ``shared`` messages, which a context keeps; None if that cannot be
         told.
         """
         node = self.nodes[parent]
@@ -229,7 +229,7 @@ class Session:
         return self._text.follow(rest, cut=last not in self._text.stop_ids)
 
     def _was_sampled(self, node: Node, end: int) -> bool:
-        """Whether the message that ends behind ``end`` tokens of a context was sampled, not given
+        """True if the message that ends behind ``end`` tokens of a context was sampled, not given
         as text.
         """
         while end <= node.kept:

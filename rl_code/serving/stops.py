@@ -20,7 +20,7 @@ class Stopping(Protocol):
     """Ends a message at its protocol's stop tokens, or behind the first of some texts or calls."""
 
     texts: tuple[str, ...] = ()
-    # What reads calls, where the first one ends the message, and the tools that may be called.
+    # Protocol that reads calls, if the first call ends the message, and the tools to call.
     inner: Protocol | None = None
     tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -28,7 +28,7 @@ class Stopping(Protocol):
         return any(each in text for each in self.texts) or self._has_call(text)
 
     def _has_call(self, text: str) -> bool:
-        """Whether a text holds a whole call. The end mark may stand in an argument, so each one is
+        """True if a text holds a whole call. The end mark may stand in an argument, so each one is
         tried.
         """
         end = -1

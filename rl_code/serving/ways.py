@@ -1,4 +1,4 @@
-"""How the answers to a request are sampled where it asks for another way than the server's."""
+"""Sampling of the answers to a request that asks for another way than the server's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_ways(
 
 
 def differs(request: Request, own: SamplingConfig) -> dict[str, Any]:
-    """What a request asks for otherwise than the server samples, as its record says it."""
+    """Sampling settings of a request that differ from the server's, as its record keeps them."""
     asked: dict[str, Any] = {
         name: getattr(request, name)
         for name in ("temperature", "top_p")
