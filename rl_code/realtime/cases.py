@@ -58,13 +58,13 @@ class RecordedSession:
 
 @dataclasses.dataclass(frozen=True)
 class SuiteRows:
-    """What a suite is made of, and what was left out."""
+    """Rows of a suite, and counts of the sessions that were left out."""
 
     rows: Sequence[Mapping[str, Any]]
-    # Why a session's record is no row, for each that is none.
+    # For each record of a session that is malformed, the reason.
     malformed: Sequence[str]
-    # Sessions without a task that can be graded; of a task that is there already; of a user who has
-    # as many as one may.
+    # Sessions without a task that can be graded; with a task that is there already; of a user who
+    # has as many as one may.
     ungraded: int
     repeated: int
     crowded: int

@@ -46,7 +46,7 @@ STATES = ("collect", "train", "gate", "deploy", "watch", "promote", "roll_back")
 
 @dataclasses.dataclass(frozen=True)
 class CycleConfig:
-    """When a cycle does what."""
+    """Settings of a cycle: times of its edges, and least and most data."""
 
     gate: GateConfig = dataclasses.field(default_factory=GateConfig)
     watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
@@ -74,11 +74,11 @@ class CycleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the next edge would do."""
+    """Description of the next edge of a cycle."""
 
     cycle: int
     state: str
-    # Whether it is due; False while something is waited for.
+    # True if the edge is due; False while the cycle waits for something.
     due: bool
     text: str
 
@@ -151,7 +151,7 @@ class Cycle:
         return self._take(row)
 
     def plan(self) -> Plan:
-        """What ``step`` would do now, without doing it."""
+        """Return the plan of the next ``step``, without taking the step."""
         row = self._ledger.current()
         due, text = True, ""
         match row.state:
@@ -283,7 +283,7 @@ class Cycle:
         self._parts.fleet.apply(desired(row, self._config.watch.share))
 
     def _collectable(self, row: Row) -> tuple[Selection | None, bool, str]:
-        """What would be trained on, whether that is due, and why or why not."""
+        """Return the answers to train on, True if training is due, and the reason."""
         kept = self._parts.store.used(row.number)
         if kept is not None:  # of a process that was killed after it had marked them
             return kept, True, f"train on {len(kept.ids)} answers that were marked before"
@@ -304,7 +304,9 @@ class Cycle:
         return selection, True, f"train on {text}"
 
     def _trainable(self, row: Row) -> tuple[Selection | None, str, str]:
-        """What is trained on, the edge that is taken instead of training if any, and why."""
+        """Return the answers to train on, the edge instead of training ("" if none), and the
+        reason.
+        """
         selection = self._parts.store.used(row.number)
         if selection is None or not selection.ids:
             why = "nothing of its selection is left: its people took their data back"
@@ -332,7 +334,7 @@ class Cycle:
         return found, alarms, sorted(name for name, seen in known.items() if not seen)
 
     def _decide(self, row: Row, found: watching.Look, held: Sequence[str]) -> tuple[str, str]:
-        """What the test and the alarms come to together, and why."""
+        """Decision by the test and the alarms together, and its reason."""
         if found.decision != "promote" or not held:
             return found.decision, found.reason
         names = ", ".join(held)
@@ -381,7 +383,7 @@ def _waiting() -> Iterator[None]:
 
 
 def desired(row: Row, share: float) -> Routing:
-    """What the fleet serves in the state of a cycle."""
+    """Routing that the fleet should have in the state of a cycle."""
     turn = (row.number, row.edges)
     match row.state:
         case "deploy" | "watch":

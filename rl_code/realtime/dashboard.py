@@ -57,7 +57,7 @@ _LONGEST = 4_096
 
 
 class Dashboard:
-    """What the page shows, and the two things that an admin may do."""
+    """Contents of the dashboard's page, and the two actions that an admin may take."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Dashboard:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What the page shows, as plain JSON values; not older than ``EVERY_S``, or than some times
-        as long as reading it takes.
+        """Contents of the page, as plain JSON values; not older than ``EVERY_S``, or than some
+        times as long as reading it takes.
         """
         shown = self._shown
         # While somebody reads anew, the others get what there is: threads that wait are missed by
@@ -251,7 +251,7 @@ def _refuse(status: int, text: str) -> JSONResponse:
 
 
 def _policy(page: str) -> str:
-    """What the page may do: run its own script, have its own style and icon, ask this server."""
+    """Content security policy of a page: own script, style and icon; requests to this server."""
     found = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode() if found else ""
     return (

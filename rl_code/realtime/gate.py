@@ -19,14 +19,14 @@ from rl_code.realtime.parts import Played
 
 @dataclasses.dataclass(frozen=True)
 class RateBound:
-    """What a rate may be. None for no such bound."""
+    """Bounds of a rate. None for no such bound."""
 
-    # Its name in what a suite's episodes came to, such as "invalid_calls" or "tokens".
+    # Name of the rate among those of a suite (``Played.rates``), such as "invalid_calls".
     rate: str
     # The lowest and the highest that it may be.
     least: float | None = None
     most: float | None = None
-    # How far it may be above, and below, that of the deployed version.
+    # The most that it may be above, and below, the rate of the deployed version.
     rise: float | None = None
     fall: float | None = None
 
@@ -39,9 +39,9 @@ class RateBound:
 
 @dataclasses.dataclass(frozen=True)
 class GateConfig:
-    """When a candidate may be shown to people."""
+    """Conditions under which a candidate may be shown to people."""
 
-    # How much worse the lower end of an interval may be, in score.
+    # The most that the lower end of an interval may lie below zero, in score.
     margin: float = 0.02
     # The same against the anchor.
     anchor_margin: float = 0.02
@@ -64,13 +64,13 @@ class Check:
     # The difference with its interval, or the rate.
     value: Interval
     passed: bool
-    # What it is, and what it had to be.
+    # The value found, and the value required, in words.
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate passes, and everything that was looked at."""
+    """Decision about a candidate, and all checks that led to it."""
 
     passed: bool
     checks: tuple[Check, ...]

@@ -36,7 +36,7 @@ RATES = ("shown", "invalid_calls", "questions", "edits", "tokens")
 
 @dataclasses.dataclass(frozen=True)
 class JudgeConfig:
-    """Who judges suggestions; each task is one person's."""
+    """Simulated people who judge suggestions; each task belongs to one person."""
 
     # A key of ``people.programmer.NAMED``.
     habits: str = "exacting"
@@ -67,7 +67,7 @@ def suggested(trajectory: Trajectory) -> str:
 
 
 def score(task: Task, trajectory: Trajectory, judge: JudgeConfig | None) -> float:
-    """What one episode is worth, 0 to 1: without a judge whether it is solved."""
+    """Score of one episode, 0 to 1; without a judge, 1 if the task is solved and else 0."""
     if judge is None:
         return float(trajectory.solved)
     text = suggested(trajectory)
@@ -75,7 +75,7 @@ def score(task: Task, trajectory: Trajectory, judge: JudgeConfig | None) -> floa
 
 
 def played(groups: Sequence[Group], judge: JudgeConfig | None, serving: ServingConfig) -> Played:
-    """What a suite came to. serving: names the tools that ask and that edit."""
+    """Scores and rates of a suite. serving: names the tools that ask and that edit."""
     scores = {}
     episodes = []
     for group in groups:
@@ -93,7 +93,7 @@ def played(groups: Sequence[Group], judge: JudgeConfig | None, serving: ServingC
 
 
 def _calls(trajectory: Trajectory, tools: Collection[str]) -> bool:
-    """Whether an episode calls one of some tools."""
+    """True if an episode has a well-formed call of one of these tools."""
     calls = (call for turn in trajectory.turns for call in turn.calls)
     return any(call.name in tools and not call.error for call in calls)
 

@@ -36,7 +36,7 @@ class Ledger:
             pass  # another process has just done it
 
     def exists(self) -> bool:
-        """Whether a cycle was ever started here. The tables alone may be another's."""
+        """True if a cycle was ever started here. The tables alone may be another's."""
         if not sqlalchemy.inspect(self.engine).has_table(CYCLES.name):
             return False
         with database.reading(self.engine) as connection:

@@ -90,13 +90,13 @@ class Monitor:
 
     metric: str
     chart: Named = dataclasses.field(default_factory=lambda: Named("cusum"))
-    # Which way is an alarm.
+    # Direction of a change that is an alarm.
     side: Literal["up", "down", "both"] = "both"
 
 
 @dataclasses.dataclass(frozen=True)
 class MonitorsConfig:
-    """What is watched."""
+    """Settings of the monitors: the metrics that they watch."""
 
     rates: tuple[Monitor, ...] = ()
     # The two metrics that must rise together; None to leave that out.
@@ -118,7 +118,7 @@ class MonitorsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """What a monitor found."""
+    """Alarm of a monitor."""
 
     monitor: str
     text: str
@@ -127,9 +127,9 @@ class Alarm:
 
 
 def alarms(config: MonitorsConfig, deployed: Sessions, candidate: Sessions) -> list[Alarm]:
-    """What the monitors say of a candidate's sessions beside the deployed version's.
+    """Alarms about a candidate's sessions in comparison with the deployed version's.
 
-    Raises ValueError for a metric that nobody recorded, ConfigError for a chart that there is not.
+    Raises ValueError for a metric that nobody recorded, ConfigError for an unknown chart.
     """
     found = []
     for number, monitor in enumerate(config.rates):
@@ -192,7 +192,7 @@ def _rate(
 def standard(
     before: Float64[np.ndarray, " n"], values: Float64[np.ndarray, " sessions"]
 ) -> Float64[np.ndarray, " sessions"]:
-    """How unusual values are among those before: 0 on average and a deviation of 1 if nothing has
+    """Standard scores of values among the values before: mean 0 and deviation 1 if nothing has
     changed.
 
     They are normal scores of the ranks, so that one long latency or answer is no alarm, divided by

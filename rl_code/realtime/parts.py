@@ -1,4 +1,4 @@
-"""What the cycle asks of the others: a store of what people did, a trainer, a fleet, suites.
+"""Interfaces that the cycle needs: a store of sessions, a trainer, a fleet, suites.
 
 Each call may be made again after a kill, with the same arguments, and must then come to the same.
 That is what lets every edge of the cycle be one transaction of the database alone.
@@ -31,7 +31,7 @@ class TrainingFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Sessions:
-    """What people did, a row for each session, in the order in which the sessions ended."""
+    """Sessions of people, a row for each, in the order in which the sessions ended."""
 
     session: np.ndarray
     user: np.ndarray
@@ -63,7 +63,7 @@ class Sessions:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """What a version came to on one suite."""
+    """Scores and rates of a version on one suite."""
 
     # Task id -> score, 0 to 1.
     scores: Mapping[str, float]
@@ -73,7 +73,7 @@ class Played:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Which versions answer whom: everyone the deployed one, but a share of users the candidate."""
+    """Versions that answer users: the candidate a share of them, the deployed one the rest."""
 
     deployed: int
     candidate: int | None = None
@@ -96,7 +96,7 @@ class Routing:
 
 
 class Store(Protocol):
-    """What people did (``rl_code.feedback``)."""
+    """Store of answers, and of the reactions of people to them (``rl_code.feedback``)."""
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Selection:
         """The answers of these versions that are whole, whose events are in by the watermark, and
@@ -117,8 +117,8 @@ class Store(Protocol):
         ...
 
     def sessions(self, versions: Collection[int], since: float) -> Sessions:
-        """What people did with these versions in sessions that began at or after a time: those
-        whose version was chosen for them, also answers that were cut off, nobody implausible.
+        """Sessions with these versions that began at or after a time: only of people whose version
+        was chosen for them, also with answers that were cut off, nobody implausible.
         """
         ...
 
@@ -154,7 +154,7 @@ class Fleet(Protocol):
         ...
 
     def routing(self) -> Routing | None:
-        """What is in force; None before the first."""
+        """The routing in force; None before the first."""
         ...
 
 
@@ -165,17 +165,17 @@ class Suites(Protocol):
 
 
 def never() -> bool:
-    """Of whoever is not to stop."""
+    """A stop callback that never stops."""
     return False
 
 
 def nothing() -> None:
-    """Of parts that have nothing to stop."""
+    """Do nothing: the ``stop`` of parts that have nothing to stop."""
 
 
 class Wait(Protocol):
     def __call__(self, seconds: float, stop: Callable[[], bool] = never) -> None:
-        """What happens for so many seconds in which no edge is due, or until ``stop`` says so."""
+        """Pass so many seconds in which no edge is due, or fewer once ``stop`` returns True."""
         ...
 
 

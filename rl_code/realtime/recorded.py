@@ -71,7 +71,7 @@ class RecordedStore:
         return sessions_of(joined, self._rewarded, self.metrics)
 
     def _believed(self, joined: Joined) -> Joined:
-        """What counts of answers and events. Whoever knows suspects leaves theirs out."""
+        """The answers and events that count. A subclass that knows suspects leaves theirs out."""
         return joined
 
 
@@ -104,7 +104,7 @@ def sessions_of(
 
 
 def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float]:
-    """What one answer came to; nan for what is not known."""
+    """Metrics of one answer; nan for each that is not known."""
     last = {event.kind: event for event in events}
     value = {kind: event.value for kind, event in last.items()}
     kept = [event for event in events if event.kind == "retained" and event.value is not None]

@@ -53,7 +53,7 @@ Index("rehearsal_by_version", SESSIONS.c.version, SESSIONS.c.at)
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """How people and training are imagined."""
+    """Settings of the imagined people and the imagined training."""
 
     # People, and sessions that they have in one wait of the cycle.
     users: int = 600
@@ -306,7 +306,7 @@ def arm_of(user: str, routing: Routing) -> int:
 
 
 def _behaviour(rng: np.random.Generator, chance: float) -> dict[str, float]:
-    """What one session comes to, of a person who accepts with this chance."""
+    """Metrics of one session of a person who accepts with this chance."""
     accepted = float(rng.random() < chance)
     return {
         "accepted": accepted,

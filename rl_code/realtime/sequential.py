@@ -41,7 +41,7 @@ _NEWTON_STEPS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What the users of one arm come to."""
+    """Statistics of the users of one arm."""
 
     users: int
     # Mean over users of their means, and the squared standard error of it; nan without users, and
@@ -130,7 +130,7 @@ def radius(
 def radius_below(
     variance: Float64[np.ndarray, " *looks"] | np.float64, scale: float, alpha: float
 ) -> Float64[np.ndarray, " *looks"]:
-    """How far the one-sided lower bound lies below the estimate.
+    """Distance of the one-sided lower bound below the estimate.
 
     The likelihood ratio with a half-normal over positive effects is twice the normal one times
     Phi(x), where x = scale I D / (1 + scale^2 I)^(1/2). Its logarithm grows with x, so the bound is

@@ -93,7 +93,7 @@ class Spoiled:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What is served and trained, and who judges it."""
+    """Model that is served and trained, and the people who judge it."""
 
     # The model, its warm start, how it is served (``serving``) and trained (``train``), and the
     # suites of the gate. An update takes ``tasks_per_step * group_size`` answers; how many updates

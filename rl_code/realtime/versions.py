@@ -42,7 +42,7 @@ class Versions:
             self.write(version, init_state(model, run.config.train.optimizer), "the start", {})
 
     def made_of(self, version: int) -> str | None:
-        """What a version was made of; None for one that is not there, or not whole."""
+        """Source of a version (``made_of``); None for one that is not there, or not whole."""
         try:
             record = checkpoint.record_of(self._of(version), version)
         except CheckpointError:

@@ -1,4 +1,4 @@
-"""What the A/B test of a candidate says so far: go on, promote, or roll back.
+"""Decision of a candidate's A/B test so far: go on, promote, or roll back.
 
 The metric has a confidence sequence of its difference between the arms, and each guardrail a
 one-sided one of its harm. They hold at all looks at once (``sequential``), so this is asked after
@@ -26,7 +26,7 @@ class Guardrail:
     """A metric that may not get worse."""
 
     metric: str
-    # Which way is harm.
+    # Direction of a change that is harm.
     harm: Literal["up", "down"]
     # The size of harm that matters, in units of the metric (``sequential.difference``).
     scale: float
@@ -41,11 +41,11 @@ class Guardrail:
 
 @dataclasses.dataclass(frozen=True)
 class WatchConfig:
-    """How long a candidate is watched, and what becomes of it."""
+    """Settings of the watch over a candidate: the test, its length, and its outcome."""
 
     # The share of users whom a candidate serves.
     share: float = 0.2
-    # What it is judged by; larger is better.
+    # The metric that the candidate is judged by; larger is better.
     metric: str = "retained"
     # The size of a difference that matters, in units of the metric.
     scale: float = 0.02
@@ -61,8 +61,8 @@ class WatchConfig:
     # Seconds that it is watched at least before it is promoted, and at most.
     least_s: float = 0.0
     most_s: float = 86_400.0
-    # What becomes of a candidate of which the longest time proves nothing. One that too few users
-    # had is always rolled back.
+    # Fate of a candidate about which the longest time proves nothing. One that too few users had
+    # is always rolled back.
     at_end: Literal["promote", "roll_back"] = "roll_back"
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Look:
 
 
 def look(config: WatchConfig, deployed: Sessions, candidate: Sessions, watched_s: float) -> Look:
-    """What the test says after these sessions.
+    """Decision of the test after these sessions.
 
     watched_s: seconds since the candidate was deployed. Raises ValueError for a metric that nobody
     recorded.
