@@ -50,7 +50,6 @@ from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks import guards
 from rl_code.tasks.api import find_source
-from rl_code.tasks.cache import GUARDS, Cache
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.fitting import Fitting
@@ -201,7 +200,7 @@ class Run:
             raise self._fits_training.none()
         if self.config.train.forgeable:
             return found
-        kept = list(guards.kept(found, self.pool, Cache(self.workdir / GUARDS)))
+        kept = list(guards.kept(found, self.pool, self.workdir))
         if not kept:
             raise ConfigError(
                 "config.tasks: the results of all tasks can be forged without a guess; the log "

@@ -15,6 +15,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from absl import logging
 
@@ -25,7 +26,7 @@ from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.sites import name_of
 from rl_code.environment.suites.source import Source
 from rl_code.store.serialization import dumps
-from rl_code.tasks.cache import Cache
+from rl_code.tasks.cache import GUARDS, Cache
 from rl_code.types import Suite, Task
 
 # Of what is kept of a task in a workdir.
@@ -188,17 +189,19 @@ def some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def kept(tasks: Iterable[Task], pool: SandboxPool, cache: Cache) -> Iterator[Task]:
+def kept(tasks: Iterable[Task], pool: SandboxPool, workdir: Path) -> Iterator[Task]:
     """The tasks that cannot be forged without a guess, as they come; the others are counted in the
     log. Raises SandboxFault.
 
-    cache: of guards, which take a sandbox each.
+    workdir: the folder that keeps why, since each look takes a sandbox.
     """
+    cache: Cache | None = None
     left: list[str] = []
     seen = 0
     for task in tasks:
         seen += 1
         if task.hidden_tests.suite is not None:
+            cache = cache or Cache(workdir / GUARDS)
             key = hashlib.sha256(dumps((_REVISION, task))).hexdigest()
             problem = cache.get(key)
             if problem is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rl_code.tasks import guards
-from rl_code.tasks.cache import Cache
 from rl_code.types import Case, Suite, Task, Tests
 
 PATH = "tests/test_a.py"
@@ -59,11 +58,10 @@ def test_cases_are_guarded_and_count():
     assert (found.required, found.guarded, found.problem) == (2, 1, "")
 
 
-def test_training_leaves_out_what_can_be_forged(caplog, monkeypatch):
-    cache = Cache(None)
+def test_training_leaves_out_what_can_be_forged(caplog, monkeypatch, tmp_path):
     every = [task(TOLD, "told"), task(GUARDED, "guarded")]
     with caplog.at_level("WARNING"):
-        assert [one.id for one in guards.kept(every, None, cache)] == ["guarded"]
+        assert [one.id for one in guards.kept(every, None, tmp_path)] == ["guarded"]
     assert "left out 1 of 2 tasks" in caplog.text and "told (no canary" in caplog.text
     monkeypatch.setattr(guards, "guards_of", None)  # what is kept is not looked at again
-    assert [one.id for one in guards.kept(every, None, cache)] == ["guarded"]
+    assert [one.id for one in guards.kept(every, None, tmp_path)] == ["guarded"]
