@@ -1,4 +1,4 @@
-"""Where the next edit probably is: the place is found in the syntax tree, the text by the model.
+"""Search for the next edit: its place is found in the syntax tree, its text by the model.
 
 Two rules, in this order. After a name was changed, the next leaf that still has the old name. Else
 the next place at which the tree has an error or something is missing.

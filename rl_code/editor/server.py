@@ -40,7 +40,7 @@ _FLUSH_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class EditorConfig:
-    """How suggestions are asked for."""
+    """Settings of the requests for suggestions."""
 
     url: str
     key: str
@@ -126,7 +126,7 @@ class EditorServer(LanguageServer):
 
 
 def _add_features(server: EditorServer) -> None:
-    """What the editor may send."""
+    """Register the handlers of the messages that the editor may send."""
 
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:

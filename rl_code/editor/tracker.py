@@ -1,4 +1,4 @@
-"""What became of suggestions, seen from the text of the documents alone.
+"""Tracker of the fate of suggestions, seen from the text of the documents alone.
 
 An editor tells its language server how a document changes, and nothing else for certain. So:
 - a suggestion was *shown* when it was answered and the document was still the same;
@@ -33,7 +33,7 @@ class Open:
     start: int
     end: int
     text: str
-    # How many characters of the text were typed since.
+    # Number of characters of the text that were typed since.
     typed: int = 0
 
     def with_text(self, count: int) -> str:
@@ -108,7 +108,7 @@ class Tracker:
         return True
 
     def reject(self, uri: str, why: str) -> None:
-        """What is open in a document was not taken."""
+        """Record that the open suggestion of a document was not taken."""
         one = self._open.pop(uri, None)
         if one is not None:
             seconds = self._clock.now() - one.shown_at

@@ -1,4 +1,4 @@
-"""What an answer or an event must be like to be recorded. Clients are not trusted."""
+"""Checks of answers and events before they are recorded. Clients are not trusted."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ _NEED_VALUE = ("edited", "retained", "reverted", "thumbs")
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Which claims of retention are recorded. The last horizon is what is paid, so one that nobody
-    measures, or that lies ahead, would earn what the honest ones do not.
+    """Rule by which claims of retention are recorded. The last horizon is paid, so a horizon that
+    nobody measures, or that lies ahead, would earn what the honest ones do not.
     """
 
     # Seconds after the acceptance at which clients look; those of ``editor.tracker``.
@@ -66,7 +66,7 @@ class Claims:
             raise ValueError(f"{self.early_s=} must be at least 0")
 
     def why_not(self, event: Event, answered_at: float | None, now: float) -> str:
-        """Why an event is not recorded; "" for one that is.
+        """Reason why an event is not recorded; "" for an event that is recorded.
 
         answered_at: when its answer was whole; None while it is not recorded. Answers are recorded
         before their end is sent, so nobody has accepted such a one yet.

@@ -11,7 +11,7 @@ from rl_code.feedback.rewards.combine import FeedbackRewardConfig
 
 @dataclasses.dataclass(frozen=True)
 class FeedbackConfig:
-    """Where answers and events are kept, for how long, and what is made of them."""
+    """Storage of answers and events, the time they are kept, and the rewards made of them."""
 
     # URL of the database (``database.connect``); "" for people.db in the workdir.
     database: str = ""
@@ -20,7 +20,7 @@ class FeedbackConfig:
     # Seconds after which an answer without events has the reward of silence. Younger ones wait for
     # the next cycle.
     silence_s: float = 3_600.0
-    # What is believed of what clients say.
+    # Rule by which the claims of clients are believed.
     claims: Claims = Claims()
     reward: FeedbackRewardConfig = FeedbackRewardConfig()
     poisoning: PoisoningConfig = PoisoningConfig()

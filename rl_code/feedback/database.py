@@ -122,7 +122,7 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 
 
 def is_away(error: Exception) -> bool:
-    """Whether an error says that the database does not answer now, as while it is started again;
+    """True if an error says that the database does not answer now, as while it is started again;
     the same call may do later. What it was about to write may have been written.
     """
     if isinstance(error, PoolTimeout):
@@ -153,7 +153,7 @@ def migrate(engine: Engine) -> None:
 
 
 def is_newest(engine: Engine) -> bool:
-    """Whether ``migrate`` has nothing to do."""
+    """True if the database has the newest tables, so that ``migrate`` has nothing to do."""
     heads = ScriptDirectory.from_config(_migrations()).get_heads()
     with reading(engine) as connection:
         return set(MigrationContext.configure(connection).get_current_heads()) == set(heads)

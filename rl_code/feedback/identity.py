@@ -47,13 +47,13 @@ class AnswerIds:
         return self._signed(f"answer-{version}-{counter}-{self._tag(user)}")
 
     def check(self, id: str) -> bool:
-        """Whether the id was made with this secret."""
+        """True if the id was made with this secret."""
         if not _ID.fullmatch(id):
             return False
         return hmac.compare_digest(id, self._signed(id.rpartition("-")[0]))
 
     def issued_to(self, id: str, user: str) -> bool:
-        """Whether the id was made with this secret, for this user."""
+        """True if the id was made with this secret, for this user."""
         return self.check(id) and hmac.compare_digest(id.split("-")[3], self._tag(user))
 
     def _tag(self, user: str) -> str:

@@ -1,4 +1,4 @@
-"""What the store of answers and events says: what became of events, selections, deletions."""
+"""Replies of the store of answers and events: outcomes of events, selections, deletions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 
 
 class SelectionChanged(ValueError):
-    """What was selected is not so any more: answers were deleted, or another cycle has them. A new
+    """Error: a selection no longer holds. Answers were deleted, or another cycle has them. A new
     selection leaves them out.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of one event of a client."""
+    """Outcome of one event of a client."""
 
     key: str
     # recorded: now. repeated: before. waiting: recorded, and its answer is not there yet. refused:
@@ -34,7 +34,7 @@ class Selection:
     digest: str
     # Unix seconds: events that were received later do not count.
     watermark: float
-    # How many sessions the answers are of.
+    # Number of sessions that the answers belong to.
     sessions: int
     # Answers left out although no cycle has used them: of versions outside of the window, and those
     # that were cut off.
@@ -44,7 +44,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """What a cycle was trained on, and what was deleted since."""
+    """Counts of the answers that a cycle was trained on, and of those deleted since."""
 
     cycle: int
     watermark: float
@@ -60,7 +60,7 @@ class TrainingSet:
 
 @dataclasses.dataclass(frozen=True)
 class Deleted:
-    """What a deletion removed."""
+    """Counts of what a deletion removed, and the cycles it concerns."""
 
     answers: int
     events: int

@@ -1,4 +1,4 @@
-"""How much each answer counts in a training set, so that nobody can steer it alone.
+"""Weights of the answers of a training set, so that nobody can steer training alone.
 
 The store refuses events for the answers of others and counts repetitions once. What is left is a
 person who lies about their own answers, or a program with keys. Two defences:
@@ -35,7 +35,7 @@ _LEAST_LEFT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PoisoningConfig:
-    """What is implausible, and how much one may count."""
+    """Bounds of plausible behaviour, and the most that one user or origin may count."""
 
     # Most of the total weight that one user, and one origin, may have.
     user_share: float = 0.1
@@ -45,7 +45,7 @@ class PoisoningConfig:
     # Standard deviation of log seconds to decide, below which weight falls in proportion. The
     # steadiest of 16 programmers has 0.91.
     least_spread: float = 0.4
-    # How far the log-odds of acceptance of people differ (standard deviation), and how many
+    # Spread of the log-odds of acceptance among people (standard deviation), and the number of
     # standard deviations from the population are plausible.
     habits: float = 0.5
     most_deviation: float = 3.0
@@ -70,7 +70,7 @@ class Suspect:
     user: str
     # steady_times, accept_rate, or one of them after "of_origin "; share.
     reason: str
-    # What each of the user's answers counts, 0 to 1.
+    # Weight of each of the user's answers, 0 to 1.
     weight: float
     text: str
 
@@ -144,14 +144,14 @@ def _origins(given: Sequence[Answered]) -> Int64[np.ndarray, " answers"]:
 
 
 def _origin(one: Answered) -> str:
-    """Where the user's key comes from; the user itself where the server does not say."""
+    """Origin of the user's key; the user itself if the server does not know the origin."""
     origin = one.answer.extra.get("origin")
     return f"origin {origin}" if origin else f"user {one.answer.user}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Decisions:
-    """What people decided about answers that they saw."""
+    """Decisions of people about answers that they saw."""
 
     # -1 no decision, 0 rejected, 1 accepted.
     accepted: Int64[np.ndarray, " answers"]
@@ -200,9 +200,9 @@ class _Decisions:
     def _deviation(
         self, mine: np.ndarray, origin_of: np.ndarray, config: PoisoningConfig
     ) -> tuple[float, float]:
-        """How many standard deviations the number accepted is away from what others would accept at
-        the same confidence, and their rate. Others are of other origins, and each origin counts
-        once, so that many keys of one do not become the population.
+        """Return the number of standard deviations between the number accepted and the number that
+        others would accept at the same confidence, and the rate of the others. Others are of other
+        origins, and each origin counts once, so that many keys of one do not become the population.
         """
         others = (self.accepted >= 0) & ~np.isin(origin_of, np.unique(origin_of[mine]))
         if not others.any():

@@ -64,13 +64,13 @@ class AnswerRecord:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
-    # What else the server knew, such as the reference of a task; plain JSON values.
+    # Further facts that the server knew, such as the reference of a task; plain JSON values.
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What happened to one answer. An event may come before its answer is recorded, twice, late, or
+    """One reaction to one answer. An event may come before its answer is recorded, twice, late, or
     never.
     """
 
@@ -81,7 +81,7 @@ class Event:
     kind: str
     # Unix seconds on the client's clock.
     at: float
-    # What it means is told by ``EVENTS``.
+    # Its meaning is told by ``EVENTS``.
     value: float | None = None
     # "retained" alone: seconds after the acceptance.
     horizon_s: float | None = None

@@ -132,7 +132,7 @@ def results_of(
     known: Collection[str],
     kept: Mapping[str, Event],
 ) -> list[Result]:
-    """What became of each event that a user sent.
+    """Outcome of each event that a user sent.
 
     refused: key -> why. full: keys of those whose answer has too many events. new: keys of those
     that were written now; changed here. known: answers that are recorded. kept: the event that has

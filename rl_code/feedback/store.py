@@ -118,7 +118,7 @@ class FeedbackStore:
         return self._together.submit(Report(tuple(events), user))
 
     def _write_all(self, writes: Sequence[Write]) -> Sequence[bool | list[Result]]:
-        """What writes come to, once they are committed in one transaction."""
+        """Commit writes in one transaction, and return the result of each."""
         with database.writing(self.engine) as connection:
             return self._writes(connection, writes, self._now(connection))
 
@@ -266,7 +266,7 @@ class FeedbackStore:
         return Selection(ids, row.digest, row.watermark, row.sessions, row.outside)
 
     def training_sets(self) -> list[TrainingSet]:
-        """Of every cycle, in order."""
+        """Training sets of all cycles, in order."""
         with database.reading(self.engine) as connection:
             rows = connection.execute(select(TRAINING_SETS).order_by(TRAINING_SETS.c.cycle))
             return [TrainingSet(**row._mapping) for row in rows]
@@ -295,8 +295,8 @@ class FeedbackStore:
             return {row.user: row.events for row in connection.execute(select(REFUSALS))}
 
     def counts(self) -> dict[str, int]:
-        """How many answers there are, of these aborted ones and those without events; how many
-        events, and of these those that wait for an answer.
+        """Numbers of answers, of aborted answers and of answers without events; of events, and of
+        events that wait for an answer.
         """
         own = (EVENTS.c.answer == ANSWERS.c.id) & (EVENTS.c.user == ANSWERS.c.user)
         answers = select(func.count()).select_from(ANSWERS)

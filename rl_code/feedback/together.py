@@ -93,7 +93,7 @@ class Together:
             linger_s = min(_LINGER * taken_s, _LONGEST_LINGER_S) if several else 0.0
 
     def _carry_out(self, writes: Sequence[Any]) -> list[tuple[Any, Exception | None]]:
-        """What each comes to, or what kept it from being written."""
+        """Commit writes; return for each its result, or the error that prevented the write."""
         if not writes:
             return []
         try:

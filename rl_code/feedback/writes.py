@@ -48,7 +48,7 @@ class Writes:
     def __call__(
         self, connection: Connection, writes: Sequence[Write], at: float
     ) -> list[bool | list[Result]]:
-        """What each of them comes to: whether an answer is new; what became of each event.
+        """Carry out writes. Result of each: True for an answer that is new; the outcomes of events.
 
         at: when all this is recorded and received, in Unix seconds.
         """
@@ -62,7 +62,7 @@ class Writes:
     def _insert_reports(
         self, connection: Connection, reports: Sequence[Report], at: float
     ) -> list[list[Result]]:
-        """What became of the events of each."""
+        """Insert the events of reports, and return their outcomes, report by report."""
         known = known_of(connection, {one.answer for report in reports for one in report.events})
         refused = [self._refused(report, known, at) for report in reports]
         # user -> key -> the event that has it
@@ -124,7 +124,7 @@ def _insert(connection: Connection, table: Any) -> Any:
 def _insert_answers(
     connection: Connection, answers: Sequence[AnswerRecord], at: float
 ) -> list[bool]:
-    """Whether each of them is new; the same one is not a second time."""
+    """Insert answers. True for each that is new; a second copy of an answer is not."""
     rows = [
         vars(answer) | {"extra": dict(answer.extra), "recorded_at": at}
         for answer in sorted(answers, key=lambda answer: answer.id)

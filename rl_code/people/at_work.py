@@ -23,7 +23,7 @@ class Hole:
 
 @dataclasses.dataclass
 class Tally:
-    """What became of the holes so far."""
+    """Counts of what people did with the holes so far."""
 
     asked: int = 0
     shown: int = 0

@@ -38,7 +38,7 @@ class Suggestion:
     id: str
     text: str
     finish_reason: str
-    # Of each token; empty where the server sent none.
+    # Log-probability of each token; empty if the server sent none.
     logprobs: tuple[float, ...]
     # Seconds from the request to the whole answer.
     seconds: float
@@ -89,8 +89,9 @@ class Client:
     def suggest(
         self, prefix: str, suffix: str, model: str = "auto", *, session: str = "", **fields: Any
     ) -> Suggestion:
-        """What the server writes between two texts. session: what the answer belongs to; "" for
-        that of all answers of this client. fields: other fields of the request, such as max_tokens.
+        """Ask the server for the text between two texts. session: the session that the answer
+        belongs to; "" for the one of all answers of this client. fields: other fields of the
+        request, such as max_tokens.
 
         Raises ServerRefused.
         """

@@ -36,18 +36,18 @@ _BACK_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class CrowdConfig:
-    """Who they are, and what they work on."""
+    """Simulated people, and the files that they work on."""
 
-    # How many persons there are; they take turns.
+    # Number of persons; they take turns.
     people: int = 64
-    # Which simulator: a key of ``people.programmer.NAMED``.
+    # Name of the simulator: a key of ``people.programmer.NAMED``.
     habits: str = "recorded"
     processes: int = 1
     # Persons of a process who are at work at once.
     at_once: int = 8
     # Holes of a session.
     holes: int = 4
-    # Where the files come from (``infill.generate``).
+    # Split that the files come from (``infill.generate``).
     split: str = "train"
     levels: tuple[int, ...] = (1, 2, 3)
     max_tokens: int = 24

@@ -1,4 +1,4 @@
-"""What programmers do with a suggestion, fitted on recorded decisions.
+"""Model of programmers' reactions to a suggestion, fitted on recorded decisions.
 
 Three parts, which multiply to the chance of a whole decision:
 - the time until the decision is log-normal, with an effect of the person;
@@ -33,12 +33,12 @@ _QUANTILES = 41
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Which parts a regression has besides the constant."""
+    """Parts that a regression has besides the constant."""
 
     plain: bool = True
     bends: bool = True
     persons: bool = True
-    # Whether the time shown is known; it is not when that time itself is predicted.
+    # True if the time shown is known; it is not when that time itself is predicted.
     time: bool = True
 
 
@@ -153,7 +153,7 @@ class Acceptance:
 
     @property
     def person_scale(self) -> float:
-        """How much persons differ: standard deviation of their effects, in logits."""
+        """Standard deviation of the effects of persons, in logits."""
         block = self.columns.person_block
         return self.posterior.scales[block] if block >= 0 else 0.0
 
@@ -226,7 +226,7 @@ class Share:
         return cls(none, whole, float(mean) * size, float(1 - mean) * size)
 
     def log_likelihood(self, share: float) -> float:
-        """Of a mass at 0 and 1, of the density between, in nats."""
+        """Log-likelihood of a share, in nats: a mass at 0 and at 1, a density between."""
         if share <= 0:
             return math.log(self.none)
         if share >= 1:
@@ -247,7 +247,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Survival:
-    """How much of an accepted text is alive at each of the recorded moments: a Markov chain."""
+    """Share of an accepted text that is alive at each recorded moment: a Markov chain."""
 
     # The share at the first moment, and a share after a change.
     first: Share
@@ -265,7 +265,7 @@ class Survival:
         return cls(Share.fit([one[0] for one in alive]), Share.fit(changed), stays)
 
     def log_likelihood(self, alive: Sequence[float]) -> float:
-        """Of the shares at all moments, in nats."""
+        """Log-likelihood of the shares at all moments, in nats."""
         total = self.first.log_likelihood(alive[0])
         for before, now, stays in zip(alive, alive[1:], self.stays, strict=False):
             changes = math.log(1 - stays) + self.changed.log_likelihood(now)
@@ -313,7 +313,7 @@ class Fit:
         )
 
     def to_json(self) -> str:
-        """What new people are drawn from: nothing of the recorded people, nor of uncertainty."""
+        """Parameters that new people are drawn from, without recorded people or uncertainty."""
         survival = dataclasses.asdict(self.survival)
         return json.dumps(
             {

@@ -36,7 +36,7 @@ _ELSEWHERE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
-    """How a kind of programmer differs from those that were recorded."""
+    """Differences between a kind of programmer and those that were recorded."""
 
     # Logits added for a suggestion that is exactly what is wanted; as many are taken away for one
     # that has nothing of it.
@@ -86,7 +86,7 @@ NAMED: dict[str, Habits] = {
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a match says to people who are shown the suggestions of one model."""
+    """Scale by which people who are shown the suggestions of one model read a match."""
 
     # Quantiles of the matches of these suggestions, evenly spaced from the least to the greatest; a
     # match counts as its rank among them. () where a match is its own rank.
@@ -116,7 +116,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Reaction:
-    """What a programmer does with one suggestion."""
+    """Reaction of a programmer to one suggestion."""
 
     # Seconds from the showing to the decision.
     seconds: float
@@ -126,7 +126,7 @@ class Reaction:
 
 
 def match(suggestion: str, wanted: str) -> float:
-    """How much two texts agree, 0 to 1: by the common runs of their tokens (2 M / T). White space
+    """Agreement of two texts, 0 to 1: by the common runs of their tokens (2 M / T). White space
     does not count.
     """
     a, b = _TOKEN.findall(suggestion), _TOKEN.findall(wanted)

@@ -30,7 +30,7 @@ class Posterior:
     covariance: np.ndarray
     # Prior scale of each block of columns.
     scales: tuple[float, ...]
-    # Of the noise of a linear regression; 1 for a logistic one, which has none.
+    # Standard deviation of the noise of a linear regression; 1 for a logistic one, which has none.
     noise: float = 1.0
 
     def linear(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,7 @@ class TelemetryError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a programmer has before the eyes when a suggestion is shown."""
+    """View of a programmer at the moment when a suggestion is shown."""
 
     # Geometric mean of the chances of the suggestion's tokens, 0 to 1; None where it is unknown.
     confidence: float | None
@@ -42,7 +42,7 @@ class Seen:
     lines: int
     # Characters of the line before the cursor, its indentation included.
     column: int
-    # Where the cursor stands: "blank" (only white space before it in the line), "word" (inside a
+    # Place of the cursor: "blank" (only white space before it in the line), "word" (inside a
     # word) or "other" (after a space, a bracket or the like).
     place: str
 

@@ -1,4 +1,4 @@
-"""What a signal reads: an answer, what happened to it, and what came after it in its session."""
+"""Input of a signal: an answer, its events, and the next answer of its session."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class Answered:
 
     @property
     def accepted(self) -> bool:
-        """Whether the person took it: the earlier one of "accepted" and "rejected" says so."""
+        """True if the person took it: the earlier one of "accepted" and "rejected" says so."""
         decision = next((e for e in self.events if e.kind in ("accepted", "rejected")), None)
         return decision is not None and decision.kind == "accepted"
 
     @property
     def is_question(self) -> bool:
-        """Whether it asks the person something, as its server saw."""
+        """True if it asks the person something, as its server saw."""
         return bool(self.answer.extra.get("question", False))
 
 
 def answered(joined: Sequence[tuple[AnswerRecord, Sequence[Event]]]) -> list[Answered]:
-    """What ``FeedbackStore.joined`` gives, as signals read it, in the same order.
+    """Convert the result of ``FeedbackStore.joined`` to the input of signals, in the same order.
 
     An event that is said again under another key does not count again: the first of each kind by
     the client's clock does, so the order of arrival does not matter.

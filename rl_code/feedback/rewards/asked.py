@@ -20,9 +20,9 @@ from rl_code.feedback.rewards.retention import retention
 class Asked:
     """0 for an answer that is no question (``AnswerRecord.extra["question"]``)."""
 
-    # What the person's time is worth, where the task is clear (``extra["ambiguous"]`` says so).
+    # Value of the person's time, where the task is clear (``extra["ambiguous"]`` says so).
     cost: float = 0.25
-    # What the edit after the question is judged by: "retention", or "accepted" for +1 and 0.
+    # Measure of the edit after the question: "retention", or "accepted" for +1 and 0.
     by: str = "retention"
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class Classifier:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of what was learned, to 6 digits: processors round differently."""
+        """Hash of the learned weights, rounded to 6 digits: processors round differently."""
         rounded = np.round([*self.weights, self.bias], 6) + 0.0
         return hashlib.sha256(rounded.tobytes()).hexdigest()[:16]
 
@@ -71,7 +71,7 @@ class FollowUp:
 
     @property
     def learned(self) -> str:
-        """What was learned, for the version of the reward."""
+        """Hash of the learned weights, for the version of the reward."""
         return standard().digest
 
     def __call__(self, given: Answered) -> float:

@@ -30,7 +30,7 @@ class Tab:
         return -self.rejected / (self.accepted - self.rejected)
 
     def __call__(self, given: Answered) -> float:
-        """What it earned; 0 for one that nobody saw."""
+        """Reward of an answer; 0 for one that nobody saw."""
         if given.accepted:
             return self.accepted
         return self.rejected if given.first("shown") or given.first("rejected") else 0.0

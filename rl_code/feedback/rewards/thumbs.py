@@ -1,4 +1,4 @@
-"""What people say with a thumb: a biased contrast, in no default reward.
+"""Reward by votes with a thumb: a biased contrast, in no default reward.
 
 Few people vote, and those who do are not those who use it; what pleases a voter is not what a user
 keeps. `experiments/thumbs` shows what optimising it does.
