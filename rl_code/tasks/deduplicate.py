@@ -115,7 +115,7 @@ def _stem(word: str) -> str:
 
 
 def _may_reach(a: frozenset, b: frozenset, threshold: float) -> bool:
-    """Whether sets of these sizes can be that similar."""
+    """True if sets of these sizes can be as similar as the threshold."""
     return min(len(a), len(b)) >= threshold * max(len(a), len(b))
 
 

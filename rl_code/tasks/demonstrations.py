@@ -47,7 +47,7 @@ _TRIES = 20  # draws of a wrong attempt that was not made before
 
 @dataclasses.dataclass(frozen=True)
 class DemonstrationConfig:
-    """How imperfect demonstrations are, as probabilities."""
+    """Probabilities of the imperfections of demonstrations."""
 
     # Probability that an attempt is right; else it is a plausible mistake.
     p_right: float = 0.65
@@ -69,7 +69,7 @@ class DemonstrationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How the tasks of a source are attempted."""
+    """Way to attempt the tasks of a source."""
 
     # The call that makes an attempt, and the tool that it calls.
     call: Callable[[Task, Program], ToolCall]
@@ -106,11 +106,11 @@ class Segment:
 
     # With quoted marks (``models.marks``) where it says what is not the protocol's own.
     text: str
-    # Whether the agent writes it.
+    # True if the agent writes it.
     sampled: bool
-    # Whether it is a document (``rl_code.documents``).
+    # True if it is a document (``rl_code.documents``).
     document: bool = False
-    # Whether it may be learned. False for what the agent gets wrong, which stands there for what
+    # True if it may be learned. False for mistakes of the agent, which stand there for what
     # follows from it.
     learned: bool = True
 

@@ -45,7 +45,7 @@ Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class DifferentialConfig:
-    """How many hidden cases are added to tasks, and how they are computed."""
+    """Settings for hidden cases that are added to tasks: their number and their computation."""
 
     # The most cases that are added to a task; 0 adds every one that was found.
     cases: int
@@ -71,7 +71,7 @@ class Strengthened:
     dropped: Mapping[str, int]
 
     def summary(self) -> str:
-        """How many cases remain, in one line."""
+        """Counts of the cases that remain and that were left out, in one line."""
         counts = sorted(self.added.values())
         total = sum(counts)
         spread = f", {counts[0]} to {counts[-1]} a task" if counts else ""
@@ -155,8 +155,8 @@ def _examine(
     pool: SandboxPool,
     near: Sequence[Task],
 ) -> dict:
-    """What the cache keeps of one task: why its reference fails ("" if it does not), the cases as
-    literals, and for each reason how many inputs were left out.
+    """Examine one task, and return what the cache keeps of it: why its reference fails ("" if it
+    does not), the cases as literals, and for each reason how many inputs were left out.
     """
     own = Tests(
         cases=task.visible_tests.cases + task.hidden_tests.cases,
@@ -331,7 +331,7 @@ def _has_float(value: Any) -> bool:
 
 
 def _literal(value: Any) -> bool:
-    """Whether the value's repr reads back as the very same value."""
+    """True if the value's repr reads back as the very same value."""
     try:
         return same(ast.literal_eval(repr(value)), value)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""Whether an input lies in the domain that a task's own asserts exercise.
+"""Check whether an input lies in the domain that a task's own asserts exercise.
 
 A task says in one sentence and a few asserts what is asked. A reference also answers inputs about
 which these say nothing: for instance, it has a branch for the empty list, a message for what is not
@@ -57,7 +57,7 @@ def traced(source: str, entry_point: str) -> str:
 
 
 def kinds(value: Any, place: str = "") -> set[tuple[str, str, str]]:
-    """What a value shows: its type, sign and emptiness, and those of its elements, by place."""
+    """Properties of a value: its type, sign and emptiness, and those of its elements, by place."""
     kind = type(value).__name__
     if isinstance(value, bool) or value is None:
         return {(place, kind, "")}
@@ -75,7 +75,7 @@ def kinds(value: Any, place: str = "") -> set[tuple[str, str, str]]:
 
 
 def expects(known: Sequence[Any], value: Any) -> bool:
-    """Whether ``value`` is of a kind that the known answers show."""
+    """True if ``value`` is of a kind that the known answers show."""
     messages = {answer for answer in known if isinstance(answer, str)}
     if isinstance(value, str) and len(messages) < len(known) and messages:
         return value in messages  # one of a few texts, as in "Valid" and "Invalid"

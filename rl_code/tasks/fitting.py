@@ -39,7 +39,7 @@ class Fitting:
         self._in_a_row = 0
 
     def __call__(self, task: Task) -> bool:
-        """Whether the task fits. Raises ConfigError when none of an endless source seems to."""
+        """True if the task fits. Raises ConfigError if no task of an endless source fits."""
         if self._length is None:
             return True
         tokens = self._length(task)

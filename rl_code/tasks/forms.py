@@ -1,4 +1,4 @@
-"""How a function-writing problem is put to the agent.
+"""Forms in which a function-writing problem is put to the agent.
 
 raw: the model continues the beginning of a file (protocol "raw_completion").
 chat: one message; the answer is begun for the model inside a code fence (protocol "completion").

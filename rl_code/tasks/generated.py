@@ -61,13 +61,13 @@ _WORDS = (
 class Level:
     """A level of difficulty."""
 
-    # How many operations a task has; one of these numbers is drawn.
+    # Numbers of operations of a task; one of them is drawn.
     steps: tuple[int, ...]
-    # What the operations are drawn from.
+    # Operations to draw from.
     operations: tuple[Operation, ...]
-    # How the operations may be spread over functions and files (``programs.Layout``).
+    # Ways to spread the operations over functions and files (``programs.Layout``).
     layouts: tuple[str, ...]
-    # Whether the message names the files; it does not where tokens are scarce.
+    # True if the message names the files; it does not where tokens are scarce.
     named: bool
     # Share of the tasks whose description states the constants.
     stated: float
@@ -250,7 +250,7 @@ def _fails(program: Program, cases: Sequence[Case]) -> bool:
 def _message(
     description: str, files: Mapping[str, str], visible: Sequence[Case], *, named: bool
 ) -> str:
-    """What the user says: the description, the text of the files, the visible cases."""
+    """Message of the user: the description, the text of the files, the visible cases."""
     texts = [f"# {path}\n{text}" if named else text for path, text in files.items()]
     examples = "\n".join(f"f({case.args[0]!r}) == {case.expected!r}" for case in visible)
     return f"{description}\n{''.join(texts)}{examples}"

@@ -41,12 +41,12 @@ _OPENS = {"open", "Path", "read_text", "read_bytes", "loadtxt", "read_csv", "loa
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What guards the hidden tests of a task."""
+    """Guards of a task's hidden tests against forged results."""
 
-    # Hidden tests that must fail before the work, and how many of them are guarded.
+    # Number of hidden tests that must fail before the work, and number of those that are guarded.
     required: int = 0
     guarded: int = 0
-    # Why the task can be forged without a guess; "" for one that cannot.
+    # Reason why the task can be forged without a guess; "" for a task that cannot.
     problem: str = ""
 
 
@@ -66,7 +66,7 @@ def guards_of(task: Task, pool: SandboxPool) -> Guards:
 
 
 def exposed(task: Task, suite: Suite, pool: SandboxPool) -> list[str]:
-    """What the tests that must fail before the work rely on, and the work may change. Raises
+    """List what the tests that must fail before the work rely on, and the work may change. Raises
     SandboxFault.
     """
     functions: dict[str, set[tuple[str, ...]]] = {}
@@ -128,7 +128,7 @@ def _data(tree: ast.Module, paths: Collection[str]) -> Iterator[str]:
 
 
 def _ends(path: str, named: str) -> bool:
-    """Whether a path ends in another one of at least two parts."""
+    """True if a path ends in another path, which has at least two parts."""
     return "/" in named and path.endswith(f"/{named}")
 
 

@@ -204,8 +204,8 @@ def _with_reference(task: Task, folder: Path, pool: SandboxPool, cache: Cache) -
 
 
 def _solve(task: Task, script: Mapping[str, str], pool: SandboxPool) -> dict[str, Any]:
-    """What solve.sh leaves: "texts", path -> text, "modes", path -> rights that are not the usual
-    ones, and "deleted", paths. Raises NoTask.
+    """Run solve.sh, and return the changes it makes: "texts", path -> text, "modes", path -> rights
+    that are not the usual ones, and "deleted", paths. Raises NoTask.
     """
     files = {**task.files, **{f"{_SOLUTION}/{path}": text for path, text in script.items()}}
     try:

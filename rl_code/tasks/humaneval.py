@@ -90,7 +90,7 @@ def docstring(prompt: str, entry_point: str) -> str:
 
 
 def _before(file: Path, line: int, prompt: str, entry_point: str) -> str:
-    """What the prompt defines before the function to complete: imports and helpers that the tests
+    """Text of the prompt before the function to complete: imports and helpers that the tests
     may use.
     """
     for node in parse_python(file, line, "prompt", prompt).body:

@@ -38,9 +38,9 @@ class HumanEvalFix(SourceOfRows):
 
     # The file humanevalpack.jsonl of Python.
     path: str
-    # Whether the agent gets the docstring, or else example tests.
+    # True if the agent gets the docstring; False if it gets example tests.
     docs: bool = False
-    # How the problem is put to the agent, see ``forms``.
+    # Form in which the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
     def read(self, pool: SandboxPool | None) -> Iterator[Read]:

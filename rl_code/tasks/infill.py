@@ -84,12 +84,12 @@ def around(task: Task) -> tuple[str, str]:
 
 
 def is_silent(task: Task) -> bool:
-    """Whether the file's comment does not say what is wanted."""
+    """True if the file's comment does not say what is wanted."""
     return task.files[task.path].startswith(f"# {_SILENT}\n")
 
 
 def demonstrate(task: Task, rng: random.Random, p_right: float) -> str:
-    """What is written into the hole: the right text with this probability, else what a plausible
+    """Demonstrated text for the hole: the right text with this probability, else what a plausible
     mistake would have there, or nothing.
     """
     if rng.random() < P_NOTHING:

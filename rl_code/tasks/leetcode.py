@@ -72,9 +72,9 @@ class LeetCode(SourceOfWorlds):
 
     # The file: .jsonl, .jsonl.gz or .parquet.
     path: str = dataclasses.field(kw_only=True)
-    # How the problem is put to the agent, see ``forms``.
+    # Form in which the problem is put to the agent, see ``forms``.
     form: Form = "agent"
-    # How many of a task's asserts the agent may run.
+    # Number of a task's asserts that the agent may run.
     visible: int = 0
     # Packages that references import: a lock, or a folder in which they are installed.
     packages: str = ""
@@ -229,7 +229,7 @@ def _function(tree: ast.Module, entry_point: str) -> ast.FunctionDef | None:
 
 
 def _signature(entry_point: str, function: ast.FunctionDef) -> str:
-    """Where the agent begins, if the row does not say: the class and the method's first line."""
+    """Default text from which the agent starts: the class and the method's first line."""
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     line = f"def {function.name}({ast.unparse(function.args)}){returns}:"
     holder = entry_point.rpartition(".")[0].removesuffix("()")
@@ -237,7 +237,7 @@ def _signature(entry_point: str, function: ast.FunctionDef) -> str:
 
 
 def _header(prompt: ast.Module, starter: str) -> str:
-    """What stands above the code to write: imports, and the classes of the nodes it names."""
+    """Header above the code to write: imports, and the classes of the nodes that it names."""
     kept = [
         ast.unparse(node)
         for node in prompt.body

@@ -80,14 +80,14 @@ _PIECES = re.compile(r"\n[ \t]*| ?\d| ?[A-Za-z_]+| ?[^\sA-Za-z\d_]+|\s")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large the tasks are."""
+    """Size of the tasks."""
 
-    # About how many tokens the modules take together, for a tokenizer that is trained on them.
+    # Approximate number of tokens of all modules together, for a tokenizer that is trained on them.
     tokens: int
     # The most modules; there are fewer where each would have less than 40 tokens.
     files: int
-    # How many constants the function needs. Each stands in another module; where there are fewer
-    # modules than constants, in each module as many as in the others, or one more.
+    # Number of constants that the function needs. Each stands in another module; where there are
+    # fewer modules than constants, in each module as many as in the others, or one more.
     matter: int
     # Tokens of a module for each constant that it defines.
     spacing: int
@@ -300,7 +300,7 @@ def _passes(program: Program, cases: Sequence[Case]) -> bool:
 
 
 def most_files(tokens: int, files: int) -> int:
-    """How many of at most ``files`` modules fit into so many tokens without being too short."""
+    """Number of modules, at most ``files``, that share these tokens without being too short."""
     return max(1, min(files, tokens // _LEAST_FILE))
 
 

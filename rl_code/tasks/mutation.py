@@ -62,7 +62,7 @@ def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the known values at one place have in common."""
+    """Common properties of the known values at one place."""
 
     name: str
     # The known values.
@@ -79,7 +79,7 @@ class Kind:
     distinct: bool = False
     even_rows: bool = False
     balanced: bool = False
-    # Which classes of characters (lower case, upper case, digit, or the character itself) follow
+    # Classes of characters (lower case, upper case, digit, or the character itself) that follow
     # each other in strings; "" for the ends.
     transitions: frozenset[tuple[str, str]] = frozenset()
     # The characters known at each position, of strings that all have one form, as dates have.
@@ -248,7 +248,7 @@ class Kind:
 
 
 def _balanced(text: str) -> bool:
-    """Whether brackets come in nested pairs."""
+    """True if brackets come in nested pairs."""
     opened = []
     for character in text:
         if character in "([{":
@@ -335,7 +335,7 @@ Relation = Callable[[list[Any], random.Random], None]
 
 
 def _relations(known: Sequence[Arguments]) -> list[Relation]:
-    """What holds between two arguments in every known call (of at least two), as functions that
+    """Relations between two arguments in every known call (of at least two), as functions that
     restore it.
     """
     relations: list[Relation] = []

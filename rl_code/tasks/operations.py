@@ -36,7 +36,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a step raised, in the words of the sandbox."""
+    """Error that a step raised, in the words of the sandbox."""
 
     error: str
 

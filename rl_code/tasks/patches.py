@@ -187,8 +187,8 @@ class Scratch:
         return made.decode().strip()
 
     def patch(self, before: str, after: str) -> str:
-        """What ``git apply`` makes ``after`` of ``before`` with, binary files included; "" where
-        they are the same.
+        """Patch with which ``git apply`` turns ``before`` into ``after``, binary files included; ""
+        if they are the same.
         """
         options = ("--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff")
         made = git(self.folder, "diff-tree", "-p", *options, before, after)
@@ -253,5 +253,5 @@ def _objects(source: Path) -> Path:
 
 
 def _told(error: Exception) -> str:
-    """What git said, on one line."""
+    """Message of git, on one line."""
     return " ".join(str(error).partition("failed: ")[2].split()) or str(error)

@@ -158,7 +158,7 @@ def describe(program: Program, *, stated: bool) -> str:
 
 
 def describe_inward(program: Program) -> list[str]:
-    """What each step should do in a few words, from the result inward: the last step first, as in
+    """Describe each step in a few words, from the result inward: the last step first, as in
     "a max", "b times 3". Constants are stated, and letters say which step it is.
     """
     letters = string.ascii_lowercase
@@ -199,7 +199,7 @@ def source(steps: Sequence[Step | None], takes: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a program's steps are spread over functions and files."""
+    """Distribution of a program's steps over functions and files."""
 
     # "plain": all steps are in f. "helper": the first ``cut`` steps are in a function g of the same
     # file. "module": they are in a function g of h.py.
@@ -208,7 +208,7 @@ class Layout:
     takes: str
     # The type of what g returns: a key of VARIABLES.
     middle: str
-    # How many steps are in g.
+    # Number of steps in g.
     cut: int
 
     def files(self, program: Program, *, stub: bool = False) -> dict[str, str]:

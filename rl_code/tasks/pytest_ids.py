@@ -56,7 +56,7 @@ def _test_name(node: ast.stmt, path: str) -> str:
 
 
 def _collected(node: ast.ClassDef) -> bool:
-    """Whether pytest looks for tests in a class."""
+    """True if pytest looks for tests in a class."""
     bases = [python_source.unparse(base) for base in node.bases]
     return node.name.startswith("Test") or any(base.endswith("TestCase") for base in bases)
 

@@ -57,7 +57,7 @@ class QuixBugs(SourceOfWorlds):
     path: str = dataclasses.field(kw_only=True)
     # Packages of the programs on nodes; pytest must be among them.
     places: Places = Places()
-    # What starts pytest in the workspace.
+    # Command that starts pytest in the workspace.
     command: tuple[str, ...] = Suite.command
 
     refusals = (NoTask, NoWorld, UnknownIds)
@@ -155,13 +155,13 @@ def _statements(name: str, path: Path) -> Iterator[str]:
 
 
 def _tolerance(arguments: list[Any]) -> float:
-    """How far a number may be off: as far as the last argument says, as in ``sqrt(x, epsilon)``."""
+    """Tolerance for a number: a small last argument, as in ``sqrt(x, epsilon)``, or the default."""
     last = arguments[-1] if arguments else None
     return last if isinstance(last, float) and 0 < last < 1 else _TOLERANCE
 
 
 def _words(name: str, text: str) -> str:
-    """What a program does: its docstring, or a text that stands behind it."""
+    """Description of a program: its name, its docstring, and texts that stand behind it."""
     try:
         texts = [
             node.value.value

@@ -35,7 +35,7 @@ class _Row:
         malformed(self.file, self.line, self.columns.get(field, field), expected, found)
 
     def read(self, reader: Callable[..., Any], field: str) -> Any:
-        """What one of ``swe_rows``' readers makes of a field."""
+        """Value of a field, read by one of ``swe_rows``' readers."""
         cells = {self.columns[name]: value for name, value in self.fields.items()}
         return reader(self.file, self.line, cells, self.columns[field])
 

@@ -270,7 +270,7 @@ def _case(module: ast.Module, entry_point: str) -> Case | None:
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a file has, those that cannot be read included. Raises TaskFileError."""
+    """Number of rows of a file, those that cannot be read included. Raises TaskFileError."""
     return sum(1 for _ in _each_row(path))
 
 

@@ -87,7 +87,7 @@ class Function:
     steps: Program
     # The module (without .py) and the function that are called with the argument; None for none.
     calls: tuple[str, str] | None = None
-    # What stands in the call in place of that function's name; "" for the name.
+    # Wrong name in the call in place of that function's name; "" for the right name.
     misnamed: str = ""
 
     def text(self) -> str:
@@ -98,7 +98,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the fault is: a step of a function of the chain."""
+    """Place of the fault: a step of a function of the chain."""
 
     # Number of the function in the chain, the symptom being 0; this is the level.
     link: int
@@ -308,7 +308,7 @@ def program_of(chain: Sequence[Function]) -> Program:
 
 
 def _span(chain: Sequence[Function], link: int) -> tuple[int, int]:
-    """Where in ``program_of(chain)`` the steps of a function begin and end."""
+    """Begin and end of a function's steps in ``program_of(chain)``."""
     start = sum(len(one.steps) for one in chain[link + 1 :])
     return start, start + len(chain[link].steps)
 
@@ -434,7 +434,7 @@ def _other_steps(
     inside: Sequence[tuple[str, Sequence[Function]]],
     texts: Mapping[str, str],
 ) -> list[Changed]:
-    """Of each step of the functions of modules, another one that may have stood there before."""
+    """For each step of the functions of modules, another step that may have stood there before."""
     found = []
     for module, functions in inside:
         path = f"{module}.py"
@@ -516,6 +516,6 @@ def _of_cause(
 
 
 def _message(name: str, program: Program, visible: Sequence[Case]) -> str:
-    """What the user says: what the symptom should do, and the visible cases."""
+    """Message of the user: the task of the function with the symptom, and the visible cases."""
     calls = "\n".join(f"{name}({case.args[0]!r}) == {case.expected!r}" for case in visible)
     return f"{name}: {', '.join(describe_inward(program))}\n{calls}"

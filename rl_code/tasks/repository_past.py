@@ -22,12 +22,12 @@ from rl_code.types import Layer, Task, World
 
 
 class Changed(NamedTuple):
-    """What a commit changed. Tasks have it as a plain tuple."""
+    """Line that a commit changed. Tasks have it as a plain tuple."""
 
     path: str
-    # Of the line, counted from 1; changes add and remove no lines.
+    # Number of the line, counted from 1; changes add and remove no lines.
     number: int
-    # What stood there before.
+    # Text of the line before the change.
     before: str
 
 
@@ -68,7 +68,7 @@ def changed_in(task: Task) -> frozenset[tuple[str, int]]:
 
 
 def blame(task: Task, path: str) -> str:
-    """What ``history blame`` answers of a file."""
+    """Answer of ``history blame`` for a file."""
     ages = {(one.path, one.number): age for age, one in enumerate(reversed(_past(task)))}
     return "\n".join(
         short_blame(ages.get((path, number), ""), number, line)

@@ -75,7 +75,7 @@ class Failed(NamedTuple):
     """A visible test that failed."""
 
     case: Case
-    # What the call returned, or a Failure with what it raised.
+    # The result of the call, or a Failure with the error that it raised.
     value: Any
 
 
@@ -96,23 +96,23 @@ Move = Check | Search | Read | Change | Try | Submit
 
 
 class Message(NamedTuple):
-    """What the agent does at once: it thinks, and then it moves."""
+    """Message of the agent: a thought, and the moves after it."""
 
     moves: tuple[Move, ...]
     # Lines; "" for no thought.
     thought: str = ""
-    # Whether it is right, and so may be learned.
+    # True if it is right, and so may be learned.
     right: bool = True
 
 
 class Mistake(NamedTuple):
-    """What a walk that goes wrong takes for something else."""
+    """Line that a walk which goes wrong misreads."""
 
     # The function of the chain.
     link: int
     # Index of the step in ``program``.
     at: int
-    # What the line should do in its view; None where it overlooks the fault.
+    # The mistaken view of what the line should do; None if the walk overlooks the fault.
     step: Step | None
 
 
@@ -217,9 +217,9 @@ def _mistake(task: Task, rng: random.Random) -> Mistake:
 def _thought(
     task: Task, link: int, mistake: Mistake | None, suspected: Set[tuple[str, int]] | None
 ) -> str:
-    """Of each line of a function of the chain, the last one first: what it should do, its number,
-    what it does, and whether that is the same. suspected: (path, number) of those that are thought
-    of; None for all.
+    """Thought about each line of a function of the chain, the last one first: what it should do,
+    its number, what it does, and whether that is the same. suspected: (path, number) of those that
+    are thought of; None for all.
 
     The number stands behind what the message asks for. In front of it, a model takes what the line
     does for what it should do, since most lines are right. The dash is there for the letter behind

@@ -21,7 +21,7 @@ from rl_code.tasks.order import Shuffled
 
 @dataclasses.dataclass(frozen=True)
 class ScreeningConfig:
-    """When tasks are screened, and when they leave the pool of tasks that training draws from."""
+    """Rules by which tasks are screened, and leave the pool that training draws from."""
 
     # Episodes that are played of a task to screen it.
     samples: int = 8
@@ -119,8 +119,8 @@ class TaskPool:
                 )
 
     def _candidates(self) -> list[int]:
-        """What can still be screened in this round: tasks never looked at, then those looked at
-        longest ago.
+        """Tasks that can still be screened in this round: tasks never looked at, then those looked
+        at longest ago.
         """
         order = [self._order[i] for i in range(self._count)]
         fresh = [task for task in order if task not in self._looked]

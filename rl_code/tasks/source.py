@@ -1,4 +1,4 @@
-"""What a source of tasks is, and one whose tasks have worlds."""
+"""Interface of a source of tasks, and of a source whose tasks have worlds."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TOLD = 50
 
 
 class Source:
-    """Where tasks come from. A frozen dataclass: its fields are the settings that a config gives.
+    """Source of tasks. A frozen dataclass: its fields are the settings that a config gives.
 
     A source of one's own is such a class anywhere on Python's path, named ``package.module:Class``.
     """
 
-    # Whether the tasks have no end: nothing may then go through all of them.
+    # True if the tasks have no end: nothing may then go through all of them.
     endless: ClassVar[bool] = False
-    # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
+    # True if ``demonstrations.demonstrate`` knows how to solve the tasks.
     demonstrated: ClassVar[bool] = False
     # The only agent of others that can play the tasks (``harness.api.HARNESSES``); "" for any, and
     # for episodes of our own.
     harness: ClassVar[str] = ""
 
     def has_drills(self) -> bool:
-        """Whether some of the tasks have no tests: they can be demonstrated, but not played."""
+        """True if some of the tasks have no tests: they can be demonstrated, but not played."""
         return False
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
@@ -65,14 +65,14 @@ class Source:
 
 
 class NoTask(ValueError):
-    """What cannot become a task; the message says why."""
+    """Error: a row cannot become a task; the message says why."""
 
-    # What is wrong, in words that many tasks share: ``launch.validate`` counts them by it.
+    # The fault, in words that many tasks share: ``launch.validate`` counts them by it.
     reason: ClassVar[str] = "cannot be built"
 
 
 class Refusal(str):
-    """Why there is no task, in words. reason: as of ``NoTask``."""
+    """Reason why there is no task, in words. reason: as of ``NoTask``."""
 
     reason: str
 
@@ -161,7 +161,7 @@ class SourceOfWorlds(Source):
     has in ``places`` where repositories and images are.
     """
 
-    # What a builder raises where there is no task.
+    # Errors that a builder raises where there is no task.
     refusals: ClassVar[tuple[type[Exception], ...]] = (NoTask,)
 
     # A file that ``launch.validate --verdicts`` wrote: only tasks that it found to work are loaded.
@@ -169,7 +169,7 @@ class SourceOfWorlds(Source):
     works: str = ""
 
     def count(self) -> int:
-        """How many tasks there are, those that do not work included; found without building."""
+        """Number of tasks, those that do not work included; found without building."""
         raise NotImplementedError
 
     def builders(

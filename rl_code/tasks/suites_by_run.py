@@ -1,4 +1,4 @@
-"""Which tests of a suite pass before the work: found by running them once, and kept.
+"""Tests of a suite that pass before the work: found by running them once, and kept.
 
 Folders of tasks name files of tests and not which of them fail at first.
 """
@@ -52,9 +52,9 @@ class SuiteFolders(SourceOfWorlds):
 
     # The folder of the tasks' folders.
     path: str = dataclasses.field(kw_only=True)
-    # Where packages and images are; pytest must be among them.
+    # Folders of packages and images; pytest must be among them.
     places: Places = Places()
-    # What starts pytest in the workspace.
+    # Command that starts pytest in the workspace.
     command: tuple[str, ...] = Suite.command
 
     # The first part of the tasks' ids.

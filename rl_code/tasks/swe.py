@@ -57,12 +57,12 @@ class Swe(SourceOfWorlds):
 
     # The file: .jsonl, .jsonl.gz or .parquet.
     path: str = dataclasses.field(kw_only=True)
-    # Where repositories, images and packages are.
+    # Folders of repositories, images and packages.
     places: Places = Places()
-    # What starts pytest in the workspace.
+    # Command that starts pytest in the workspace.
     command: tuple[str, ...] = Suite.command
-    # Whether ``patch`` makes the bug, as in SWE-smith, or mends it; None: it makes it in rows that
-    # have no ``test_patch``.
+    # True if ``patch`` makes the bug, as in SWE-smith; False if it mends it; None: it makes it in
+    # rows that have no ``test_patch``.
     breaks: bool | None = None
     # The split that the tasks are said to be of.
     split: str = "test"
@@ -189,7 +189,7 @@ def _versions(
 
 
 def is_test(path: str) -> bool:
-    """Whether a file of a repository is one of tests, by its path."""
+    """True if a file of a repository is a file of tests, by its path."""
     *folders, name = path.split("/")
     return bool({"test", "tests", "testing"} & set(folders)) or (
         name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"

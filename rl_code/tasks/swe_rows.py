@@ -44,7 +44,7 @@ _MIRROR = re.compile(r"(?:.*/)?(\w[\w.-]*?)__([\w.-]+)\.([0-9a-f]{7,40})")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a row of any of the formats says."""
+    """Contents of a row of any of the formats."""
 
     id: str
     repository: str
@@ -161,7 +161,7 @@ def _read_r2e(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
 
 
 def _log(result: Mapping[str, Any], which: str) -> str:
-    """What pytest wrote at a commit."""
+    """Output of pytest at a commit."""
     names = (f"{which}_res_stdout", f"{which}_exec_stdout", f"{which}_stdout")
     return next((result[name] for name in names if isinstance(result.get(name), str)), "")
 

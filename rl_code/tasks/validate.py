@@ -1,4 +1,4 @@
-"""Whether tasks work: their tests fail before the work and pass with the reference, each time.
+"""Validation of tasks: their tests fail before the work and pass with the reference, each time.
 
 A verdict has a reason, which many tasks share, and a detail of its own.
 """
@@ -49,18 +49,19 @@ _SHOWN_CHARACTERS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of one task."""
+    """Outcome of the validation of one task."""
 
     id: str
     # One of the above, or that of a ``source.NoTask``; "" for a task that works.
     reason: str
-    # What went wrong with this task.
+    # The fault of this task.
     detail: str = ""
     # Wall-clock time.
     seconds: float = 0.0
-    # Of all that the verdict depends on.
+    # Digest of all that the verdict depends on.
     digest: str = ""
-    # Why results could be forged without a guess; "" for a task where that is not so (``guards``).
+    # Reason why results could be forged without a guess; "" for a task where that is not so
+    # (``guards``).
     forgeable: str = ""
     # Hidden tests that must fail before the work, and how many of them are guarded.
     required: int = 0
@@ -98,8 +99,8 @@ def refusing(verdict: Verdict, *, forgeable: bool) -> Verdict:
 
 
 def digest_of(task: Task, limits: Limits, runs: int) -> str:
-    """Of all that a verdict on a task depends on, the code of this project left out; "" for a task
-    that cannot be written down, as one with a lone surrogate in a text.
+    """Digest of all that a verdict on a task depends on, the code of this project left out; "" for
+    a task that cannot be written down, as one with a lone surrogate in a text.
     """
     try:
         parts = dumps((REVISION, task, limits.command_s, limits.grade_s, runs))
@@ -132,7 +133,8 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
 
 
 def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, str] | None:
-    """What is wrong with a task of whose files, as the agent gets them, the tests say this.
+    """Reason and detail of the fault that tests show in a task's files as the agent gets them; None
+    for no fault.
 
     errors: name of each test -> "" or why it did not pass.
     """
@@ -149,7 +151,7 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
 
 
 def _after(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, str] | None:
-    """What is wrong with a task of whose reference the tests say this; ``errors`` as above."""
+    """Reason and detail of the fault that tests show in the reference; ``errors`` as above."""
     if grade.solved:
         return None
     failed = [name for name, error in errors.items() if error]
@@ -262,7 +264,7 @@ def load(path: Path) -> dict[str, Verdict]:
 
 
 def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
-    """How many tasks work, and by reason which others do not."""
+    """Table of the number of tasks that work, and of the others by reason."""
     view = rich.table.Table(title=title, title_justify="left", caption_justify="left")
     view.add_column("tasks", justify="right")
     view.add_column("share", justify="right")

@@ -26,7 +26,7 @@ SPLITS = ("train", "eval")
 class Verifiers(Source):
     """The rows of an environment, in its order."""
 
-    # What ``verifiers.load_environment`` takes: the name of a package of an environment, or of a
+    # Argument of ``verifiers.load_environment``: the name of a package of an environment, or of a
     # module with ``load_environment``.
     environment: str
     # "train" for its data set, "eval" for its eval_dataset.

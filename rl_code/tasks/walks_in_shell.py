@@ -39,7 +39,7 @@ class Command(NamedTuple):
     """A command of the shell and what becomes of it."""
 
     text: str
-    # What it prints.
+    # Output of the command.
     output: str
     code: int
 
@@ -106,7 +106,7 @@ class ShellWords:
             thought = ""
 
     def _behind(self, answer: str) -> str:
-        """What stands between a message of the agent's, with its stop token, and the next one."""
+        """Text between a message of the agent, with its stop token, and the next one."""
         given = {"role": "user", "content": _MARKS.quote(answer)}
         whole = _PROTOCOL.conversation([*_BEFORE, given], (), True)
         return whole.removeprefix(_PROTOCOL.conversation(_BEFORE, (), False))

@@ -123,18 +123,18 @@ class ToolWords:
 
     # Those of the config, by name.
     tools: Mapping[str, Tool]
-    # Which answers are documents; None for none.
+    # Answers that are documents; None for none.
     documents: DocumentsConfig | None = None
     protocol: Compact = Compact()
 
     @property
     def checks(self) -> bool:
-        """Whether there is a tool that checks names."""
+        """True if there is a tool that checks names."""
         return "diagnostics" in self.tools
 
     @property
     def blames(self) -> bool:
-        """Whether there is a tool that shows who changed a line."""
+        """True if there is a tool that shows who changed a line."""
         return "history" in self.tools
 
     def limits(self, limits: Limits) -> Limits:
@@ -230,7 +230,7 @@ def _about(task: Task, question: str) -> list[Chunk]:
 
 
 def _problems(task: Task) -> list[Diagnostic]:
-    """What ruff and ty say of a task's files: a name that is called and nowhere defined, and the
+    """Findings of ruff and ty in a task's files: a name that is called and nowhere defined, and the
     import that nothing uses for it.
     """
     if task.meta["misnamed"] is None:

@@ -31,7 +31,7 @@ class NoWorld(LookupError):
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the parts of worlds are on this machine. The settings of a source that has worlds."""
+    """Places of the parts of worlds on this machine. The settings of a source that has worlds."""
 
     # A folder of repositories: one named as the task names it, "owner/name", or owner__name, or
     # name alone, each with or without ".git". "" for none.
@@ -42,8 +42,8 @@ class Places:
     # Python packages that all tasks have: a lock (``environment.layers.packages``), or a folder in
     # which they are installed. pytest must be among them where no image has it. "" for none.
     packages: str = ""
-    # Where agents work in an image; "" for where the image itself starts, and /testbed in an
-    # unpacked one.
+    # Folder that agents work in, in an image; "" for where the image itself starts, and /testbed in
+    # an unpacked one.
     workspace: str = ""
 
     def repository(self, name: str) -> Path | None:
@@ -169,11 +169,11 @@ def repository_layer(store: LayerStore, source: Path, commit: str) -> str:
 
 
 def _forms(name: str) -> tuple[str, ...]:
-    """How an image may be named in a layout or as a folder."""
+    """Names that an image may have in a layout or as a folder."""
     bare = name.removesuffix(":latest")
     return name, bare, bare.replace("/", "__").replace(":", "__"), bare.rpartition("/")[2]
 
 
 def _inside(path: Path, folder: str) -> bool:
-    """Whether a path stays in a folder: names come from a file of tasks."""
+    """True if a path stays in a folder: names come from a file of tasks."""
     return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder))

@@ -33,11 +33,11 @@ class Candidate:
 
     # "removed", "emptied" (of a deletion), "bug" or "bugs".
     kind: str
-    # What was done to each function: "function", "method" or "class", or a mutation's name.
+    # Change of each function: "function", "method" or "class", or a mutation's name.
     operators: tuple[str, ...]
     functions: tuple[Function, ...]
     changes: tuple[Change, ...]
-    # What the task's text may tell, by name (``words.py``).
+    # Facts that the task's text may tell, by name (``words.py``).
     told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -49,7 +49,7 @@ class Candidate:
 
     @property
     def deletes(self) -> bool:
-        """Whether something is to be written again, rather than mended."""
+        """True if something is to be written again, rather than mended."""
         return self.kind in ("removed", "emptied")
 
 

@@ -60,7 +60,7 @@ def _find(tree: ast.Module, function: Function) -> tuple[list[ast.stmt], _Defini
 
 
 def _worth(function: Function, node: _Definition) -> bool:
-    """Whether a definition is a task of its own."""
+    """True if a definition is worth a task of its own."""
     if node.name.startswith("_") or function.end - function.line >= _MOST_LINES:
         return False
     if isinstance(node, ast.ClassDef):

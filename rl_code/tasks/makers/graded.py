@@ -1,4 +1,4 @@
-"""Whether the grader of training agrees with what the maker found of its tasks."""
+"""Comparison of the grader of training with the maker's own findings about its tasks."""
 
 from __future__ import annotations
 

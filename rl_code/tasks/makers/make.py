@@ -53,7 +53,7 @@ for name in sys.argv[1:]:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How many tasks are made of each package, at most."""
+    """Most tasks of each kind that are made of a package."""
 
     deletions: int = 40
     bugs: int = 50
@@ -69,19 +69,19 @@ class Settings:
 
 @dataclasses.dataclass
 class Tally:
-    """What came of a package."""
+    """Counts of the tasks made of a package."""
 
     name: str
     # Functions and classes that tests run, test functions that are used, lines of modules.
     functions: int = 0
     tests: int = 0
     lines: int = 0
-    # By kind of candidate: how many were tried; how many became tasks.
+    # Numbers of candidates tried, and of those that became tasks, by kind of candidate.
     tried: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     made: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    # By reason.
+    # Numbers of candidates rejected, by reason.
     rejected: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    # Why no tasks can be made of it; "" otherwise.
+    # Reason why no tasks can be made of it; "" otherwise.
     refused: str = ""
     # CPU seconds in sandboxes, and wall-clock seconds, of all runs.
     cpu_s: float = 0.0
@@ -173,7 +173,7 @@ class Maker:
         yield ("bugs",), settings.pairs, self._pairs(single)
 
     def _reason(self, candidate: Candidate) -> str | None:
-        """Why a candidate is no task; "" for a task, None where it was not tried."""
+        """Reason why a candidate is no task; "" for a task, None if it was not tried."""
         row = self._known.get(candidate.id)
         return None if row is None else row["reason"]
 
@@ -262,7 +262,7 @@ def _end_line(path: Path) -> None:
 
 
 def _key(change: Mapping[str, Any]) -> tuple[str, int, tuple[str, ...]]:
-    """What a change is known by."""
+    """Key of a change: its path, its line and its new lines."""
     return change["path"], change["line"], tuple(change["new"])
 
 

@@ -228,7 +228,7 @@ def as_lines(begin: int, end: int, lines: list[str], edit: Edit) -> Lines | None
 
 
 def _is_python(lines: list[str]) -> bool:
-    """Whether the lines of a function, at any depth, can be parsed."""
+    """True if the lines of a function, at any depth, can be parsed."""
     outer = "if True:\n" if lines[0][0].isspace() else ""
     try:
         ast.parse("".join([outer, *lines]))

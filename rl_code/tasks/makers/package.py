@@ -59,7 +59,7 @@ class Pin:
 
     name: str
     version: str
-    # Of the source distribution, 64 hexadecimal digits.
+    # SHA-256 of the source distribution, 64 hexadecimal digits.
     digest: str
 
     @property
@@ -73,7 +73,7 @@ class Package:
     """A package that tasks can be made from."""
 
     pin: Pin
-    # What all its tasks start from, without any test.
+    # World that all its tasks start from, without any test.
     world: World
     # Path -> text of the modules that may be changed.
     sources: Mapping[str, str]
@@ -81,7 +81,7 @@ class Package:
     tests: Mapping[str, str]
     # Path -> text of everything in the layer that is text.
     texts: Mapping[str, str]
-    # What can be imported from it, as in ``import name``.
+    # Names that can be imported from it, as in ``import name``.
     names: tuple[str, ...]
 
 
@@ -261,7 +261,7 @@ def _text(file: Path) -> str | None:
 
 
 def _is_test(path: str, text: str) -> bool:
-    """Whether a file holds tests that pytest would collect."""
+    """True if a file holds tests that pytest would collect."""
     if not _TEST_FILES.fullmatch(PurePosixPath(path).name):
         return False
     try:
@@ -275,13 +275,13 @@ def _is_test(path: str, text: str) -> bool:
 
 
 def _is_test_data(path: str) -> bool:
-    """Whether a file may hold what tests expect: all beside them but code that they import."""
+    """True if a file may hold expected values: any file in a folder of tests but Python code."""
     parts = PurePosixPath(path).parts
     return bool(_TEST_FOLDERS & set(parts[:-1])) and not path.endswith(".py")
 
 
 def _is_source(path: str, root: str, names: tuple[str, ...]) -> bool:
-    """Whether a file is a module of the package itself."""
+    """True if a file is a module of the package itself."""
     if not path.endswith(".py") or not path.startswith(f"{root}/" if root else ""):
         return False
     parts = PurePosixPath(path).relative_to(root).parts

@@ -30,15 +30,15 @@ class Job:
     # CPU seconds, and wall-clock seconds, which are many more for machines that are busy.
     cpu_s: int = 5
     timeout_s: float = 60.0
-    # Whether to note the code that each test runs.
+    # True to note the code that each test runs.
     traced: bool = False
-    # Whether failed asserts say what they compared.
+    # True if failed asserts say what they compared.
     explained: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended."""
+    """Outcome of a job."""
 
     # Id -> "passed", "failed" or "skipped".
     tests: Mapping[str, str]
@@ -50,7 +50,7 @@ class Outcome:
     errors: Mapping[str, str]
     # "" when pytest came to its end, else what ended it: "timeout", "lost", "ended with …".
     ending: str
-    # Of a traced job, as ``inside.Recorder.result`` has it.
+    # Trace of a traced job, as ``inside.Recorder.result`` has it.
     trace: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def passed(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What a package's tests are, and which of its functions each of them runs.
+"""Survey of a package's tests, and of the functions of the package that each of them runs.
 
 All tests run once, and it is noted which code each of them runs. Those that pass quickly run again,
 with another seed of Python's hashes; only those that pass again are used.
@@ -35,7 +35,7 @@ class TestFunction:
     ids: tuple[str, ...]
     # CPU seconds, all its tests together.
     seconds: float
-    # How many functions of the package it runs.
+    # Number of functions of the package that it runs.
     breadth: int
     __test__ = False  # for pytest: no test of ours
 
@@ -60,7 +60,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What is known of a package's tests."""
+    """Result of a survey of a package's tests."""
 
     functions: tuple[Function, ...]
     classes: tuple[Function, ...]

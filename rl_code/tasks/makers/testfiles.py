@@ -112,7 +112,7 @@ def _unused(tree: ast.Module, removed: set[int]) -> list[ast.stmt]:
 
 
 def _optional(node: ast.stmt, removed: set[int], classes: set[str]) -> bool:
-    """Whether a statement at the top of a file is of use only to those that name it.
+    """True if a statement at the top of a file is of use only to statements that name it.
 
     classes: of the file. One that inherits from another one of them runs the tests of that; what it
     inherits from elsewhere is no test of the file.

@@ -51,7 +51,7 @@ _WHEN = ("before", "after")
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a candidate: a task, or why it is none."""
+    """Outcome of a candidate: a task, or the reason why it is none."""
 
     candidate: Candidate
     # One of the reasons above; "" for a task.
@@ -186,7 +186,7 @@ def _part(
 
 
 def _alike(package: Package, test: TestFunction, others: Sequence[TestFunction]) -> bool:
-    """Whether a test function does what another one does, or uses the same table."""
+    """True if a test function does the same as another one, or uses the same table."""
     own = testfiles.bodies(package.tests[test.path]).get(test.line)
     for other in others:
         text = package.tests[other.path]
@@ -276,8 +276,8 @@ def _row(
 
 
 def _copied(package: Package, candidate: Candidate) -> bool:
-    """Whether the lines that were changed stand in another file of the world, too, or, of a
-    deletion, elsewhere in its own.
+    """True if the changed lines stand in another file of the world too or, for a deletion,
+    elsewhere in their own file.
     """
     changed = broken(package.sources, candidate.changes)
     world = {**package.texts, **changed}

@@ -74,6 +74,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _as_words(name: str) -> str:
-    """What the name of a test function says."""
+    """Name of a test function as plain words."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("test"))
     return " ".join(spaced.strip("_").split("_")).lower()
