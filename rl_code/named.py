@@ -73,6 +73,9 @@ def find(family: Mapping[str, Any], name: str, path: str) -> Any:
             f"package.module:object.{hint}"
         )
     module_name, _, attributes = name.partition(":")
+    # before the import: what reads like no object is no reason to run a module (``trust``)
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))):
+        raise ConfigError(f"{path} = {name!r}: expected a name, or package.module:object")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

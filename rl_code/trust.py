@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_code import named
 from rl_code.read_config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,8 +21,9 @@ _TREE = {
     *("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models"),
     *("pallas_kernels", "rl_code", "tests"),
 }
-# Members of families whose process runs what their settings name.
+# Members of families whose process runs what their settings name, and the modules that hold them.
 _PROGRAMS = ("program", "verifiers")
+_OF_PROGRAMS = ("rl_code.harness.program", "rl_code.harness.verifiers", "rl_code.tasks.verifiers")
 
 _everything = False
 
@@ -54,7 +56,7 @@ def check(config: Any, path: Path) -> None:
 def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """Yield what would run code of others: dotted keys, and what is named there."""
     if isinstance(value, str):
-        if _outside(value):
+        if _outside(value) or _starts_programs(value):
             yield key, repr(value)
     elif isinstance(value, Mapping):
         if value.get("name") in _PROGRAMS:
@@ -66,6 +68,18 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for at, inner in enumerate(value):
             yield from _foreign(inner, f"{key}[{at}]")
+
+
+def _starts_programs(text: str) -> bool:
+    """True for ``package.module:object`` of this tree that is one of ``_PROGRAMS``."""
+    module, colon, _ = text.partition(":")
+    if not colon or module.partition(".")[0] not in _TREE:
+        return False
+    try:
+        found = named.find({}, text, "")
+    except ConfigError:  # no object
+        return False
+    return getattr(found, "__module__", None) in _OF_PROGRAMS
 
 
 def _outside(text: str) -> bool:

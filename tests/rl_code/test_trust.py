@@ -62,6 +62,10 @@ FOREIGN = {
     "a folder of the tree that is no part of it": dict(metrics={"extra": ["runs.first.x:y"]}),
     "a program": dict(harness={"name": "program", "settings": {"command": ["sh"]}}),
     "a Python": dict(harness={"name": "mini_swe_agent", "settings": {"python": "/tmp/python"}}),
+    "a program by its object": dict(
+        harness={"name": "rl_code.harness.api:Program", "settings": {"command": ["sh"]}}
+    ),
+    "an environment by its object": dict(tasks={"name": "rl_code.tasks.verifiers:Verifiers"}),
     "an environment": dict(tasks={"name": "verifiers", "settings": {"environment": "x"}}),
 }
 
@@ -72,6 +76,13 @@ def test_objects_outside_the_tree_are_refused_before_they_are_imported(tmp_path,
     for read in (kept_config.read, lambda folder: kept_config.as_written(folder / CONFIG_FILE)):
         with pytest.raises(ConfigError, match=r"config\.json: config\.\S+ names .* add --trust"):
             read(workdir)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["evil_of_a_run:", "evil_of_a_run:1", "evil_of_a_run:a b", ":x"])
+def test_a_module_is_not_imported_for_what_names_no_object(tmp_path, mark, name):
+    with pytest.raises(ConfigError, match=r"expected a name, or package\.module:object"):
+        kept_config.read(kept(tmp_path / "run", reward={"signals": ["tests", name]}))
     assert not mark.exists()
 
 

@@ -24,6 +24,9 @@ _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_TERMINAL_PROMPT": "0",
+    # A repository's own settings can name a program that fetches what it lacks.
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "",
     "LC_ALL": "C",
     "HOME": os.devnull,
 }

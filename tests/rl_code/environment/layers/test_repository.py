@@ -128,3 +128,19 @@ def test_an_agent_can_read_the_history_and_commit(source, tmp_path):
         assert done.stdout.split() == [second[:8], "5", "hi", "x", "=", "2", "mine"], done
         snapshot = sandbox.snapshot()
         assert ".git/refs/heads/main" in snapshot and "link" not in snapshot
+
+
+def test_a_repository_cannot_name_a_program_that_fetches_what_it_lacks(tmp_path):
+    mark, folder = tmp_path / "mark", tmp_path / "given"
+    repository.git(tmp_path, "init", "--quiet", str(folder))
+    for key, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "other",
+        "remote.other.promisor": "true",
+        "remote.other.url": f"ext::touch {mark}",
+        "protocol.ext.allow": "always",
+    }.items():
+        repository.git(folder, "config", key, value)
+    with pytest.raises(repository.RepositoryError):
+        repository.git(folder, "rev-parse", "--verify", f"{'12' * 20}^{{commit}}")
+    assert not mark.exists()
