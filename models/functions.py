@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import jax
@@ -30,6 +31,16 @@ class RopeScaling:
     high_freq_factor: float
     # The context, in tokens, of the model before it was stretched.
     original_max_positions: int
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if not 0 < getattr(self, field.name) < math.inf:
+                raise ValueError(f"{field.name}={getattr(self, field.name)} must be above 0")
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor} must be below "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
 
 
 # The backward pass of the following two keeps only their arguments and computes the rest again:

@@ -54,11 +54,13 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
             raise ValueError(
                 f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
             )
-    if set(hf.get("layer_types") or ()) - {"full_attention"}:
+    layers = need("num_hidden_layers")
+    if hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers:
         raise ValueError(
-            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is supported"
+            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is "
+            f"supported, once for each of num_hidden_layers={layers!r}"
         )
-    family.check_windows(hf, need("num_hidden_layers"))
+    family.check_windows(hf, layers)
     rope = _rope(hf)
     if rope.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
@@ -69,13 +71,13 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         vocab_size=need("vocab_size"),
         embed_dim=need("hidden_size"),
         mlp_dim=need("intermediate_size"),
-        num_layers=need("num_hidden_layers"),
+        num_layers=layers,
         num_heads=need("num_attention_heads"),
         num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
         head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
-        rope_theta=float(rope["rope_theta"]),
+        rope_theta=rope["rope_theta"],
         norm_eps=need("rms_norm_eps"),
-        tied_embeddings=hf.get("tie_word_embeddings", False),  # the three architectures' default
+        tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
         **family.options,
         rope_scaling=_rope_scaling(rope),
         moe=None if family.experts is None else family.experts.read(hf, need),
@@ -130,9 +132,22 @@ def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_ids(content: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the tokens that end a turn by such a file, which gives one, a list or none."""
+    """Ids of the tokens that end a turn by such a file, which gives one, a list or none. Raises
+    ValueError for anything else.
+    """
     found = content.get("eos_token_id")
-    return frozenset(() if found is None else (found,) if isinstance(found, int) else found)
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f"eos_token_id={found!r} must be the id of a token, or a list of ids")
+    return frozenset(ids)
+
+
+def max_positions(content: Mapping[str, Any]) -> int | None:
+    """The longest context that a ``config.json`` names; None without one. Raises ValueError."""
+    found = content.get("max_position_embeddings")
+    if found is not None and (type(found) is not int or found < 1):
+        raise ValueError(f"max_position_embeddings={found!r} must be a whole number from 1 on")
+    return found
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -373,6 +388,8 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
     places = {"config.json": {key: hf.get(key) for key in _ROPE_KEYS}}
     places |= {key: hf.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
     for place, content in places.items():
+        if not isinstance(content, dict):
+            raise ValueError(f"config.json has {place}={content!r}, which is no object")
         for key, value in content.items():
             if isinstance(value, dict):
                 raise ValueError(
@@ -382,11 +399,12 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
             name = "rope_type" if key == "type" else key
             if value is None:
                 continue
-            if found.setdefault(name, value) != value:
+            if name in found and found[name] != value:
                 raise ValueError(
                     f"config.json has {name}={found[name]!r} in {where[name]} and {value!r} in "
                     f"{place}, and readers take one or the other; keep the right one"
                 )
+            found.setdefault(name, value)
             where.setdefault(name, place)
     if "rope_theta" not in found:
         raise ValueError("config.json has no 'rope_theta'")
@@ -396,6 +414,11 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
 def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
     kind = rope.get("rope_type", "default")
     if kind == "default":
+        if rope.get("factor", 1) != 1:
+            raise ValueError(
+                f"config.json has factor={rope['factor']!r} for RoPE of type 'default', which has "
+                "none; say which rope_type it is for"
+            )
         return None
     if kind != "llama3":
         raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
@@ -406,6 +429,8 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
             high_freq_factor=float(rope["high_freq_factor"]),
             original_max_positions=int(rope["original_max_position_embeddings"]),
         )
+    except TypeError as error:
+        raise ValueError(f"RoPE scaling of type 'llama3': {error}") from error
     except KeyError as error:
         raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from numbers import Integral, Real
 from typing import Literal
+
+import numpy as np
 
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
@@ -139,6 +142,9 @@ class Sizes:
         return dataclasses.replace(config, **own, moe=moe)
 
 
+_HEADS = ("num_heads", "num_kv_heads", "head_dim")
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Everything that fixes parameter shapes and the forward pass."""
@@ -196,6 +202,16 @@ class ModelConfig:
     unpadded: Sizes | None = None
 
     def __post_init__(self):
+        for name in ("vocab_size", "embed_dim", "mlp_dim", "num_layers", *_HEADS):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r} must be a number above 0")
+        if not isinstance(self.tied_embeddings, bool | np.bool):
+            raise ValueError(f"tied_embeddings={self.tied_embeddings!r} must be true or false")
         if not self.attention or self.num_layers % len(self.attention):
             raise ValueError(
                 f"num_layers={self.num_layers} must be a multiple of the {len(self.attention)} "

@@ -35,7 +35,7 @@ def read_config(path: Path) -> ModelConfig:
 def max_positions(path: Path) -> int | None:
     """The longest context that the model was trained for, where its files say it."""
     if path.is_dir():
-        return huggingface.read_json(path / "config.json").get("max_position_embeddings")
+        return huggingface.max_positions(huggingface.read_json(path / "config.json"))
     return gguf_weights.max_positions(path)
 
 

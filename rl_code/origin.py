@@ -92,10 +92,7 @@ class Origin:
           ConfigError: the files cannot be read, or have another shape than the preset called
             ``name``.
         """
-        try:
-            shape = pretrained.read_config(self.files)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+        shape = self._read(pretrained.read_config)
         if preset is None:
             return shape
         differing = [
@@ -113,8 +110,20 @@ class Origin:
         return shape
 
     def max_positions(self) -> int | None:
-        """The longest context that the model was trained for, where known."""
-        return pretrained.max_positions(self.files) if self.files else None
+        """The longest context that the model was trained for, where known. Raises ConfigError."""
+        return self._read(pretrained.max_positions) if self.files else None
+
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a turn by the files of a model. Raises ConfigError."""
+        return self._read(pretrained.stop_ids) if self.files else frozenset()
+
+    def _read[T](self, reader: Callable[[Path], T]) -> T:
+        """What a reader finds in the files. Raises ConfigError."""
+        assert self.files is not None
+        try:
+            return reader(self.files)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
 
     def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
         """The tokenizer of the weights, or the one at ``path``. Raises ConfigError.
@@ -434,7 +443,7 @@ def keep(
     # What the model was trained to end a turn with, here and before.
     ends = set(stop_ids)
     if own_tokenizer and origin.files is not None:
-        ends |= {tokenizer.eos_id} | pretrained.stop_ids(origin.files)
+        ends |= {tokenizer.eos_id} | origin.stop_ids()
     special = {"eos_token_id": sorted(ends), "pad_token_id": tokenizer.pad_id}
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)

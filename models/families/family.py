@@ -111,7 +111,7 @@ class Family:
             return
         keys = ("sliding_window", "max_window_layers")
         window, first = (hf.get(key, usual) for key, usual in zip(keys, self.windows, strict=True))
-        if window is not None and layers > first:
+        if window is not None and not (isinstance(first, int) and layers <= first):
             raise ValueError(
                 f"config.json has sliding_window={window}, which in {self.architecture} the layers "
                 f"from max_window_layers={first} on have, and num_hidden_layers={layers}; sliding "

@@ -269,6 +269,52 @@ DOTS = json.loads((GOLDEN / "dots1" / "config.json").read_text()) | {
 }
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_scaling": "linear"}, "rope_scaling='linear', which is no object"),
+        ({"rope_parameters": [1]}, r"rope_parameters=\[1\], which is no object"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan must be a number above 0"),
+        ({"rope_theta": "1e4"}, "rope_theta='1e4' must be a number"),
+        ({"rope_scaling": {"factor": 4.0}}, "factor=4.0 for RoPE of type 'default'"),
+        ({"rope_scaling": LLAMA3 | {"factor": 0}}, "factor=0.0 must be above 0"),
+        ({"rope_scaling": LLAMA3 | {"factor": [8]}}, "type 'llama3': float"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, "low_freq_factor=4.0 must be below"),
+        ({"layer_types": 5}, "layer_types=5; only 'full_attention'"),
+        ({"layer_types": ["full_attention"]}, "once for each of num_hidden_layers=3"),
+        ({"num_hidden_layers": None}, "num_layers=None must be a whole number from 1 on"),
+        ({"num_hidden_layers": 0}, "num_layers=0 must be a whole number"),
+        ({"vocab_size": "24"}, "vocab_size='24' must be a whole number"),
+        ({"hidden_size": True}, "embed_dim=True must be a whole number"),
+        ({"rms_norm_eps": None}, "norm_eps=None must be a number above 0"),
+        ({"tie_word_embeddings": "false"}, "tied_embeddings='false' must be true or false"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_refused_by_name(change, message):
+    content = huggingface.config_to_dict(CONFIG, max_positions=8192)
+    with pytest.raises(ValueError, match=message):
+        huggingface.config_from_dict(content | change)
+
+
+@pytest.mark.parametrize("first", [None, "3", 1.5])
+def test_a_window_without_a_known_first_layer_is_refused(first):
+    content = json.loads((GOLDEN / "dots1" / "config.json").read_text()) | {"layer_types": None}
+    with pytest.raises(ValueError, match=f"max_window_layers={first}"):
+        huggingface.config_from_dict(content | {"sliding_window": 4, "max_window_layers": first})
+
+
+@pytest.mark.parametrize("found", ["</s>", ["1"], [[1]], 1.0, True, -1, {"a": 1}, [1, None]])
+def test_ends_of_a_turn_that_are_no_ids_are_refused(found):
+    with pytest.raises(ValueError, match="must be the id of a token, or a list of ids"):
+        huggingface.stop_ids({"eos_token_id": found})
+
+
+@pytest.mark.parametrize("found", ["4096", 0, -5, 4096.5, True, float("inf")])
+def test_contexts_of_no_length_are_refused(found):
+    with pytest.raises(ValueError, match=r"max_position_embeddings=.* must be a whole number"):
+        huggingface.max_positions({"max_position_embeddings": found})
+
+
 def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
     content = huggingface.config_to_dict(CONFIG, max_positions=8192)
     theta = content["rope_theta"]
