@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
+import sys
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -352,11 +354,16 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             )
     elif origin in (dict, Mapping) and isinstance(value, Mapping | ml_collections.ConfigDict):
         return {key: _convert(arguments[1], value[key], f"{path}.{key}") for key in value}
-    elif hint is float and type(value) in (int, float):
+    elif hint is float and type(value) in (int, float) and _is_float(value):
         return float(value)
     elif hint in (int, bool, str, type(None)) and type(value) is (hint or type(None)):
         return value
     raise ConfigError(f"{path} = {_plain(value)!r}: expected {describe(hint)}")
+
+
+def _is_float(value: float) -> bool:
+    """True for what a float can hold, but NaN, which a check of bounds may let through."""
+    return abs(value) <= sys.float_info.max or value in (math.inf, -math.inf)
 
 
 def _convert_union(hint: Any, value: Any, path: str) -> Any:

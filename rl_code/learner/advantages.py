@@ -48,8 +48,8 @@ class GRPO:
     eps: float = 1e-4
 
     def __post_init__(self):
-        if not self.eps >= 0.0:
-            raise ValueError(f"eps={self.eps} must be at least 0")
+        if not 0.0 <= self.eps < np.inf:
+            raise ValueError(f"eps={self.eps} must be at least 0 and finite")
 
     def __call__(self, group: Group) -> np.ndarray:
         centred, count = _centre(*rewards_of(group))

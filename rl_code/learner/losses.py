@@ -64,7 +64,7 @@ class Clip:
     clip_high: float = 0.28
 
     def __post_init__(self):
-        if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
+        if not (0.0 <= self.clip_low <= 1.0 and self.clip_high >= 0.0):
             raise ValueError(
                 f"clip_low={self.clip_low} must be in [0, 1] and clip_high={self.clip_high} at "
                 "least 0"

@@ -18,6 +18,7 @@ Departures:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -97,8 +98,11 @@ class LossConfig:
                 f"correction_low={self.correction_low} must be in [0, "
                 f"correction_high={self.correction_high}]"
             )
-        if self.temperature <= 0.0:
-            raise ValueError(f"temperature={self.temperature} must be positive")
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(f"temperature={self.temperature} must be positive and finite")
+        for name in ("kl_coef", "entropy_coef"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be finite")
 
     @property
     def member(self) -> PolicyLoss:

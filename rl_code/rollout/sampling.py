@@ -28,7 +28,7 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if self.temperature < 0:
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature={self.temperature} must be at least 0 (0 is greedy)")
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} must be at least 0 (0 keeps every token)")

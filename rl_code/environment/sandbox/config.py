@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 # Least memory that a session and a Python program need.
@@ -48,7 +49,7 @@ class SandboxConfig:
             if field.name in ("layers", "programs"):
                 continue
             least = 0.05 if field.name == "cpus" else 1
-            if getattr(self, field.name) < least:
+            if not least <= getattr(self, field.name) < math.inf:
                 raise ValueError(
                     f"sandbox.{field.name}={getattr(self, field.name)} must be at least {least}"
                 )

@@ -98,7 +98,8 @@ def _ask(
                 raise ConnectionError("a value took too much time or memory to read")
             then, said = json.loads(frame)
             verdicts += [Verdict(*one) for one in said]
-    except (OSError, wire.WireError) as error:
+    # WireError is a ValueError
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         return [*verdicts, Verdict("costly", str(error))], False
     return verdicts, then == "done"
 

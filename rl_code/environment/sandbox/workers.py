@@ -169,7 +169,7 @@ class Sandboxes:
             wire.write_frame(slot.channel, json.dumps(_PROBE))
             frame = wire.read_frame(slot.channel, session.FRAME_BYTES)
             answer = json.loads(frame) if frame else {"fault": "it ended at once"}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             answer = {"fault": str(error)}
         match answer:
             case {"ok": {"status": 0}}:
@@ -188,10 +188,11 @@ class Sandboxes:
         try:
             slot.channel.settimeout(START_S)
             frame = wire.read_frame(slot.channel, session.FRAME_BYTES)
-        except (OSError, wire.WireError):
+            closed = frame is not None and json.loads(frame) == {"closed": 0}
+        except (OSError, ValueError, RecursionError):  # WireError is a ValueError
             return False
         slot.used = False
-        return frame is not None and json.loads(frame) == {"closed": 0}
+        return closed
 
     def _new_slot(self) -> Slot:
         """A new keeper, enclosed in its cgroups. Raises SandboxFault."""

@@ -131,7 +131,7 @@ def search(
         if "error" in answer:
             return Found((), 0, str(answer["error"]))
         return Found([Match(*match) for match in answer["found"]], answer["total"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Found((), 0, f"the search ended with exit code {done.exit_code}")
 
 

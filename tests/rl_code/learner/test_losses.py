@@ -426,3 +426,17 @@ def test_a_wrong_value_is_named(changes, message):
 def test_kl_without_a_reference_is_an_error():
     with pytest.raises(ValueError, match=r"kl_coef=0\.1.*ref is None"):
         run(kl_coef=0.1)
+
+
+@pytest.mark.parametrize("name", ["kl_coef", "entropy_coef", "temperature"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value} must be"):
+        LossConfig(**{name: value})
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("side", ["clip_low", "clip_high"])
+def test_bounds_that_are_no_numbers_are_refused(loss, side):
+    with pytest.raises(ValueError, match=f"{side}=nan"):
+        LOSSES[loss](**{side: float("nan")})
