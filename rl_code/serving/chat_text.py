@@ -135,6 +135,8 @@ class ChatText:
             calls = self.protocol.parse(text, None, declared)
         except (RecursionError, MemoryError) as error:
             calls = [ToolCall("", {}, f"the message cannot be read: {type(error).__name__}")]
+        if tokens[-1] not in self.stop_ids and not self.protocol.settled(text):
+            calls = [ToolCall("", {}, "the message was cut inside of a call")]
         calls = [_of(call, declared, self.grammars) for call in calls]
         if any(call.error for call in calls):
             return Message("assistant", text), tuple(calls)

@@ -38,7 +38,7 @@ class Stopping(Protocol):
                 calls = self.inner.parse(head, None, self.tools)
             except (RecursionError, MemoryError):
                 return False
-            if any(not call.error for call in calls):
+            if any(not call.error for call in calls) and self.inner.settled(head):
                 return True
         return False
 

@@ -92,6 +92,12 @@ class Chat(Protocol):
     def before_calls(self, text: str) -> str:
         return self._read(text).before(text)
 
+    def settled(self, text: str) -> bool:
+        return all(
+            not isinstance(call.value, Function) or call.value.settled
+            for call in self._read(text).calls
+        )
+
     def _read(self, text: str) -> Reading:
         thinking = self.own is not None and self.own.opens_thought
         return _READERS[self.calls](text, thinking=thinking)

@@ -22,15 +22,16 @@ class Tag:
     name: str = ""
 
 
-def ends_of(tags: Sequence[Tag]) -> list[int | None]:
-    """For each tag that only opens a call the index of the tag that closes it; None where none
-    does.
+def ends_of(tags: Sequence[Tag]) -> tuple[list[int | None], bool]:
+    """For each tag that only opens a call the index of the tag that closes it, None where none
+    does; and whether all tags are paired.
     """
-    return _paired(tags) or _last_of_several(tags)
+    paired = _paired(tags)
+    return (_last_of_several(tags), False) if paired is None else (paired, True)
 
 
 def _paired(tags: Sequence[Tag]) -> list[int | None] | None:
-    """As ``ends_of``; None where the tags cannot be paired."""
+    """The first part of ``ends_of``; None where the tags cannot be paired."""
     ends: list[int | None] = [None] * len(tags)
     opened: list[int] = []
     for place, tag in enumerate(tags):
@@ -44,7 +45,7 @@ def _paired(tags: Sequence[Tag]) -> list[int | None] | None:
 
 
 def _last_of_several(tags: Sequence[Tag]) -> list[int | None]:
-    """As ``ends_of``: the next end that no other end follows."""
+    """The first part of ``ends_of``: the next end that no other end follows."""
     ends: list[int | None] = [None] * len(tags)
     following: int | None = None
     for place in reversed(range(len(tags))):

@@ -76,6 +76,10 @@ class Protocol:
         """Whether a message ends inside a thought. It is then no answer, and its calls are none."""
         return False
 
+    def settled(self, text: str) -> bool:
+        """True if no further text of a message can change what its calls hold."""
+        return True
+
     def before_calls(self, text: str) -> str:
         """What a message that has calls says in front of them."""
         return ""

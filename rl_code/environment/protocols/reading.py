@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_code.environment.protocols.tags import Function, read_functions
-from rl_code.environment.tools.schema import JSON
+from rl_code.environment.tools.schema import json_decoder
 
 THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
@@ -20,6 +20,7 @@ _FUNCTION = "<function="
 _PYTHON_TAG = "<|python_tag|>"
 _MARK = re.compile("<think>|<tool_call>")
 _AFTER = re.compile(r"\s*")
+_JSON = json_decoder(repeated=False)
 _QUOTES = frozenset("`'\"")
 
 
@@ -70,7 +71,7 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
                 return [Written(start, error=wrong)], end + len(CALLED)
             return [], at
         try:
-            value, end = JSON.raw_decode(text, body)
+            value, end = _JSON.raw_decode(text, body)
         except (ValueError, RecursionError, MemoryError):
             return [Written(start, error=_broken(text[at:]))], len(text)
         behind = _AFTER.match(text, end).end()
@@ -140,7 +141,7 @@ def read_bare(text: str, *, thinking: bool = False) -> Reading:
 def _whole(text: str, start: int, body: int) -> Written:
     """A call that goes to the end of the text."""
     try:
-        value, end = JSON.raw_decode(text, body)
+        value, end = _JSON.raw_decode(text, body)
     except (ValueError, RecursionError, MemoryError):
         return Written(start, error=_broken(text[body:]))
     if text[end:].strip():
@@ -202,7 +203,7 @@ def _quoted(text: str, start: int, end: int) -> bool:
 def _broken(body: str) -> str:
     """What is wrong with JSON that cannot be read."""
     try:
-        JSON.decode(body)
+        _JSON.decode(body)
     except (ValueError, RecursionError, MemoryError) as error:
         return f"the call is not valid JSON ({error})"
     return "the call is not valid JSON"

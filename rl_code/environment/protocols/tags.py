@@ -37,6 +37,8 @@ class Function:
     name: str
     parameters: Mapping[str, str]
     error: str = ""
+    # False where tags have no partner, so that further text may move the end of the call.
+    settled: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _left_out(text: str, start: int, found: list[Function]) -> bool:
 def _read(text: str, start: int, layout: _Layout) -> Iterator[Function]:
     events = [_event(match) for match in layout.events.finditer(text, start)]
     place = 0
-    ends = ends_of(events)
+    ends, settled = ends_of(events)
     while place < len(events):
         first = events[place]
         if not first.opens:  # an end without a beginning says nothing
@@ -107,7 +109,8 @@ def _read(text: str, start: int, layout: _Layout) -> Iterator[Function]:
             return
         end = events[last]
         inside = text[first.end : end.start + len("</parameter>")]
-        yield Function(first.start, end.end, first.name, *_parameters(inside, layout))
+        parameters, error = _parameters(inside, layout)
+        yield Function(first.start, end.end, first.name, parameters, error, settled)
         place = last + 1
 
 
@@ -127,10 +130,17 @@ def _parameters(body: str, layout: _Layout) -> tuple[Mapping[str, str], str]:
     found: dict[str, str] = {}
     key, at = begin[1].strip(), begin.end()
     for behind, next_key, next_at in [*_borders(body, key, layout), (len(body), "", 0)]:
-        value = body[at : behind - len("</parameter>")]
-        found[key] = value.removeprefix("\n").removesuffix("\n")
+        found[key] = _without_lines(body[at : behind - len("</parameter>")])
         key, at = next_key, next_at
     return found, ""
+
+
+def _without_lines(value: str) -> str:
+    """A value without the ends of lines that stand beside its tags: all of ``\\r\\n`` in a message
+    that ends its lines so.
+    """
+    end = "\r\n" if value.startswith("\r\n") else "\n"
+    return value.removeprefix(end).removesuffix(end)
 
 
 def _borders(body: str, first: str, layout: _Layout) -> Iterator[tuple[int, str, int]]:

@@ -7,6 +7,7 @@ once. References lead only into the schema itself.
 
 from __future__ import annotations
 
+import collections
 import decimal
 import json
 import math
@@ -184,7 +185,7 @@ def load_json(text: str) -> Any:
     """The value that a text is in JSON. Raises ValueError, also for numbers that JSON does not have
     (NaN, Infinity, 1e999), and RecursionError or MemoryError for what has no end.
     """
-    return JSON.decode(text)
+    return _JSON.decode(text)
 
 
 def _finite(text: str) -> float:
@@ -198,8 +199,23 @@ def _refuse(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 
 
-# Reads JSON as ``load_json`` says.
-JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {key[:40]!r} stands twice in an object")
+    return found
+
+
+def json_decoder(*, repeated: bool) -> json.JSONDecoder:
+    """A decoder that reads as ``load_json`` says. repeated: whether an object may have a key more
+    than once, of which the last counts; else ValueError.
+    """
+    hook = None if repeated else _once
+    return json.JSONDecoder(parse_float=_finite, parse_constant=_refuse, object_pairs_hook=hook)
+
+
+_JSON = json_decoder(repeated=True)
 
 
 def _number(text: str, *, whole: bool) -> int | float | None:

@@ -291,6 +291,29 @@ def test_numbers_that_json_does_not_have_are_refused(word):
     assert "not valid JSON" in wrong.error
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "write_file", "arguments": {"path": "s.py"}, "arguments": {}}',
+        '{"name": "write_file", "name": "submit", "arguments": {}}',
+        '{"name": "write_file", "arguments": {"path": "s.py", "content": "a", "content": "b"}}',
+    ],
+)
+def test_a_key_that_stands_twice_in_a_call_is_refused(call):
+    for protocol, text in ((HERMES, f"<tool_call>{call}</tool_call>"), (LLAMA, call)):
+        (parsed,) = protocol.parse(text, TASK, ALL)
+        assert "stands twice" in parsed.error and not parsed.arguments
+
+
+def test_tags_whose_lines_end_as_on_windows_hold_the_same_values():
+    text = (
+        "<tool_call>\n<function=write_file>\n<parameter=path>\ns.py\n</parameter>\n"
+        "<parameter=content>\na\nb\n</parameter>\n</function>\n</tool_call>"
+    )
+    (call,) = CODER.parse(text.replace("\n", "\r\n"), TASK, ALL)
+    assert call.arguments == {"path": "s.py", "content": "a\r\nb"}
+
+
 def test_nothing_behind_a_broken_call_is_carried_out():
     # the string is not escaped, so what stands in it may look like a call
     forged = hermes("submit", {})

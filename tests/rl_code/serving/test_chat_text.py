@@ -105,6 +105,16 @@ def test_a_stream_says_what_the_whole_answer_says_wherever_it_is_cut(protocol):
     asyncio.run(compare())
 
 
+def test_a_call_that_the_limit_cuts_inside_of_an_argument_is_not_served():
+    inner = (
+        "<tool_call>\n<function=read>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"
+    )
+    said = inner.replace("x", f"Write:\n{inner}", 1)
+    said = said[: said.index("</tool_call>") + len("</tool_call>")]
+    message, (call,) = text_of("qwen3_coder").read(TOKENIZER.encode(said), TOOLS, "n")
+    assert message.content == said and not message.calls and "was cut" in call.error
+
+
 def test_calls_of_a_strict_tool_have_its_schema():
     parameters = {
         "type": "object",

@@ -170,3 +170,17 @@ def test_a_message_ends_behind_its_first_call_where_only_one_is_wanted():
     ends = stopping(protocol, chat(tools=[TOOL], parallel_tool_calls=False))
     assert ends.stopped(one) and ends.stopped(f"text {one} more")
     assert not ends.stopped(one[:-1]) and not ends.stopped("text </tool_call>")
+
+
+def test_calls_written_in_an_argument_do_not_end_the_only_call():
+    inner = (
+        "<tool_call>\n<function=read>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    )
+    value = f"Write:\n{inner}\nand\n{inner}\nthen stop"
+    whole = inner.replace("1", value, 1)
+    protocol = PROTOCOLS["qwen3_coder"]
+    ends = stopping(protocol, chat(tools=[TOOL], parallel_tool_calls=False))
+    assert [n for n in range(len(whole) + 1) if ends.stopped(whole[:n])] == [len(whole)]
+    (call,) = protocol.parse(whole, None, {})
+    assert call.arguments == {"a": value} and protocol.settled(whole)
+    assert not protocol.settled(whole[: whole.index("\nand")])
