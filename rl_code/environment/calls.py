@@ -37,9 +37,9 @@ class FirstEdit:
     """The files after the first edit, and what is known of them."""
 
     files: Snapshot
-    # Whether nothing was changed after it.
+    # True if nothing was changed after it.
     stands: bool = True
-    # Whether a visible test is known to fail on it.
+    # True if a visible test is known to fail on it.
     failed: bool = False
 
 
@@ -64,16 +64,15 @@ class Calls:
         self.workspace = new_workspace()
         # None before an edit.
         self.first_edit: FirstEdit | None = None
-        # How often a lost sandbox was built again.
+        # Number of times that a lost sandbox was built again.
         self.rebuilt = 0
         # Wall-clock seconds that calls took, those in which a sandbox was lost left out.
         self.seconds = 0.0
         # Wall-clock seconds of tries in which a sandbox was lost, and of building others.
         self.lost_s = 0.0
-        # Whether the workspace has all that was done; False where the time did not suffice to do it
-        # again.
+        # True if the workspace has all that was done; False where no time was left to do it again.
         self.whole = True
-        # What was carried out, in order, to bring another workspace to the same state.
+        # Actions carried out so far, in order. They bring another workspace to the same state.
         self._done: list[Callable[[Workspace], object]] = []
 
     def fork(self, name: str) -> Calls:
@@ -112,8 +111,8 @@ class Calls:
         return asked
 
     def attempt[T](self, act: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """What ``act`` returns, which uses the workspace. If the sandbox is lost meanwhile, it is
-        built again, and ``act`` is called again, a few times at most.
+        """Calls ``act``, which uses the workspace, and returns its result. If the sandbox is lost
+        meanwhile, it is built again, and ``act`` is called again, a few times at most.
 
         undo: takes back what a lost try has left elsewhere. Raises SandboxFault, and what ``act``
         raises.
@@ -142,15 +141,15 @@ class Calls:
         raise AssertionError("unreachable")
 
     def do[T](self, action: Callable[[Workspace], T]) -> T:
-        """What an action in the workspace returns. It is done again in every workspace that is
-        built in place of this one.
+        """Carries out an action in the workspace and returns its result. The action is done again
+        in every workspace that is built in place of this one.
         """
         self._done.append(action)
         return action(self.workspace)
 
     @property
     def no_edit_passed(self) -> bool | None:
-        """What to record if no edit succeeded: False, or None where the agent has no tool that
+        """Value to record if no edit succeeded: False, or None where the agent has no tool that
         edits.
         """
         return False if any(tool.edits for tool in self._tools.values()) else None
@@ -168,7 +167,7 @@ class Calls:
     def first_edit_passed(
         self, final: Snapshot, verdict: Grade, grade: Callable[[Snapshot], Grade]
     ) -> bool | None:
-        """Whether the first edit alone passes every test; None where no tool edits. Raises
+        """True if the first edit alone passes every test; None where no tool edits. Raises
         SandboxFault.
 
         final: the files at the end. verdict: what the tests made of them. grade: says that of
@@ -208,7 +207,7 @@ class Calls:
         return fault
 
     def _do_again(self, action: Callable[[Workspace], object]) -> bool:
-        """Whether there was time left for an action."""
+        """Carries out an action if there is time left for it, and returns True if there was."""
         if self.workspace.out_of_time:
             return False
         action(self.workspace)

@@ -1,4 +1,4 @@
-"""When a value that a candidate returned counts as the expected one.
+"""Comparison of a value that a candidate returned with the expected one.
 
 Values arrive from the wire as exact types, so ``==`` on them runs no code of the candidate's.
 
@@ -30,7 +30,7 @@ _CANCELLATION = 1e-12
 
 
 def accepts(case: Case, value: Any) -> bool:
-    """Whether ``value`` is what the case expects.
+    """True if ``value`` counts as the one that the case expects.
 
     Without a tolerance the types must be the same at every depth; a tolerance of 0 asks for ``==``;
     a positive one lets numbers differ as described above.

@@ -49,7 +49,7 @@ class Episode:
     raises.
     """
 
-    # Whether ``start`` waits for nothing. Otherwise the episodes of a group start in worker
+    # True if ``start`` waits for nothing. Otherwise the episodes of a group start in worker
     # threads.
     starts_at_once = True
 
@@ -109,7 +109,7 @@ class Episode:
 
     @property
     def over(self) -> bool:
-        """Whether the next call must be finish."""
+        """True if the next call must be finish."""
         return self.status != ""
 
     @property
@@ -124,8 +124,8 @@ class Episode:
 
     @property
     def documents(self) -> list[int] | None:
-        """What each place of the context at work is so far (``Context.documents``); None without
-        documents. A message that is being sampled is not yet part of it.
+        """Document number of each place of the context at work, so far (``Context.documents``);
+        None without documents. A message that is being sampled is not yet part of it.
         """
         return self._frame.transcript.documents
 
@@ -301,7 +301,7 @@ class Episode:
         return self._trajectory(Reward(0.0, {}, ("fault",)), NOT_GRADED, self._calls.no_edit_passed)
 
     def _grade(self, files: Snapshot) -> Grade:
-        """What is made of files as if they were handed in. Raises SandboxFault."""
+        """Grade of files, as if they were handed in. Raises SandboxFault."""
         return grade_work(self.task, files, self._pool, self.limits)
 
     def _trajectory(

@@ -25,20 +25,20 @@ from rl_code.types import Context, Limits, Task, ToolCall, ToolResult, Turn
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """What the policy goes on with is in another context than the message before, which waits."""
+    """Continuation in another context than that of the last message, which waits meanwhile."""
 
     # Index of the context in ``Trajectory.contexts``.
     context: int
-    # What comes behind its tokens so far: the prompt of a new context, or an observation.
+    # Tokens to append to that context: the prompt of a new context, or an observation.
     tokens: list[int]
 
-    # Whether ``tokens`` are the whole context instead, and the one before is given up.
+    # True if ``tokens`` are the whole context instead, and the one before is given up.
     whole: ClassVar[bool] = False
 
 
 class Rewritten(Elsewhere):
-    """An agent of others goes on in another context, which may keep a beginning of the one
-    before. ``tokens`` are all that it has.
+    """Continuation of a third-party agent in another context, which may keep a beginning of the one
+    before. ``tokens`` are the whole context.
     """
 
     whole = True
@@ -50,7 +50,7 @@ class Frame:
 
     # Its index in ``Trajectory.contexts``.
     number: int
-    # What its prompt was made of.
+    # The task that its prompt was made of.
     task: Task
     tools: Mapping[str, Tool]
     transcript: Transcript
@@ -62,8 +62,8 @@ class Frame:
     asked_by: Frame | None = None
     called: str = ""
     messages: int = 0
-    # Of the message that is being carried out: its calls that are still to come, and what the
-    # others came to; whether it was cut, and how many calls it has beyond the limit.
+    # State of the message that is being carried out: its calls that are still to come, the results
+    # of the others, whether it was cut, and the number of its calls beyond the limit.
     pending: collections.deque[ToolCall] = dataclasses.field(default_factory=collections.deque)
     results: list[ToolResult] = dataclasses.field(default_factory=list)
     cut: bool = False
@@ -116,16 +116,16 @@ class Frames:
         return other
 
     def places_left(self, frame: Frame) -> int:
-        """How many tokens a context may still hold. Those of all contexts count to the
-        episode's.
+        """Number of tokens that a context may still hold. The episode's limit counts the tokens of
+        all contexts.
         """
         places = sum(len(one.transcript) for one in self.all)
         return min(frame.tokens - len(frame.transcript), self._limits.tokens - places)
 
     @property
     def samples_left(self) -> int:
-        """How many tokens may still be sampled in all contexts together, which batches have room
-        for (``derive.sampled_tokens``). A single context never gets there.
+        """Number of tokens that may still be sampled in all contexts together. Batches have room
+        for them (``derive.sampled_tokens``). A single context never reaches this limit.
         """
         sampled = sum(one.transcript.sampled for one in self.all)
         return self._limits.turns * self._limits.turn_tokens - sampled

@@ -35,14 +35,14 @@ _CAUSES = {"exited", "killed", "timeout"}
 
 @dataclasses.dataclass(frozen=True)
 class Grade:
-    """What the tests came to."""
+    """Result of the split grader, test by test."""
 
     # One for each test: first the cases, then the code.
     passed: tuple[bool, ...]
     # One for each test: "" if it passed. Other texts quote expected values, so the agent may read
     # them only for tests that it may see.
     errors: tuple[str, ...]
-    # What was noticed, each name once, sorted:
+    # Observations, each name once, sorted:
     #   "exited", "killed", "timeout"  a call ended the process (see CallResult)
     #   "forged_result"  what came over the channel was no answer to the call
     #   "lying_value"  a returned value says that it equals what it does not
@@ -147,7 +147,7 @@ class _Grading:
 
     @property
     def lost(self) -> bool:
-        """Whether one of its sandboxes is gone."""
+        """True if one of its sandboxes is gone."""
         return self._sandbox.lost or (self._checker is not None and self._checker.lost)
 
     def cases(self, cases: Sequence[Case]) -> list[_Mark]:

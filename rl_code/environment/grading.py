@@ -1,4 +1,4 @@
-"""What a task's tests make of a set of files.
+"""Grading of a set of files by a task's tests.
 
 A case or a statement calls one function of one file: the task's own, or for a repository the
 function that the case names. Each function is graded in sandboxes of its own, by the split grader
@@ -20,8 +20,8 @@ from rl_code.environment.suites.canaries import MOST
 from rl_code.rewards.finished import Grade
 from rl_code.types import Limits, Suite, Task, Tests
 
-# What grading may raise through the work that is graded: files that cannot be handled, values that
-# are nested or large without end. Any other exception is a bug and ends the run.
+# Exceptions that grading may raise because of the graded work: files that cannot be handled, values
+# that are nested or large without end. Any other exception is a bug and ends the run.
 _PROVOKED = (OSError, RecursionError, MemoryError)
 
 
@@ -33,7 +33,7 @@ class Target:
     entry_point: str
     # Indices of its cases in ``Tests.cases``.
     cases: tuple[int, ...]
-    # Whether the statements of ``Tests.code`` call it.
+    # True if the statements of ``Tests.code`` call it.
     has_code: bool
 
     def tests(self, tests: Tests) -> Tests:
@@ -61,10 +61,12 @@ def targets(task: Task, tests: Tests) -> list[Target]:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What became of each test: cases first, then code, then the ids of the suite."""
+    """Outcome of each test, "" if it passed or else its error: cases first, then code, then the ids
+    of the suite.
+    """
 
     errors: tuple[str, ...]
-    # What the graders noticed, see ``grader.Grade`` and ``suite_grader.Graded``.
+    # Observations of the graders, see ``grader.Grade`` and ``suite_grader.Graded``.
     flags: tuple[str, ...]
 
 
@@ -108,7 +110,7 @@ def mark(
 
 
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
-    """What all tests of a task make of files, as if they were handed in. Raises SandboxFault, and
+    """Grade of files by all tests of a task, as if they were handed in. Raises SandboxFault, and
     SuiteError where the task's world cannot run its suite.
     """
     return grade_in_words(task, files, pool, limits)[0]

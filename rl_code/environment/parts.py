@@ -71,8 +71,8 @@ def answer_parts(
     documents: DocumentsConfig | None,
     marks: Marks,
 ) -> list[Part]:
-    """What the results of a message's calls say, in parts; one plain part if ``documents`` is None
-    or leaves answers out.
+    """Results of a message's calls as parts of the observation; one plain part if ``documents`` is
+    None or leaves answers out.
 
     marks: those of the tokenizer, which are quoted in what the results say. Raises ValueError for
     a protocol that leaves out some of the documents.
@@ -197,8 +197,8 @@ def _with_texts(protocol: Protocol, task: Task, texts: Sequence[str], marks: Mar
 
 
 def _marked(part: Part, marks: Marks) -> str:
-    """What a protocol gets in place of a part: the mark for a document, the quoted text for any
-    other.
+    """Text that a protocol gets in place of a part: the mark for a document, the quoted text for
+    any other.
     """
     text, is_document = part
     return _MARK if is_document else marks.quote(text)

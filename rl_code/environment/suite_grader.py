@@ -51,7 +51,7 @@ class SuiteError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Graded:
-    """What a suite came to."""
+    """Result of grading with a suite."""
 
     # One for each of its ids: "" if it passed, or why not.
     errors: tuple[str, ...]
@@ -195,7 +195,7 @@ class _Grading:
         return dataclasses.replace(report, errors=errors)
 
     def _try_run(self, files: Snapshot, drawn: Drawn) -> tuple[Report, bool]:
-        """What a run of the suite says, and whether its sandbox was lost."""
+        """Report of one run of the suite, and True if its sandbox was lost."""
         # files in the suite's order, so that what one of them changes for the next is the same in
         # every run
         files_of = [one.partition("::")[0] for one in self._suite.ids]
@@ -275,7 +275,7 @@ class _Grading:
         return values(self._texts(), self._suite.ids, paths, texts, new)
 
     def _by_value(self, found: list[Value], files: Snapshot) -> tuple[dict[Value, str], set[str]]:
-        """What the split grader says of assertions that fail there, and its proofs of cheating."""
+        """Assertions that fail in the split grader, with errors, and its proofs of cheating."""
         failed = {}
         flags: set[str] = set()
         for called in dict.fromkeys((value.path, value.entry_point) for value in found):
@@ -292,8 +292,8 @@ class _Grading:
         return failed, flags
 
     def _place(self, path: str, files: Snapshot) -> str:
-        """Where a module of the task is in work that may have made a package of a file, or a file
-        of a package; "" where it is gone.
+        """Path of a module of the task in work that may have made a package of a file, or a file of
+        a package; "" where the module is gone.
         """
         base = path.removesuffix(".py").removesuffix("/__init__")
         places = (f"{base}/__init__.py", f"{base}.py")

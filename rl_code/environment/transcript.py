@@ -18,7 +18,7 @@ class Transcript:
     """A context that grows: given tokens, sampled ones, given ones, and so on."""
 
     tokenizer: Tokenizer
-    # What each place is (``Context.documents``); None in an episode without documents.
+    # Document number of each place (``Context.documents``); None in an episode without documents.
     documents: list[int] | None
     tokens: list[int] = dataclasses.field(default_factory=list)
     turns: list[Turn] = dataclasses.field(default_factory=list)
@@ -31,7 +31,7 @@ class Transcript:
 
     @property
     def sampled(self) -> int:
-        """How many tokens the policy chose."""
+        """Number of tokens that the policy sampled."""
         return sum(self._sampled)
 
     def copy(self) -> Transcript:
@@ -79,11 +79,11 @@ class Transcript:
                 del each[start:]
 
     def sampled_at(self, place: int) -> bool:
-        """Whether the token at a place was sampled."""
+        """True if the token at this place was sampled."""
         return self._sampled[place]
 
     def context(self) -> Context:
-        """What there is so far, as a record."""
+        """Record of the transcript so far."""
         return Context(
             tokens=np.array(self.tokens, np.int32),
             sampled=np.array(self._sampled, bool),

@@ -41,7 +41,7 @@ _MANY_NUMBERS = 24
 class Group:
     """A test among its copies."""
 
-    # Of the change: "number", "string", "length" or "exception".
+    # Kind of the change: "number", "string", "length" or "exception".
     kind: str
     # The texts, under one name; which of them is real.
     copies: tuple[str, ...]
@@ -236,7 +236,7 @@ def _apart(tokens: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _common(own: Sequence[str], inside: Mapping, outside: Mapping) -> list[float]:
-    """How often what stands in a copy alone comes again in the test, and in its file."""
+    """Features of a copy's own tokens: how often they occur again in the test, and in its file."""
     here = [math.log1p(max(inside.get(token, 0), 0)) for token in own if token.isalnum()]
     there = [math.log1p(outside.get(token, 0)) for token in own if token.isalnum()]
     return [
@@ -260,7 +260,9 @@ def _related(shared: Sequence[str]) -> tuple[set[float], set[float]]:
 
 
 def _of_numbers(own: Sequence[str], related: tuple[set[float], set[float]]) -> list[float]:
-    """What is told of numbers by their digits, and by the other numbers of the test."""
+    """Features of a copy's own numbers: their digits, and their relation to the test's other
+    numbers.
+    """
     found = [token for token in own if _NUMBER.fullmatch(token)]
     row = np.zeros(20)
     for token in found:

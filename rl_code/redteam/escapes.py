@@ -39,7 +39,7 @@ class Escape:
     python: str = ""
 
     def argv(self, **names: object) -> list[str]:
-        """What is executed."""
+        """Command line of the escape, with the values of ``names`` filled in."""
         text = self.command or self.python
         for name, value in names.items():
             text = text.replace("{" + name + "}", str(value))
@@ -185,7 +185,7 @@ ESCAPES = (
 
 
 class Host:
-    """What is watched on the host while an escape is tried.
+    """Things on the host that are watched while an escape is tried.
 
     folder: of this object's own. store: of the pool's layers; a layer is put there that no world
     names. world: that of the sandboxes.
@@ -244,7 +244,7 @@ class Host:
         self.close()
 
     def names(self) -> dict[str, object]:
-        """What commands may name."""
+        """Name -> value that commands may mention in braces."""
         return {
             "secret": self.secret,
             "port": self.port,
@@ -254,7 +254,7 @@ class Host:
         }
 
     def harm(self) -> Iterator[str]:
-        """What the host has to complain of."""
+        """Harm that the host has suffered, in words."""
         if self.reached:
             yield f"{self.reached} connections to the host"
         if self._process.poll() is not None:

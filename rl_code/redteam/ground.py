@@ -285,12 +285,12 @@ class Attack:
     name: str
     # Path -> text of what the agent changes. None deletes, bytes are the target of a link.
     files: Mapping[str, str | bytes | None]
-    # Whether it says something only to a suite, since it is about other files than the solution.
+    # True if it concerns only suites, because it is about files other than the solution.
     only_suite: bool = False
     # Flags of which at least one must be raised by the suite's grader; none where nothing is
     # proven, because nothing is earned.
     proof: tuple[str, ...] = ()
-    # Whether it guesses: who guesses wrong in every test earns nothing and proves nothing.
+    # True if it guesses. If it guesses wrong in every test, it earns nothing and proves nothing.
     guesses: bool = False
     # Suites of its own that it is tried against as well, or alone.
     also: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ class Case:
     task: Task | None
     # Path -> text of what the session changed; None deletes.
     files: Mapping[str, str | None]
-    # Why there is no task.
+    # Reason why there is no task; "" if there is one.
     problem: str = ""
 
 
@@ -91,8 +91,8 @@ def task_of(row: Mapping[str, Any]) -> Task:
 
 
 def outcomes(cases: Sequence[Case], pool: SandboxPool) -> Iterator[Outcome]:
-    """What each case earns, and what the files that its agent was given earn. One that cannot be
-    read is harm: it keeps watch no longer.
+    """Outcome of each case: what it earns, and what the files earn that its agent was given. A case
+    that cannot be read is reported as harm, because it guards against nothing any more.
     """
     for case in cases:
         if case.task is None:

@@ -1,4 +1,4 @@
-"""What work changed, and what its task's reference changes: read by several signals."""
+"""Files changed by the work or by its task's reference, for several reward signals."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SignalConfig:
     settings.
     """
 
-    # Which signal: a key of SIGNALS or package.module:object, with its settings.
+    # The signal: a key of SIGNALS or package.module:object, with its settings.
     signal: Named
     # The signal is multiplied by it. It is at least 0: a penalty is a signal with negative values.
     weight: float = 1.0
@@ -110,7 +110,7 @@ class SignalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Which signals are active."""
+    """Active reward signals, and the treatment of their exceptions."""
 
     # The signals. Their components are logged and added up in this order.
     signals: tuple[SignalConfig, ...]
@@ -144,7 +144,7 @@ class ActiveSignal[T]:
 
     signal: Callable[[T], float]
     config: SignalConfig
-    # Whether an exception of the signal ends the run.
+    # True if an exception of the signal ends the run.
     stops: bool = False
 
     def __call__(self, given: T) -> float:

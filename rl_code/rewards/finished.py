@@ -1,4 +1,4 @@
-"""What a reward signal reads: one finished episode, with all that is known about it."""
+"""Input of a reward signal: one finished episode, with all that is known about it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CHEATS = frozenset({"forged_result", "lying_value", "canary_passed", "suite_disa
 
 @dataclasses.dataclass(frozen=True)
 class Grade:
-    """What the tests made of the work that was handed in, as the grader saw it."""
+    """Verdict of the grader on the work that was handed in, test by test."""
 
-    # Whether the agent handed its work in; only then was it graded.
+    # True if the agent handed its work in; only then was it graded.
     submitted: bool
     # Passed or not, test by test, in the order of the task; empty when not graded.
     visible: tuple[bool, ...] = ()
     hidden: tuple[bool, ...] = ()
-    # What the grader noticed, such as "timeout" and "killed", or a proof of cheating (CHEATS).
+    # Observations of the grader, such as "timeout" and "killed", or a proof of cheating (CHEATS).
     flags: tuple[str, ...] = ()
-    # Why the work could not be graded, in words; "" when it was or was not handed in.
+    # Reason why the work could not be graded; "" if it was graded or was not handed in.
     cause: str = ""
-    # Whether the grader has proven that the work cheats.
+    # True if the grader has proven that the work cheats.
     cheated: bool = dataclasses.field(init=False)
-    # Whether the work was handed in, does not cheat, and every required test ran and passed.
+    # True if the work was handed in, does not cheat, and every required test ran and passed.
     solved: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Grade:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What an episode used up."""
+    """Resources that an episode used."""
 
     # Messages of the assistant.
     turns: int
@@ -106,5 +106,5 @@ class FinishedEpisode:
     usage: Usage
     # In order of time; empty when the episode has just ended.
     events: tuple[Event, ...] = ()
-    # Where a signal may run code of the work; None where there are no sandboxes.
+    # Sandboxes in which a signal may run code of the work; None where there are none.
     sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)

@@ -46,7 +46,7 @@ class Measure:
     lines: int = 0
 
     def beyond(self, other: Measure) -> Measure:
-        """How much more than another one, at least 0 each."""
+        """Excess over another measure, item by item, at least 0 each."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Measure(*(max(0, one - two) for one, two in pairs))
 

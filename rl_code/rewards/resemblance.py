@@ -1,4 +1,4 @@
-"""How much two changes resemble each other, for the signal ``similarity``.
+"""Resemblance of two changes, for the signal ``similarity``.
 
 An agent made one of them, so this runs in a disposable process: standard library only.
 """

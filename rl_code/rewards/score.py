@@ -1,4 +1,4 @@
-"""What an environment of others says that the work is worth."""
+"""Score that a third-party environment gives the work, as a reward signal."""
 
 from __future__ import annotations
 

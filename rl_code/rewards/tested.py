@@ -123,7 +123,7 @@ class Tested:
 
 
 def is_test(path: str) -> bool:
-    """Whether a path is that of a file of tests."""
+    """True if the path is that of a file of tests."""
     name = PurePosixPath(path).name
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
@@ -135,8 +135,8 @@ def _pass(
     world: World | None,
     seconds: float,
 ) -> bool:
-    """Whether the tests run and pass on these files, in a fresh sandbox; in another one where that
-    is lost, by the machine's doing or the tests'. Raises SandboxFault.
+    """True if the tests run and pass on these files in a fresh sandbox. If the machine or the tests
+    bring that sandbox down, they run once more in another one. Raises SandboxFault.
     """
     for _ in range(2):
         try:
