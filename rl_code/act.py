@@ -83,7 +83,7 @@ def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest, host: s
     ):
 
         def report(version: int) -> None:
-            """What was done with the version before, once ``version`` is loaded."""
+            """Report the work done with the version before, once ``version`` is loaded."""
             row = actor_metrics(actor.take_stats()) | weights.fetched.metrics()
             if version > metrics.last_step:
                 metrics.write(version, row)

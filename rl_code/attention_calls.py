@@ -1,5 +1,5 @@
-"""Which implementation each attention call of a run takes, and its experts: the dry run prints it,
-a run logs it.
+"""Implementations that the attention calls and the experts of a run take: the dry run prints them,
+a run logs them.
 """
 
 from __future__ import annotations

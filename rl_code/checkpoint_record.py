@@ -52,7 +52,7 @@ class ReadersLost(CheckpointError):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What the record of a checkpoint says."""
+    """Contents of a checkpoint's record."""
 
     # the number it was saved under
     step: int
@@ -64,7 +64,7 @@ class Record:
     arrays: dict[str, str]
     # checksum of the bits of each stored array
     checksums: dict[str, str]
-    # what decides which checkpoint is best; None where the config names no metric
+    # score by which the best checkpoint is chosen; None where the config names no metric
     score: float | None
     # size of each file and, of small ones, CRC-32; by path in the checkpoint's folder
     files: dict[str, tuple[int, int | None]]
@@ -176,8 +176,9 @@ def pin(folder: Path, steps: Sequence[int]) -> None:
 
 @dataclasses.dataclass
 class KeepCommitted(PreservationPolicy):
-    """Which checkpoints Orbax keeps when it has written another one: the newest ``keep`` that have
-    a record, the best, the pinned, and those without a record, which are being written.
+    """Policy of the checkpoints that Orbax keeps when it has written another one: the newest
+    ``keep`` that have a record, the best, the pinned, and those without a record, which are being
+    written.
     """
 
     folder: Path

@@ -69,7 +69,7 @@ def start_checksums(named: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _shares_threads(sharding: jax.sharding.Sharding) -> bool:
-    """Whether the devices are several of one CPU. They have few threads between them: of programs
+    """True if the devices are several of one CPU. They have few threads between them: of programs
     under way at once some devices may run one and some the other, and each waits for the rest until
     XLA ends the process.
     """

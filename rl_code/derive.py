@@ -1,4 +1,4 @@
-"""What follows from a run's config: values that nobody needs to write down.
+"""Values that follow from a run's config, so that nobody needs to write them down.
 
 A key that a config leaves at None gets the value that follows from other keys. A key that a config
 sets keeps its value. ``settle`` goes through the sections in the order in which they depend on each

@@ -37,15 +37,15 @@ PADDING = -1
 
 @dataclasses.dataclass(frozen=True)
 class DocumentsConfig:
-    """Which parts of contexts are documents, and how they are laid out."""
+    """Settings for the parts of contexts that are documents, and for their layout."""
 
-    # The most tokens of one document, a multiple of rollout.engine.page. What is longer is split
+    # The most tokens of one document, a multiple of rollout.engine.page. A longer text is split
     # into several documents, which do not see each other. RoPE positions of what stands outside of
     # documents count from this number. None for a value that follows from the limits.
     longest: int | None = None
     # Text of fewer tokens is no document: padding it to whole pages would cost more than its keys.
     shortest: int = 16
-    # Whether answers of tools that call them documents (``Tool.documents``) are documents. False
+    # True if answers of tools that call them documents (``Tool.documents``) are documents. False
     # leaves only the documents that a task's messages name.
     answers: bool = True
     # Documents start at multiples of this number of places and fill them.
@@ -132,7 +132,7 @@ def next_position(documents: np.ndarray, longest: int) -> int:
 
 
 def seen_as(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What ``pallas_kernels.tokens.Tokens`` says of each place: (segments, documents), int32 [T].
+    """Fields of ``pallas_kernels.tokens.Tokens`` for each place: (segments, documents), int32 [T].
 
     Segments are 1, and 0 for padding. Outside of documents the number is TAIL, so that everything
     outside sees all documents before it and no document sees anything outside.

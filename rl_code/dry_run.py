@@ -48,7 +48,7 @@ class Part:
     where: str
     name: str
     bytes: int
-    # What it depends on, in words.
+    # Conditions that it depends on, in words.
     note: str = ""
 
 
@@ -64,15 +64,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would take."""
+    """Estimate of the resources of a run."""
 
     parameters: int
-    # How many devices learn, and how many sample.
+    # Numbers of devices that learn, and that sample.
     learners: int
     samplers: int
-    # How many devices the process has that prefills prompts for actors; 0 for none.
+    # Number of devices of the process that prefills prompts for actors; 0 for none.
     prefillers: int
-    # Whether these are the same devices.
+    # True if these are the same devices.
     shared: bool
     # Trajectories of one step.
     trajectories: int
@@ -82,7 +82,7 @@ class Plan:
     batch_slots: int
     memory: tuple[Part, ...]
     programs: tuple[Program, ...]
-    # Of every attention call, and of the experts.
+    # Implementation of every attention call, and of the experts.
     attention: tuple[Implementation, ...]
     # By name, how many tokens of every prompt the declaration of a tool takes.
     tools: dict[str, int]

@@ -1,4 +1,4 @@
-"""What the learner writes down of each step: numbers, and a line of progress."""
+"""Journal of the learner: the numbers of each step, and a line of progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run comes from: the runs that it was forked from, and the config of each of its steps.
+"""Origin of a run: the runs that it was forked from, and the config of each of its steps.
 
 A fork shares the record of its parent up to a step and goes on from there, perhaps with another
 config. Its workdir says so in ``fork.json``, with the config of the steps before: a replay of a
@@ -36,11 +36,11 @@ class Fork:
     config: dict[str, Any]
     # [key, value before, value from the step on] of each key that changed
     changes: list[list[Any]]
-    # Whether updates from the step on need not repeat those of the parent bit for bit.
+    # True if updates from the step on need not repeat those of the parent bit for bit.
     other_bits: bool
-    # What differs between the parent's last start and the program that forked it, in words.
+    # Differences between the parent's last start and the program that forked it, in words.
     differing: list[str]
-    # Whether it was asked for that nothing be taken over which was sampled from the step on.
+    # True if the fork was told to take over nothing that was sampled from the step on.
     resample: bool = False
 
     def facts(self) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ def split_lines(text: str, keepends: bool = False) -> list[str]:
 
 
 def ending(line: str) -> str:
-    """What ends a line that was split with ``keepends``; "" for a last line without an end."""
+    """Ending of a line that was split with ``keepends``; "" for a last line without an end."""
     return line[len(line.rstrip("\r\n")) :]
 
 
@@ -31,6 +31,6 @@ def with_endings(text: str, end: str) -> str:
 
 
 def common_ending(text: str) -> str:
-    """What ends all lines of a text; ``\\n`` where lines end differently, or none ends."""
+    """Ending of all lines of a text; ``\\n`` where lines end differently, or none ends."""
     ends = {ending(line) for line in split_lines(text, keepends=True)} - {""}
     return ends.pop() if len(ends) == 1 else "\n"

@@ -1,4 +1,4 @@
-"""Where the numbers of each step go: files, TensorBoard, a service, or a writer of one's own.
+"""Writers for the numbers of each step: files, TensorBoard, a service, or one's own.
 
 A folder of metrics holds
 

@@ -22,7 +22,7 @@ from rl_code.read_config import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What a config says of a member of a family: ``"name"``, or ``dict(name=..., **settings)``."""
+    """Choice of a member of a family in a config: ``"name"``, or ``dict(name=..., **settings)``."""
 
     # A key of the family's dict, or ``package.module:object``.
     name: str

@@ -1,4 +1,4 @@
-"""Where a run's model and tokenizer come from, and what the run keeps of them.
+"""Origin of a run's model and tokenizer, and the files of them that the run keeps.
 
 ``config.model.weights`` is one of
 
@@ -74,7 +74,7 @@ Arrays = Mapping[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a model comes from; nothing of it is read before a method is called."""
+    """Origin of a model; nothing of it is read before a method is called."""
 
     # The config's words, for messages.
     weights: str = ""
@@ -230,7 +230,7 @@ class Origin:
 
 
 def find(weights: str) -> Origin:
-    """What ``config.model.weights`` names.
+    """Find the origin that ``config.model.weights`` names.
 
     Raises:
       ConfigError: there is nothing of that name, or what is there holds no model.
@@ -404,7 +404,7 @@ def change_methods(mesh: Mesh, seed: int, config: ModelConfig, found: Arrays) ->
 
 
 def _shardings(config: ModelConfig, mesh: Mesh) -> dict[str, jax.sharding.Sharding]:
-    """Where each parameter of a model goes, by its dotted name."""
+    """Sharding of each parameter of a model, by its dotted name."""
     abstract = abstract_model(config)
     found = jax.tree.leaves(parameter_shardings(abstract, mesh))
     return dict(zip(arrays.describe(abstract), found, strict=True))

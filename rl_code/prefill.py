@@ -48,7 +48,7 @@ def prefill(config: RunConfig, workdir: str | Path, host: str = "127.0.0.1") -> 
         progress = stack.enter_context(Progress(PREFILL, config.train.steps))
 
         def report(version: int) -> None:
-            """What was done with the version before, once ``version`` is loaded."""
+            """Report the work done with the version before, once ``version`` is loaded."""
             row = server.take_stats().metrics()
             if version > metrics.last_step:
                 metrics.write(version, row)

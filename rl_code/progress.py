@@ -89,7 +89,7 @@ class Progress:
             )
 
     def _is_due(self, done: int, now: float) -> bool:
-        """Whether a plain line is to be printed."""
+        """True if a plain line is to be printed."""
         if done >= self._total:
             return True
         return done % self._plain_every == 0 and now - self._printed_at >= _PLAIN_S

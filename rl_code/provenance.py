@@ -1,4 +1,4 @@
-"""Where a run's numbers come from: commit, command, hardware and versions, at every start."""
+"""Provenance of a run's numbers: commit, command, hardware and versions, at every start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_INPUT = ("time", "command")
 
 
 def describe() -> dict[str, Any]:
-    """What a reader of results asks for first, as plain values.
+    """Describe this start as plain values: the facts that a reader of results asks for first.
 
     Uses the devices, so it must come after everything that sets them up.
     """
@@ -83,7 +83,7 @@ def last(workdir: Path, when: float | None = None) -> dict[str, Any]:
 
 
 def differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """How the inputs of two starts differ, in words."""
+    """Differences between the inputs of two starts, in words."""
     names = [name for name in {**there, **here} if name not in _NO_INPUT]
     return [
         f"{name}: {there.get(name, 'not recorded')} -> {here.get(name, 'not recorded')}"

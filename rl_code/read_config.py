@@ -220,7 +220,7 @@ def _find(config: Any, key: str) -> Any:
 
 
 def _has_default(config: Any, key: str) -> bool:
-    """Whether a key of a dataclass has the default of its field."""
+    """True if a key of a dataclass has the default of its field."""
     *sections, name = key.split(".")
     for section in sections:
         config = getattr(config, section, None)
@@ -299,7 +299,7 @@ def section_of(hint: Any) -> type | None:
 
 
 def _scalar(hint: Any) -> type | None:
-    """How the command line reads a key that may be None.
+    """Type by which the command line reads a key that may be None.
 
     As int, float, bool or str; or, where the result is ``object``, as any Python literal. None if
     the key cannot be given on the command line.
@@ -390,7 +390,7 @@ def _convert_union(hint: Any, value: Any, path: str) -> Any:
 
 
 def _is_section(kind: Any) -> bool:
-    """Whether a type is that of a section: a dataclass or a mapping."""
+    """True if a type is that of a section: a dataclass or a mapping."""
     return dataclasses.is_dataclass(kind) or (
         isinstance(kind, type) and issubclass(kind, Mapping | ml_collections.ConfigDict)
     )

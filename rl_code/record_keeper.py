@@ -31,7 +31,7 @@ from rl_code.store.store import GroupStore
 
 @dataclasses.dataclass(frozen=True)
 class RecordConfig:
-    """How the record of a run, which is all that it sampled, is kept."""
+    """Settings for the record of a run, which holds all that it sampled."""
 
     # Steps that are put together in one file when they are consumed.
     shard_steps: int = 25
@@ -88,7 +88,7 @@ class RecordKeeper:
             self._thread.submit(self._work, rest=True).result()
 
     def metrics(self) -> dict[str, float]:
-        """What the record took on the disk when it was last looked at, after a shard was made."""
+        """Disk usage of the record when it was last looked at, after a shard was made."""
         if self._usage is None or not self._usage.steps:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""What a run is made of: the parts that training, evaluation and warm start share."""
+"""Parts of a run that training, evaluation and warm start share."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class Run:
         return sampling_model(self.model_config, rollout.dtype, self.rollout_mesh, rollout.weights)
 
     def task_pool(self, position: Mapping[str, Any] | None) -> TaskPool:
-        """What training draws its tasks from, as the config says. position: as of ``TaskPool``."""
+        """Pool of tasks that training draws from, by the config. position: as of ``TaskPool``."""
         train = self.config.train
         seed = self.config.seed
         if train.curriculum is None:
@@ -318,8 +318,8 @@ class Run:
     def schedule(
         self, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None
     ) -> Schedule:
-        """What the steps from ``next_step`` on sample. steps: plan no further than this many; all
-        steps of the run by default.
+        """Schedule of what the steps from ``next_step`` on sample. steps: plan no further than this
+        many; all steps of the run by default.
         """
         train = self.config.train
         return Schedule(

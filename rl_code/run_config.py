@@ -1,4 +1,4 @@
-"""What a run is configured by, as a whole: its sections, and in what they must agree."""
+"""Whole config of a run: its sections, and the checks that they agree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunConfig:
     """
 
     model: ModelSpec
-    # How an episode is written as text, and how the text of a message is read as calls of tools: a
+    # Format in which an episode is text, and the text of a message is read as calls of tools: a
     # key of environment.protocols.api.PROTOCOLS, with its settings.
     protocol: Named
     # The source of the training tasks: a key of tasks.api.SOURCES, with its settings.

@@ -63,7 +63,7 @@ def find_tokenizer(
 
 
 def _template_settings(spec: TokenizerConfig) -> TemplateSettings:
-    """What the chat template is rendered with. Raises ConfigError."""
+    """Settings that the chat template is rendered with. Raises ConfigError."""
     try:
         return TemplateSettings(spec.template_arguments, spec.template_date)
     except ValueError as error:

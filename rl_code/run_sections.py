@@ -40,7 +40,7 @@ class LoraConfig(LoRA):
     weights: str = ""
 
     def adapters(self) -> LoRA:
-        """What fixes the shapes of the adapters, and what they compute."""
+        """Settings that fix the shapes of the adapters and their computation."""
         return LoRA(self.rank, self.alpha, self.targets, self.rslora)
 
 
@@ -51,19 +51,19 @@ class ModelSpec:
     # The shape of the model: a key of models.families.PRESETS, or package.module:object. None where
     # ``weights`` are given, whose files tell the shape.
     preset: str | None = None
-    # Where the parameters come from: a Hugging Face folder, a .gguf file, or the workdir of another
+    # Origin of the parameters: a Hugging Face folder, a .gguf file, or the workdir of another
     # run, with @ and a step for a checkpoint other than the last (``rl_code.origin``). "" for
     # random parameters.
     weights: str = ""
     # The dtype of activations and products; on GPUs "float32" is slow, without kernels. The weights
     # that are trained are kept in float32, whatever it is.
     dtype: str = "float32"
-    # Whether activations are computed again in the backward pass, to save memory.
+    # True if activations are computed again in the backward pass, to save memory.
     remat: bool = False
     # With ``remat``, whether the hidden states before each layer wait in pinned memory of the host
     # for the backward pass.
     offload_activations: bool = False
-    # Whether the learner's activations between the products of a layer are cut over the mesh axis
+    # True if the learner's activations between the products of a layer are cut over the mesh axis
     # ``tensor`` by tokens (sequence parallelism, 2205.05198): each device keeps fewer of them, and
     # sums become as large a scatter and a gather.
     sequence_parallel: bool = False
@@ -71,11 +71,11 @@ class ModelSpec:
     # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
     # "('window', 'nsa')". None keeps the methods of the preset or of the weights.
     attention: tuple[Named, ...] | Named | None = None
-    # Whether the methods of ``attention`` may have other parameters than those that ``weights``
+    # True if the methods of ``attention`` may have other parameters than those that ``weights``
     # were trained with, as when NSA takes over a model of dense attention. What is new begins as a
     # copy of the layer's own keys and values or at random from ``seed``, and has to be trained.
     change_methods: bool = False
-    # Whether episodes may be longer than the contexts that ``weights`` were trained for, as where
+    # True if episodes may be longer than the contexts that ``weights`` were trained for, as where
     # training is to extend these.
     longer_context: bool = False
     # For a model with experts, ``MoE.balance_loss``: the weight of the loss that evens out their
@@ -170,7 +170,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """How episodes are sampled."""
+    """Settings for the sampling of episodes."""
 
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -195,7 +195,7 @@ class RolloutConfig:
     # Devices of an actor. Each of its shards of rows has the whole weights, but for experts that
     # are cut over ``expert``. So ``fsdp`` is for devices that learn.
     mesh: MeshConfig = MeshConfig()
-    # Whether an actor in the learner's process samples on devices of its own, which come after the
+    # True if an actor in the learner's process samples on devices of its own, which come after the
     # learner's in the list of devices. False: it samples on the learner's devices.
     apart: bool = False
     # Devices that prefill prompts, which come after all others in the list of devices. None to
@@ -204,7 +204,7 @@ class RolloutConfig:
     # With this section a process of the role prefill prefills the prompts of all actors that have
     # processes of their own, and hands them the pages. None to prefill where rows decode.
     prefill: PrefillConfig | None = None
-    # What is done with what layers chose for each token while it was sampled: blocks of NSA, and
+    # Use of the choices that layers made for each token while it was sampled: blocks of NSA, and
     # experts. "compare" notes it, and metrics tell how much of it the trainer would choose too.
     # "replay" has the trainer take it instead of its own choice. None notes nothing.
     picks: Literal["compare", "replay"] | None = None
@@ -246,7 +246,7 @@ class SftConfig:
     # Updates of the warm start.
     steps: int
     optimizer: OptimizerConfig
-    # How many different demonstrations there are. Training goes through them again and again. Each
+    # Number of different demonstrations. Training goes through them again and again. Each
     # is cut to ``slots`` tokens.
     demonstrations: int = 60_000
     # The source of the demonstrated tasks; None for the training tasks.
@@ -307,15 +307,15 @@ class TrainConfig:
     optimizer: OptimizerConfig
     # Updates made on each batch.
     epochs: int = 1
-    # How advantages are computed from rewards: a member of learner.advantages.ADVANTAGES, with its
-    # settings.
+    # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
+    # its settings.
     advantage: Named = Named("grpo")
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
     # Parts of a batch whose gradients are computed one after another, to save memory. None for
     # parts that have one row for each device.
     micro_batches: int | None = None
-    # What is done with the sampler's picks.
+    # Use of the sampler's picks.
     picks: str | None = follows("rollout.picks", None)
     # With this section only tasks that the policy solves sometimes are trained on; None trains on
     # all tasks.
@@ -323,7 +323,7 @@ class TrainConfig:
     # With this section kinds of tasks of which the policy solves some episodes and not others are
     # drawn more often; None draws all tasks alike.
     curriculum: CurriculumConfig | None = None
-    # Whether tasks are trained on whose results can be forged without a guess (``tasks.guards``).
+    # True if training uses tasks whose results can be forged without a guess (``tasks.guards``).
     # Those of a source without end are not looked at.
     forgeable: bool = False
 
@@ -339,11 +339,11 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of training is saved, and which checkpoints are kept."""
+    """Settings for saving the state of training, and for the checkpoints that are kept."""
 
     # Steps between checkpoints.
     every: int = 20
-    # How many of the newest checkpoints are kept.
+    # Number of the newest checkpoints that are kept.
     keep: int = 2
     # The name of a metric, such as "reward/solved". The checkpoint with its highest value is kept
     # as well and can be read as "best". With a metric of ``evaluate``, such as
@@ -357,9 +357,9 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Where the metrics of each step are written, and which extra metrics are computed."""
+    """Writers of the metrics of each step, and extra metrics to compute."""
 
-    # Where metrics are written: keys of metric_writers.WRITERS, with their settings. "jsonl" must
+    # Writers of metrics: keys of metric_writers.WRITERS, with their settings. "jsonl" must
     # be among them, since the report and a continued run read its file.
     writers: tuple[Named, ...] = (Named("jsonl"), Named("tensorboard"))
     # Metrics beside the usual ones: keys of step_metrics.METRICS, or package.module:object, with

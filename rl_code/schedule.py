@@ -1,4 +1,4 @@
-"""What each training step samples, when that may begin, and with which weights.
+"""Schedule of sampling: the groups of each training step, their start, and their weights.
 
 The learner at version v makes version v + 1 from the groups of step v: from all of them and from no
 others. Let k be the bound on staleness. The groups of step b may begin as soon as version b - k is
@@ -36,7 +36,7 @@ MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least an
 
 @dataclasses.dataclass(frozen=True)
 class AsynchronyConfig:
-    """How far sampling may run ahead of training."""
+    """Settings for the distance that sampling may run ahead of training."""
 
     # "sync": a step is sampled with the weights that it trains. "one_step": a step is sampled with
     # the version before, while the update of the step before is made. "in_flight": sampling goes on
@@ -45,12 +45,12 @@ class AsynchronyConfig:
     # The greatest staleness: by how many versions the learner may be ahead of the version that
     # sampled a token. In a run None means the least that the mode allows.
     max_staleness: int | None = None
-    # Only for "in_flight": whether episodes in progress compute their keys and values again when
+    # Only for "in_flight": True if episodes in progress compute their keys and values again when
     # new weights come. False keeps those of older weights.
     recompute: bool = False
-    # When a process counts as lost, and how long the learner waits.
+    # Times after which a process counts as lost, and the learner stops waiting.
     work: WorkConfig = WorkConfig()
-    # How versions of the weights are stored and kept.
+    # Settings for storing and keeping versions of the weights.
     weights: WeightsConfig = WeightsConfig()
 
     def __post_init__(self):
@@ -187,7 +187,7 @@ class Schedule:
         return chosen
 
     def take_left_out(self) -> int:
-        """How many tasks were drawn and left out, for their prompts, since this was last asked."""
+        """Return, and reset to 0, the number of tasks left out for their prompts since the last call."""
         found, self._left_out = self._left_out, 0
         return found
 

@@ -1,4 +1,4 @@
-"""What is measured of a training step, and what a user adds to it.
+"""Metrics of a training step, the usual ones and those that a user adds.
 
 A metric of one's own is a function of the step's groups and of the learner's metrics:
 
@@ -27,7 +27,7 @@ type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 
 def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
-    """How many tokens the policy sampled per trajectory: median, 90th percentile, most."""
+    """Number of tokens that the policy sampled per trajectory: median, 90th percentile, most."""
     counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
     return {
         "lengths/sampled_p50": float(np.percentile(counts, 50)),
@@ -43,7 +43,7 @@ METRICS: dict[str, Metric] = {"sampled_lengths": sampled_lengths}
 def extra_metrics(
     metrics: Iterable[Metric], groups: Sequence[Group], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the metrics of ``metrics.extra`` give for a step.
+    """Compute the metrics of ``metrics.extra`` for a step.
 
     known: the metrics that the step has anyway; the functions get them too.
 
@@ -139,7 +139,7 @@ class StepTimes:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.published - self.begin
 
     def metrics(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ class StepTimes:
 
 
 def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
-    """How an actor spent its time since it was last asked; which step that was for may differ.
+    """Metrics of an actor's work since it was last asked; its work may belong to another step.
 
     engine/asked_tokens: tokens of prompts and answers over all episodes; engine/prefilled_tokens:
     those that were computed. engine/hits_*: shares of the context that were found in the cache.

@@ -60,7 +60,7 @@ class StopRequest:
 
     @property
     def agreed(self) -> bool:
-        """Whether any process of this program was asked; all of them have to call."""
+        """True if any process of this program was asked to stop; all of them have to call this."""
         if jax.process_count() == 1:
             return self.requested
         return bool(np.any(multihost_utils.process_allgather(np.int32(self.requested))))

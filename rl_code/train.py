@@ -218,7 +218,7 @@ def _fork_named(workdir: Path) -> Iterator[None]:
 
 
 def _measured(times: StepTimes, source: GroupSource, publisher: Publisher) -> dict[str, float]:
-    """What a step took, here and in the actor of this process."""
+    """Metrics of a step's cost, here and in the actor of this process."""
     moved = publisher.published.metrics() if publisher.published else {}
     return times.metrics() | actor_metrics(source.take_stats()) | moved
 
@@ -243,7 +243,7 @@ def _restore(
 
 
 def _score(config: RunConfig, metrics: Mapping[str, Any]) -> float | None:
-    """How good the state after a step is, for the choice of the best checkpoint."""
+    """Score of the state after a step, for the choice of the best checkpoint."""
     name = config.checkpoint.best
     if name is None or (name not in metrics and name.startswith(during.METRICS)):
         return None  # no evaluation after this step
@@ -309,7 +309,7 @@ def _heartbeat(run: Run, store: GroupStore) -> contextlib.AbstractContextManager
 def _connect(
     run: Run, store: GroupStore, stop: StopRequest, host: str
 ) -> tuple[Publisher, GroupSource]:
-    """How weights leave the learner, and how groups reach it."""
+    """Make the publisher by which weights leave the learner, and the source of its groups."""
     config = run.config.asynchrony
     rollout = run.config.rollout
     publish_stored = functools.partial(

@@ -192,7 +192,7 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
 
 
 def words_of(workdir: Path) -> Words:
-    """What puts the groups of a run into words, with the tokenizer that its workdir holds."""
+    """Converter of a run's groups into words, with the tokenizer that its workdir holds."""
     return _words_of(origin.kept_by(workdir))
 
 

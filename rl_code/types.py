@@ -53,7 +53,7 @@ class Suite:
     # files that the agent starts from and must pass, and those that pass there and still must.
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
-    # What starts pytest in the workspace; options of the grader and paths of tests follow.
+    # Command that starts pytest in the workspace; options of the grader and paths of tests follow.
     command: tuple[str, ...] = ("python", "-m", "pytest")
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Suite:
 
 @dataclasses.dataclass(frozen=True)
 class Tests:
-    """What decides whether a task is solved."""
+    """Tests that decide whether a task is solved."""
 
     # Value-level tests; expected values are compared outside the candidate's process.
     cases: tuple[Case, ...] = ()
@@ -91,7 +91,7 @@ class Tests:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one episode may use."""
+    """Limits of one episode."""
 
     # Messages that the assistant may write.
     turns: int
@@ -152,7 +152,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What a task's workspace is made of before anything is written to it.
+    """Contents of a task's workspace before anything is written to it.
 
     Layers at the same folder lie over each other, the last one on top. The workspace is an overlay
     over its layers, so an episode changes nothing but its own copy.
@@ -214,16 +214,16 @@ class ToolCall:
     name: str
     # By name, as the tool's schema asks for them; empty for a malformed call.
     arguments: Mapping[str, Any]
-    # Why the call is malformed, in words for the model; "" when it is not.
+    # Reason why the call is malformed, in words for the model; "" when it is not.
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-    """What a tool answered."""
+    """Answer of a tool."""
 
     name: str
-    # What the model reads.
+    # Text that the model reads.
     content: str
     # False when the call was malformed or could not be carried out.
     ok: bool = True
@@ -241,7 +241,7 @@ class Turn:
     end: int
     # The decoded span.
     text: str
-    # What the model asked for in an "assistant" turn, and what came back, in the "tool" turn.
+    # Calls that the model made in an "assistant" turn, and their answers, in the "tool" turn.
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     # Index of the context in ``Trajectory.contexts``.
@@ -250,13 +250,13 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """What an episode is worth."""
+    """Reward of an episode."""
 
-    # What the learner sees: the sum of the components.
+    # Number that the learner sees: the sum of the components.
     total: float
     # The weighted and capped signals by name, in the order of the config.
     components: Mapping[str, float]
-    # What the grader noticed, such as a timeout or a proof of cheating; "fault" for the sandbox's.
+    # Findings of the grader, such as a timeout or a proof of cheating; "fault" for the sandbox's.
     flags: tuple[str, ...] = ()
 
 
@@ -280,7 +280,7 @@ class Context:
     versions: np.ndarray
     # Index of the context that this one continues, less than its own; -1 for a root.
     parent: int = -1
-    # How many tokens of the whole parent it keeps, counted from the start; 0 for a root.
+    # Number of tokens of the whole parent that it keeps, counted from the start; 0 for a root.
     kept: int = 0
     # int32 [T], what each place is: 0 outside of documents, n >= 1 in the n-th document of the
     # whole context, -1 for padding (``rl_code.documents``). None in a run without documents, whose
@@ -292,7 +292,7 @@ class Context:
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
-    # What the model of the sampler chose when it predicted each sampled token, by name: unsigned
+    # Choices of the sampler's model when it predicted each sampled token, by name: unsigned
     # integers [sampled tokens, ...]. "blocks" [.., layers, key/value heads, picks] are the blocks
     # that layers of NSA attended to; the greatest number of the dtype stands for none. "experts"
     # [.., layers, experts of a token] are those that computed the token before it, the best first.
@@ -317,18 +317,18 @@ class Trajectory:
     index: int
     # The first one starts with the group's prompt; parents stand before their children.
     contexts: tuple[Context, ...]
-    # How many tokens at the start of the first context are the same in the whole group.
+    # Number of tokens at the start of the first context that are the same in the whole group.
     prompt_length: int
     turns: tuple[Turn, ...]
-    # How it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or CPU time
-    # of its tools), "agent_ended" (an agent of others that handed nothing in), "fault" (the
-    # sandbox's own, which is masked from training).
+    # Way in which it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or
+    # CPU time of its tools), "agent_ended" (an agent of others that handed nothing in), "fault"
+    # (the sandbox's own, which is masked from training).
     status: str
     reward: Reward
-    # Whether the work was handed in and passed every required test.
+    # True if the work was handed in and passed every required test.
     solved: bool = False
     malformed_calls: int = 0
-    # Whether the first edit alone, graded as it stood, passes the hidden tests. None where that is
+    # True if the first edit alone, graded as it stood, passes the hidden tests. None where that is
     # not known: for an agent without a tool that edits, whose commands may change anything.
     first_edit_passed: bool | None = None
     # Wall-clock time by activity ("tools", "grade").
@@ -336,10 +336,10 @@ class Trajectory:
     # The shares of visible and of hidden tests that the work passes; None where nothing was graded
     # or there are no tests of both kinds. A policy whose shares part learns the visible tests.
     passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # How often its sandbox was lost and built again; None for never.
+    # Number of times that its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # What an environment of others says that the work is worth, by name, "reward" among them; None
-    # where tests say it, and where the episode ended before it was said.
+    # Scores that an environment of others gives the work, by name, "reward" among them; None
+    # where tests decide, and where the episode ended before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
@@ -392,7 +392,7 @@ class Trajectory:
 
 
 def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int) -> np.ndarray:
-    """What the whole of context ``index`` has, from what each context has of its own tokens.
+    """Array for the whole of context ``index``, made from the arrays for each context's own tokens.
 
     own: for each context an array whose first axis is that of the context's own tokens.
     """
@@ -461,6 +461,6 @@ class Batch:
     # Padding of documents takes no slot, but counts. None in a run without documents, where it is
     # ``positions``.
     order: jax.Array | None = None
-    # What the sampler chose for each target (``Context.choices``), by name, [R, M, ...]. None in a
+    # Choices of the sampler for each target (``Context.choices``), by name, [R, M, ...]. None in a
     # run that notes nothing.
     choices: dict[str, jax.Array] | None = None

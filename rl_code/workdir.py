@@ -69,7 +69,7 @@ def check(workdir: Path, config: RunConfig) -> None:
 
 
 def _for_devices(workdir: Path, there: Any, config: RunConfig) -> str:
-    """How a run goes on on other devices, if that is what its config asks for; else nothing."""
+    """Advice on how to continue a run on other devices, if its config asks for that; else empty."""
     changed = read_config.diff(there, config, without=MAY_CHANGE)
     of_devices = [key for key in changed if f"{key}.".startswith(_OF_DEVICES)]
     if not of_devices:

@@ -218,7 +218,7 @@ class _Word:
     """A token as text: a replacement character for one that ends within a character."""
 
     text: str
-    # Where it begins in the content, in characters.
+    # Index of the character of the content at which it begins.
     start: int
     logprob: float
     # The most likely tokens in its place.
