@@ -208,7 +208,7 @@ class Checkpoints:
             self._lock = None
 
     def _commit(self, record: Record, sums: Mapping[str, jax.Array]) -> None:
-        """In the background: waits until Orbax has given the arrays their final name, on all hosts,
+        """Waits in the background until Orbax has given the arrays their final name, on all hosts,
         then writes the record.
         """
         self._manager.wait_until_finished()

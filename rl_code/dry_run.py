@@ -144,7 +144,7 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
 
 
 def tool_tokens(prompt_tokens: Callable[[Task], int], names: Sequence[str]) -> dict[str, int]:
-    """By name, how many tokens shorter a prompt is without a tool. What the tools' list costs as
+    """Number of tokens that each tool adds to a prompt, by name. The cost of the list of tools as
     such, whatever stands in it, is "(any tool)".
 
     prompt_tokens: the tokens of a task's prompt.

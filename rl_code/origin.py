@@ -118,7 +118,7 @@ class Origin:
         return self._read(pretrained.stop_ids) if self.files else frozenset()
 
     def _read[T](self, reader: Callable[[Path], T]) -> T:
-        """What a reader finds in the files. Raises ConfigError."""
+        """Result of a reader on the files. Raises ConfigError."""
         assert self.files is not None
         try:
             return reader(self.files)

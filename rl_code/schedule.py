@@ -187,7 +187,7 @@ class Schedule:
         return chosen
 
     def take_left_out(self) -> int:
-        """Return, and reset to 0, the number of tasks left out for their prompts since the last call."""
+        """Number of tasks left out for their prompts since the last call. Starts the count anew."""
         found, self._left_out = self._left_out, 0
         return found
 

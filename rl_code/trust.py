@@ -29,7 +29,7 @@ _everything = False
 
 
 def everything() -> None:
-    """From now on all configs are trusted."""
+    """Trust all configs from now on."""
     global _everything
     _everything = True
 

@@ -68,7 +68,7 @@ def tokens(text: str, language: str = "python") -> list[Token]:
 
 
 class _Places:
-    """From a place in the bytes of a text to that in its characters; asked in any order."""
+    """Map from places in the bytes of a text to places in its characters; asked in any order."""
 
     def __init__(self, text: str):
         data = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)

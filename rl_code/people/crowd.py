@@ -162,7 +162,7 @@ class Persons:
 
 
 def main() -> None:
-    """One process; its task is a line of JSON on the standard input, and its end that of it."""
+    """Run one process of the crowd. Its task is a line on standard input, whose end stops it."""
     task = json.loads(sys.stdin.readline())
     fields = task["config"] | {"levels": tuple(task["config"]["levels"])}
     config = CrowdConfig(**fields)

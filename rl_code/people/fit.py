@@ -56,7 +56,7 @@ class Columns:
 
     @classmethod
     def of(cls, decisions: Sequence[Decision], parts: Parts) -> Columns:
-        """From training data."""
+        """Make the columns from training data."""
         known = [one.seen.confidence for one in decisions if one.seen.confidence is not None]
         typical = float(np.median(known)) if known else 0.5
         plain = np.array([_plain(one.seen, one.shown_s, parts, typical) for one in decisions])
@@ -236,7 +236,7 @@ class Share:
         return math.log(1 - self.none - self.whole) + density
 
     def draw(self, rng: random.Random) -> float:
-        """One share."""
+        """Draw one share."""
         at = rng.random()
         if at < self.none:
             return 0.0

@@ -95,7 +95,7 @@ class Dashboard:
         }
 
     def routes(self) -> list[Route]:
-        """For ``Starlette(routes=...)``."""
+        """Routes of the page, for ``Starlette(routes=...)``."""
         return [
             Route("/dashboard", self._show),
             Route("/dashboard/state.json", self._state),

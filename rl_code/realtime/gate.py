@@ -56,7 +56,7 @@ class GateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One check of the gate: a difference or a rate, and its outcome."""
 
     suite: str
     # "deployed" or "anchor" for a difference, else the name of a rate.
@@ -77,7 +77,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """In words: the checks that failed, or how many passed."""
+        """Reason in words: the checks that failed, or the number that passed."""
         failed = [f"{one.suite}: {one.text}" for one in self.checks if not one.passed]
         return "; ".join(failed) if failed else f"{len(self.checks)} checks passed"
 

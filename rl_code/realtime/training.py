@@ -1,4 +1,4 @@
-"""From what people did to what the learner is given: trajectories, rewards and advantages.
+"""Conversion of answers and reactions to the learner's input: trajectories, rewards, advantages.
 
 Token in, token out: ids, log-probabilities and versions are those that the server recorded, and
 nothing is tokenised again.
@@ -109,7 +109,7 @@ def _may_train(answer: AnswerRecord) -> bool:
 
 
 def _order(answer: AnswerRecord) -> tuple[float, int]:
-    """By time; the answers to one request by their index there."""
+    """Sort key of answers: time, and for the answers to one request their index there."""
     return answer.asked_at, answer.extra.get("index", 0)
 
 

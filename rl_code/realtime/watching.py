@@ -81,7 +81,7 @@ class WatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """One look at the test."""
+    """One look at the test: its numbers so far, and the decision."""
 
     decision: Literal["wait", "promote", "roll_back"]
     reason: str

@@ -257,7 +257,7 @@ def _token(word: str, logprob: float) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """As a number of JSON; ``_NEVER`` for a token that cannot be drawn."""
+    """Log-probability as a number that JSON has; ``_NEVER`` for a token that cannot be drawn."""
     return float(logprob) if math.isfinite(logprob) else _NEVER
 
 

@@ -107,7 +107,7 @@ class Models:
             self._add(Loaded(name, version, host, number, model))
 
     def promote(self, name: str, version: int) -> None:
-        """From now on a name alone means this version. Raises ValueError for what is not served."""
+        """Let a name alone mean this version from now on. Raises ValueError if it is not served."""
         with self._changed:
             self._promoted[name] = self._found(f"{name}@{version}")
 

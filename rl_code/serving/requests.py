@@ -91,7 +91,7 @@ class Message:
         )
 
     def for_template(self, marks: Marks) -> dict[str, Any]:
-        """As chat templates read it. marks: of the tokenizer, quoted in all that was sent."""
+        """Message as chat templates read it. marks: of the tokenizer, quoted in all texts sent."""
         message: dict[str, Any] = {"role": self.role, "content": marks.quote(self.content)}
         if self.name:
             message["name"] = marks.quote(self.name)

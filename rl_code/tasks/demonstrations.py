@@ -121,7 +121,7 @@ def walk_words(
     documents: DocumentsConfig | None,
     chat: CommandChat | None,
 ) -> ToolWords | ShellWords:
-    """In which words walks through repositories are said: as a conversation with an agent of
+    """Words in which walks through repositories are said: as a conversation with an agent of
     others (``Agent.chat``), or, where ``chat`` is None, as calls of tools.
 
     tools: those of the config. Where they do not do for a walk, those that do; a tokenizer that

@@ -53,7 +53,7 @@ class Fitting:
         return False
 
     def of(self, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Those that fit. They come one by one, so that no more are made than are asked for."""
+        """Yield the tasks that fit, one by one, so that no more are made than are asked for."""
         kept = 0
         seen = 0
         for task in tasks:

@@ -160,7 +160,7 @@ class Scratch:
         return sorted(filter(None, listed.decode(errors="surrogateescape").split("\0")))
 
     def ignored(self, tree: str, paths: Sequence[str]) -> set[str]:
-        """Those of the paths that git ignores by the files ``.gitignore`` of a tree."""
+        """Paths, among those given, that git ignores by the files ``.gitignore`` of a tree."""
         rules = [path for path in self.paths(tree) if path.rpartition("/")[2] == ".gitignore"]
         if not rules or not paths:
             return set()

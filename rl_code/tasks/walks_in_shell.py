@@ -79,7 +79,7 @@ class ShellWords:
     chat: CommandChat
 
     def limits(self, limits: Limits) -> Limits:
-        """Those of a walk: handing in takes a message of its own, and there are no test runs."""
+        """Limits of a walk: handing in takes a message of its own, and there are no test runs."""
         return dataclasses.replace(limits, turns=limits.turns - 1, test_runs=0)
 
     def opening(self, task: Task) -> list[Part]:

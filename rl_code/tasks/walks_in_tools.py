@@ -138,7 +138,7 @@ class ToolWords:
         return "history" in self.tools
 
     def limits(self, limits: Limits) -> Limits:
-        """Those of a walk: no test runs where nothing tries lines."""
+        """Limits of a walk: no test runs where nothing tries lines."""
         return limits if "try_lines" in self.tools else dataclasses.replace(limits, test_runs=0)
 
     def opening(self, task: Task) -> list[Part]:
@@ -212,7 +212,7 @@ class ToolWords:
 
 
 def _arguments(change: Change) -> dict[str, str | int]:
-    """Those of a call that changes a line."""
+    """Arguments of a call that changes a line."""
     return {"path": change.path, "first_line": change.number, "text": change.line}
 
 

@@ -172,6 +172,6 @@ def messages(families: tuple[str, ...], number: int, seed: int) -> list[Message]
 
 
 def training_families() -> tuple[str, ...]:
-    """Those that are neither for validation nor held out."""
+    """Families of texts that are neither for validation nor held out."""
     kept = (*VALIDATION, *HELD_OUT)
     return tuple(family for family in (*DISSATISFIED, *SATISFIED) if family not in kept)

@@ -23,7 +23,7 @@ class Change:
     new: tuple[str, ...]
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """Change as plain JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -68,7 +68,7 @@ def applied(text: str, changes: Iterable[Change]) -> str:
 
 
 def broken(sources: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
-    """By path, the files that changes change."""
+    """Texts of the files that changes touch, after the changes, by path."""
     changes = tuple(changes)
     paths = dict.fromkeys(change.path for change in changes)
     return {

@@ -28,7 +28,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def candidates(package: Package, survey: Survey) -> Iterator[tuple[Candidate, Candidate]]:
-    """For each function, method and class that can be taken out: removed, and emptied."""
+    """Yield two candidates for each definition that can be taken out: removed, and emptied."""
     for function in (*survey.functions, *survey.classes):
         text = package.sources[function.path]
         tree = testfiles.parse(text)

@@ -90,8 +90,8 @@ class Runner:
         self.cpu_s = 0.0
 
     def run(self, world: World, jobs: Sequence[Job], hash_seed: int = 0) -> dict[str, Outcome]:
-        """By name of job, how it ended. All of them run in a fresh sandbox; if a job brings that
-        down, the jobs after it run in another.
+        """Run jobs, and return their outcomes by name of job. All of them run in a fresh sandbox;
+        if a job brings that down, the jobs after it run in another.
 
         hash_seed: the seed of Python's hashes, so that what depends on the order of a set shows.
         Raises SandboxFault.
@@ -108,7 +108,7 @@ class Runner:
         return found
 
     def _command(self, world: World, jobs: Sequence[Job], hash_seed: int) -> dict[str, Outcome]:
-        """One command; the jobs that it came to the end of."""
+        """Run jobs by one command; outcomes of the jobs that it came to the end of, by name."""
         request = json.dumps({"jobs": [dataclasses.asdict(job) for job in jobs]})
         argv = ["env", f"PYTHONHASHSEED={hash_seed}", "python", "-c", _PROGRAM.read_text()]
         # no call waits longer than that, however many jobs hang

@@ -86,7 +86,7 @@ def survey(package: Package, runner: Runner) -> Survey:
 
 
 def test_files(package: Package, tests: Iterable[TestFunction]) -> dict[str, str]:
-    """By path, the parts of test files that hold some test functions."""
+    """Parts of test files that hold some test functions, by path."""
     lines: dict[str, set[int]] = collections.defaultdict(set)
     for test in tests:
         lines[test.path].add(test.line)

@@ -63,7 +63,7 @@ def shared_tables(text: str, one: frozenset[int], other: frozenset[int]) -> set[
 
 @functools.lru_cache(64)
 def bodies(text: str) -> dict[int, str]:
-    """By first line of each test function: what it does, whatever its name is."""
+    """Dumped bodies of test functions, without their names, by the first line of each."""
     found = {}
     for node in ast.walk(parse(text)):
         if isinstance(node, _FUNCTIONS):

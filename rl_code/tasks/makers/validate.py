@@ -1,5 +1,5 @@
-"""From a candidate to a task: which tests notice it, which of them are shown, and whether the task
-holds.
+"""Validation of a candidate as a task: tests that notice it, tests that are shown, and checks that
+the task holds.
 
 1. Nothing that the agent can read holds the answer: no other file has the lines that were changed.
 2. The tests that run the changed function run on the changed package. Some must fail.
@@ -201,7 +201,7 @@ def _alike(package: Package, test: TestFunction, others: Sequence[TestFunction])
 def _confirm(
     package: Package, parted: Sequence[_Parted], runner: Runner
 ) -> dict[str, dict[str, Any] | str]:
-    """By id of a candidate, its row, or why it is no task."""
+    """Row of each candidate, or the reason why it is no task, by the candidate's id."""
     rounds: list[dict[str, Outcome]] = []
     for number, sides in enumerate((_SIDES, (_BOTH,)), start=1):
         jobs = [
