@@ -148,7 +148,7 @@ class Bodies:
         deadline = asyncio.get_running_loop().time() + BODY_S
         length = 0
         whole = False
-        key = _key(scope)
+        key = key_of(scope)
 
         async def limited() -> Message:
             """The next part of the body. Raises ApiError where it has too many bytes or does not
@@ -197,10 +197,17 @@ class Bodies:
             self._read_of.pop(key, None)
 
 
-def _key(scope: Scope) -> str:
-    """The key that a request comes with, be it known or not; those without one have one share."""
+def key_of(scope: Scope) -> str:
+    """The key that a request comes with, be it known or not; "" for none.
+
+    It is that of the path where the path has one, and else the bearer's, however its header is
+    written. So nobody has several shares with one key.
+    """
+    path = scope["path"]
+    if path.startswith("/clients/"):
+        return path.split("/")[2]
     for name, value in scope["headers"]:
         if name == b"authorization":
-            return value.decode("latin-1")
-    path = scope["path"]
-    return path.split("/")[2] if path.startswith("/clients/") else ""
+            scheme, _, key = value.decode("latin-1").partition(" ")
+            return key.strip() if scheme.lower() == "bearer" else ""
+    return ""

@@ -36,7 +36,7 @@ from rl_code.serving.answers import Accepted, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.completions import read_completion
-from rl_code.serving.connections import Bodies, Connection
+from rl_code.serving.connections import Bodies, Connection, key_of
 from rl_code.serving.fields import ApiError, show
 
 # Seconds that the server takes to start and to end, at most.
@@ -171,11 +171,7 @@ class Endpoint:
 
     def _client(self, request: Request) -> Client:
         """Whom a request belongs to. Raises ApiError."""
-        key = request.path_params.get("key")
-        if key is None:
-            scheme, _, key = request.headers.get("authorization", "").partition(" ")
-            key = key.strip() if scheme.lower() == "bearer" else ""
-        client = self._find(key)
+        client = self._find(key_of(request.scope))
         if client is None:
             raise ApiError(
                 "the API key is not known here, or what it belonged to is over",

@@ -258,6 +258,28 @@ def test_a_key_that_sends_much_does_not_keep_others_waiting(made, monkeypatch):
         connection.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        ("/v1/completions", "Bearer a"),
+        ("/v1/completions", "bearer a"),
+        ("/v1/completions", "BEARER   a "),
+        ("/clients/a/v1/completions", None),
+        ("/clients/a/v1/completions", "Bearer b"),
+        ("/clients/a/v1/chat/completions", "Basic a"),
+    ],
+)
+def test_a_key_has_one_share_however_it_is_sent(path, header):
+    headers = [] if header is None else [(b"authorization", header.encode())]
+    assert connections.key_of({"path": path, "headers": [(b"host", b"x"), *headers]}) == "a"
+
+
+@pytest.mark.parametrize("header", [None, "Basic a", "Bearer", "Bearer ", "a"])
+def test_all_without_a_key_have_one_share(header):
+    headers = [] if header is None else [(b"authorization", header.encode())]
+    assert connections.key_of({"path": "/v1/completions", "headers": headers}) == ""
+
+
 def test_a_hundred_connections_that_say_nothing_stop_nobody(made):
     silent = [connect(made) for _ in range(100)]
     assert works(made)
