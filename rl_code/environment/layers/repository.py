@@ -15,7 +15,7 @@ from pathlib import Path
 from rl_code.environment.layers.store import LayerStore
 
 BRANCH = "main"
-# Of the layer's own repository. The agent may commit; nothing is packed in the background.
+# Settings of the layer's own repository. The agent may commit; nothing is packed in the background.
 _SETTINGS = {"user.name": "agent", "user.email": "agent@localhost", "gc.auto": "0"}
 # Settings of this machine and replaced objects must not change what is built.
 _ENVIRONMENT = {
@@ -46,9 +46,7 @@ def build(store: LayerStore, repository: Path, commit: str) -> str:
 
 
 def recipe(commit: str) -> dict[str, str]:
-    """What a layer depends on: the full name of its commit, which is one of all files and of all
-    ancestors.
-    """
+    """Recipe of a layer: the full name of its commit, which stands for all files and ancestors."""
     return {"kind": "repository", "commit": commit}
 
 
@@ -75,10 +73,10 @@ def fill(tree: Path, repository: Path, commit: str) -> None:
 
 
 def git(folder: Path, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
-    """What git prints, with settings of no machine or user. variables: further ones of its
-    environment. Raises RepositoryError.
+    """Output of git, run without settings of the machine or the user. variables: further variables
+    of its environment. Raises RepositoryError.
     """
-    # Whoever names a folder here trusts it, whoever its owner is.
+    # A folder that is named here is trusted, whoever owns it.
     line = ["git", "-c", "safe.directory=*", "-C", str(folder), *arguments]
     environment = _ENVIRONMENT | variables
     done = subprocess.run(line, input=given, capture_output=True, env=environment, check=False)

@@ -37,10 +37,10 @@ class MissingLayer(LookupError):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a layer is."""
+    """Description of a layer."""
 
     digest: str
-    # How it was made: "kind" and what that kind needs to make it again.
+    # Recipe: "kind", and the entries with which that kind can make the layer again.
     recipe: Mapping[str, Any]
     # Files, links and folders, and the bytes of all files.
     entries: int
@@ -69,7 +69,7 @@ class LayerStore:
         return name
 
     def manifest(self, digest: str) -> Manifest:
-        """What a layer is. Raises MissingLayer."""
+        """Description of a layer. Raises MissingLayer."""
         path = (self.folder / self.tree(digest)).with_name(_MANIFEST)
         return Manifest(**json.loads(path.read_text()))
 

@@ -42,7 +42,7 @@ class Compact(Protocol):
     The ``words`` of a tool say how its calls are written. write and edit work on ``task.path``.
     """
 
-    # Whether a message may begin with text in front of its calls, a thought; else such text is a
+    # True if a message may begin with a thought, a text in front of its calls; else such text is a
     # malformed call.
     thoughts: bool = False
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
@@ -201,7 +201,7 @@ def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> Tool
 
 
 def _misplaced(words: Words) -> str:
-    """What is wrong with a call that has too much on its line or nothing below it."""
+    """Complaint about a call that has too much on its line or nothing below it."""
     if words.below:
         return f"{words.word} wants a new line, then {next(iter(words.below.values()))}"
     return f"{words.word} takes nothing"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 class Tag:
     """The beginning or the end of a call, or both."""
 
-    # Where the tag begins and ends in the text.
+    # Places in the text where the tag begins and ends.
     start: int
     end: int
     opens: bool

@@ -1,8 +1,8 @@
-"""What a protocol is: how a model's text becomes tool calls and how their results become text.
+"""Base class of protocols, which turn a model's text into tool calls and their results into text.
 
-What a tool or a task says can hold anything, even special tokens. A protocol gets such texts
-quoted (``models.marks``) and puts them into its own text as they are. So no output of a program can
-end a turn or open another, and the model reads it unchanged.
+Texts of tools and tasks can hold anything, even special tokens. A protocol gets such texts quoted
+(``models.marks``) and puts them into its own text as they are. So no output of a program can end a
+turn or open another, and the model reads it unchanged.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Protocol:
     # Special tokens that end an assistant message; the first is put in where a message was cut.
     # Those of ChatML unless a protocol says otherwise.
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
-    # Whether tools answer in sentences or in as few words as will do.
+    # True if tools answer in sentences, False if in as few words as will do.
     verbose: bool = True
     # Special tokens of a tokenizer that is trained for it; () where it has none of its own.
     SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = ()
-    # Whether ``parse`` wants to know which marks are special tokens: in its text those that the
-    # model spelled in other tokens are then quoted (``models.marks``).
+    # True if ``parse`` must know which marks are special tokens: marks that the model spelled in
+    # other tokens are then quoted in its text (``models.marks``).
     tells_marks: ClassVar[bool] = False
-    # Whether ``task.prefill`` is the beginning of a file, in which marks mean nothing. Else it is
-    # that of a message, in the protocol's own words.
+    # True if ``task.prefill`` is the beginning of a file, in which marks mean nothing. Else it is
+    # the beginning of a message, in the protocol's own words.
     continues_file: ClassVar[bool] = False
-    # Whether it has ``conversation``.
+    # True if it has ``conversation``.
     converses: ClassVar[bool] = False
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Protocol:
@@ -67,13 +67,15 @@ class Protocol:
         raise NotImplementedError
 
     def has_call(self, text: str) -> bool:
-        """Whether a message means to call a tool, well-formed or not. A message of a sub-agent that
-        does not is its answer.
+        """True if a message means to call a tool, well-formed or not. A sub-agent's message without
+        a call is its answer.
         """
         return True
 
     def thinking(self, text: str) -> bool:
-        """Whether a message ends inside a thought. It is then no answer, and its calls are none."""
+        """True if a message ends inside a thought. It is then no answer, and its calls do not
+        count.
+        """
         return False
 
     def settled(self, text: str) -> bool:
@@ -81,7 +83,7 @@ class Protocol:
         return True
 
     def before_calls(self, text: str) -> str:
-        """What a message that has calls says in front of them."""
+        """Text in front of the calls of a message that has calls."""
         return ""
 
     def observation(self, results: Sequence[ToolResult]) -> str:
@@ -102,7 +104,7 @@ class Protocol:
         raise ValueError(f"the protocol {type(self).__name__} has no place for conversations")
 
     def stopped(self, text: str) -> bool:
-        """Whether the text sampled so far is complete without a stop token; once True it stays
+        """True if the text sampled so far is complete without a stop token; once True it stays
         True.
         """
         return False
@@ -114,7 +116,7 @@ def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int]) -> int | None:
-    """How many sampled tokens make up the complete message; None if it is not complete yet.
+    """Number of sampled tokens that make up the complete message; None if it is not complete yet.
 
     The token that completes it is counted: a stop token, or the one at which the rule on text
     applies.
@@ -165,8 +167,8 @@ def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
 
 
 def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
-    """What follows an assistant's message in the family's template, or in a tokenizer's own one:
-    the results and the next opening.
+    """Text that follows an assistant's message in the family's template, or in a tokenizer's own
+    one: the results and the next opening.
     """
     if own is not None:
         return own.render_tool_results([result.content for result in results])

@@ -28,18 +28,18 @@ _QUOTES = frozenset("`'\"")
 class Written:
     """One call as it stands in a message."""
 
-    # Where it begins.
+    # Place in the text where it begins.
     start: int
-    # What it asks for: a value of JSON, or a function with its parameters as text. None where it
+    # The call itself: a value of JSON, or a function with its parameters as text. None where it
     # cannot be read.
     value: Any = None
-    # What is wrong with it.
+    # Complaint about it; "" if there is none.
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a message holds."""
+    """Content of a message: its calls and thoughts."""
 
     calls: Sequence[Written] = ()
     # True if the message ends inside a thought.
@@ -201,7 +201,7 @@ def _quoted(text: str, start: int, end: int) -> bool:
 
 
 def _broken(body: str) -> str:
-    """What is wrong with JSON that cannot be read."""
+    """Complaint about JSON that cannot be read."""
     try:
         _JSON.decode(body)
     except (ValueError, RecursionError, MemoryError) as error:

@@ -31,7 +31,7 @@ _OUTSIDE = re.compile("</?tool_call>")
 class Function:
     """A call as its tags say it."""
 
-    # Where it begins and ends in the text.
+    # Places in the text where it begins and ends.
     start: int
     end: int
     name: str
@@ -43,7 +43,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where tags may stand, as patterns."""
+    """Patterns of the places where tags may stand."""
 
     # The beginning of a call, its end, and a whole call without parameters.
     events: re.Pattern[str]
@@ -144,8 +144,8 @@ def _without_lines(value: str) -> str:
 
 
 def _borders(body: str, first: str, layout: _Layout) -> Iterator[tuple[int, str, int]]:
-    """Where one parameter ends and the next begins: the place behind its end tag, the next key, and
-    the place behind its tag.
+    """Borders between one parameter and the next: the place behind the first one's end tag, the
+    next key, and the place behind the next one's tag.
     """
     depths = _depths(body, layout)
     keys = {first}

@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     # Counted from 1, both included.
     first: int
     last: int
-    # Of the function or class, with dots; "" for none.
+    # Name of the function or class, with dots; "" for none.
     name: str
 
 

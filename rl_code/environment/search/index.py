@@ -37,12 +37,12 @@ class Chunk(NamedTuple):
     # Counted from 1, both included.
     first: int
     last: int
-    # Of the function or class; "" for none.
+    # Name of the function or class; "" for none.
     name: str
     text: str
-    # With spaces between them.
+    # The words of the text (``words_of``), with spaces between them.
     words: str
-    # Of length 1 or 0.
+    # Embedding of the text, of length 1 or 0.
     vector: Float32[np.ndarray, " D"]
 
 

@@ -45,7 +45,7 @@ class NotReady(ValueError):
 
 
 class Found(NamedTuple):
-    """What may be searched."""
+    """Index of the files that may be searched."""
 
     # None where the files hold nothing.
     index: Index | None

@@ -51,7 +51,7 @@ def pieces(root: tree_sitter.Node, depth: int = 0) -> list[tuple[int, int, str]]
 
 
 def _between(nodes: list[tree_sitter.Node]) -> list[tuple[int, int, str]]:
-    """What stands between two definitions."""
+    """Pieces of the lines that these nodes take up between two definitions."""
     return _windows(_lines(nodes[0])[0], _lines(nodes[-1])[1], "") if nodes else []
 
 

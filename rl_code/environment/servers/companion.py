@@ -31,7 +31,7 @@ _EXIT_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class CompanionConfig:
-    """What the sandbox beside an episode may use. Raises ValueError for impossible limits."""
+    """Limits of the sandbox beside an episode. Raises ValueError for impossible limits."""
 
     # MiB of address space of each process, and of memory of all of them.
     memory_mb: int = 1024
@@ -118,7 +118,7 @@ class Companion:
         return number, stream
 
     def why(self, program: int) -> str:
-        """Why a program that closed its output has ended, in words; "" if it has not."""
+        """Reason why a program that closed its output has ended, in words; "" if it has not."""
         deadline = time.monotonic() + _EXIT_S
         code = said = None
         try:
@@ -157,7 +157,9 @@ class Companion:
         self._programs.mark(deadline)
 
     def pull(self, deadline: float) -> Changes:
-        """What the programs did to the copy since the mark. Raises ProgramsLost or ValueError."""
+        """Changes that the programs made to the copy since the mark. Raises ProgramsLost or
+        ValueError.
+        """
         return self._programs.changes(
             self._limits.snapshot_mb << 20, self._limits.snapshot_files, deadline
         )
@@ -179,5 +181,7 @@ class Companion:
 
 
 def deadline_of(workspace: Workspace, seconds: float) -> float:
-    """When a call must have ended that may take ``seconds``, on the clock of time.monotonic."""
+    """Time at which a call that may take ``seconds`` must have ended, by the clock of
+    time.monotonic.
+    """
     return time.monotonic() + max(_LEAST_S, min(seconds, workspace.timeout_s))

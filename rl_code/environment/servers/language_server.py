@@ -36,9 +36,9 @@ _NAME = re.compile(r"[\w.-]{1,40}")
 
 @dataclasses.dataclass(frozen=True)
 class LanguageServerConfig:
-    """How a language server is started, and which files it reads."""
+    """Command that starts a language server, and the files that it reads."""
 
-    # What its diagnostics are called.
+    # Name under which its diagnostics are shown.
     name: str
     # The program and its arguments. Programs of ``programs`` need no path.
     command: tuple[str, ...]
@@ -62,7 +62,7 @@ class LanguageServerConfig:
             )
 
     def reads(self, path: str) -> bool:
-        """Whether the server reads a file of this path."""
+        """True if the server reads a file of this path."""
         name = path.rpartition("/")[2]
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
@@ -107,7 +107,7 @@ class LanguageServer:
         self._root = f"file://{urllib.parse.quote(root)}"
         # The version of each open file, and its text.
         self._open: dict[str, tuple[int, str]] = {}
-        # What a server that is not asked has said last: diagnostics by URI.
+        # Diagnostics by URI that the server published last, without being asked.
         self._published: dict[str, Any] = {}
         answer = self._ask("initialize", self._introduction(), deadline)
         capabilities = answer.get("capabilities") if isinstance(answer, dict) else None
@@ -125,7 +125,7 @@ class LanguageServer:
                 kind = _CHANGED if path in self._open else _CREATED
                 events.append({"uri": self._uri(path), "type": kind})
         events += [{"uri": self._uri(path), "type": _DELETED} for path in changes.deleted]
-        # What is open, the server reads from here and not from the file.
+        # The text of an open file reaches the server from here, not from the file.
         shown = texts(changes.files)
         for path in [*changes.deleted, *changes.files]:
             if path not in shown:
@@ -136,7 +136,7 @@ class LanguageServer:
             self._stream.notify("workspace/didChangeWatchedFiles", {"changes": events})
 
     def diagnose(self, contents: Mapping[str, str], deadline: float) -> list[Diagnostic]:
-        """What the server says about the files with these texts, by file and line."""
+        """Diagnostics of the server on the files with these texts, by file and line."""
         for path, text in contents.items():
             self._show(path, text)
         if self._answers:
@@ -201,7 +201,9 @@ class LanguageServer:
             self._stream.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
 
     def _wait_for(self, uri: str, deadline: float) -> Any:
-        """What a server that is not asked says of a file as it stands."""
+        """Diagnostics of a file as it stands, from a server that publishes them without being
+        asked.
+        """
         while uri not in self._published:
             self._next(deadline)
         return self._published[uri]

@@ -26,13 +26,13 @@ _NO_METHOD = -32601
 
 
 class ListedTool(NamedTuple):
-    """What a server says of one of its tools."""
+    """Description of one tool, as its server gives it."""
 
     name: str
     description: str
     # JSON schema of an object.
     parameters: dict[str, Any]
-    # Why it cannot be offered, in words; "" where it can.
+    # Reason why it cannot be offered, in words; "" where it can.
     problem: str = ""
 
 
@@ -74,11 +74,11 @@ class McpClient:
 
     @property
     def told_skipped(self) -> str:
-        """How many lines of the server's were no messages, in words; "" for none."""
+        """Number of the server's lines that were no messages, in words; "" for none."""
         return self._stream.told_skipped
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline: float) -> tuple[str, bool]:
-        """What a tool answers, as text, and whether it did what was asked. Raises McpError."""
+        """Answer of a tool, as text, and True if it did what was asked. Raises McpError."""
         answer = self._ask("tools/call", {"name": name, "arguments": dict(arguments)}, deadline)
         items = answer.get("content")
         parts = [_text(item) for item in (items if isinstance(items, list) else ())]
@@ -170,7 +170,7 @@ def _parameters(schema: Any) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """How deeply a value of JSON is nested, as far as ``_DEEPEST`` + 1."""
+    """Depth to which a value of JSON is nested, counted up to ``_DEEPEST`` + 1."""
     level = [value]
     for depth in range(_DEEPEST + 1):
         level = [

@@ -37,7 +37,7 @@ class Stream:
         self._form = form
         self._read = b""
         self._number = 0
-        # How many lines were passed over, their bytes, and the beginning of the first.
+        # Number of lines that were passed over, their bytes, and the beginning of the first.
         self.skipped = 0
         self._skipped_bytes = 0
         self._first_skipped = ""
@@ -80,7 +80,7 @@ class Stream:
 
     @property
     def told_skipped(self) -> str:
-        """How many lines were passed over, in words; "" for none."""
+        """Number of lines that were passed over, in words; "" for none."""
         if not self.skipped:
             return ""
         return (

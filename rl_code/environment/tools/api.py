@@ -57,14 +57,15 @@ TOOLS: dict[str, type[Tool]] = {
     "mcp": Mcp,
 }
 
-# What a config offers that names no tools. The order is that of the prompts.
+# Tools that a config offers if it names none. The order is that of the prompts.
 DEFAULT = tuple(
     Named(name)
     for name in ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
 )
 
-# What a call may raise through the model's doing: files that do not fit, a path that is too deep,
-# values nested without end, a text larger than memory. Any other exception is a bug of the tool.
+# Exceptions that a call may raise through the model's doing: files that do not fit, a path that is
+# too deep, values nested without end, a text larger than memory. Any other exception is a bug of
+# the tool.
 PROVOKED = (OSError, ValueError, RecursionError, MemoryError)
 
 # Characters of one answer; what a tool of one's own leaves uncut would be tokenised in full.
@@ -115,8 +116,8 @@ def offered(task: Task, tools: Mapping[str, Tool]) -> dict[str, Tool]:
 
 
 def check(call: ToolCall, tools: Mapping[str, Tool]) -> str:
-    """What is wrong with a call, in words for the model: not parsed, unknown tool, wrong arguments.
-    "" if nothing.
+    """Complaint about a call, in words for the model: not parsed, unknown tool, wrong arguments. ""
+    if the call is well-formed.
     """
     if call.error:
         return call.error

@@ -36,7 +36,7 @@ _WIDTH = 100
 _LONGEST = 400
 _VERBOSE_WIDTH = 400
 _VERBOSE_LONGEST = 8000
-# How often the servers are started in an episode: those that a model's files bring down, too.
+# Most starts of the servers in an episode, those after a model's files brought them down included.
 _STARTS = 4
 
 
@@ -49,13 +49,13 @@ class Servers:
         self._starts = 0
         self._companion: Companion | None = None
         self._running: list[LanguageServer] = []
-        # Why some did not start.
+        # Reasons why some did not start.
         self._missing: list[str] = []
 
     def diagnose(
         self, workspace: Workspace, paths: Sequence[str], deadline: float
     ) -> tuple[list[Diagnostic], list[str]]:
-        """What the servers say about these files, and why some said nothing.
+        """Diagnostics of the servers on these files, and reasons why some servers gave none.
 
         Raises ValueError or OSError for files that cannot be copied, and SandboxFault.
         """
@@ -147,7 +147,7 @@ def describe(
     width = _VERBOSE_WIDTH if verbose else _WIDTH
     lines = []
     for one in found[:most]:
-        # What follows the first line is advice on how to mend it.
+        # The lines after the first one are advice on how to mend it.
         message = one.message.partition("\n")[0]
         at = f"{one.path}:{one.line}"
         text = f"{at}:{one.column}: {one.source}" if verbose else at
@@ -163,7 +163,7 @@ def describe(
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostics(Tool):
-    """What language servers say about one file, a folder or all files."""
+    """Tool that shows the diagnostics of language servers on one file, a folder or all files."""
 
     # Names of ``LANGUAGE_SERVERS``, or servers of one's own.
     servers: tuple[str | LanguageServerConfig, ...] = ("ruff", "ty")
@@ -175,7 +175,7 @@ class Diagnostics(Tool):
     files: int = 200
     # Wall-clock seconds of one call; the first starts the servers.
     seconds: float = 10.0
-    # What the sandbox of the servers may use.
+    # Limits of the servers' sandbox.
     limits: CompanionConfig = dataclasses.field(default_factory=CompanionConfig)
 
     schema: ClassVar[Mapping[str, Any]] = function_schema(

@@ -19,7 +19,7 @@ _WORDS = Words("edit", below={"old": "old text", "new": "new text"})
 class EditFile(Tool):
     """Replaces one exact piece of a file."""
 
-    # Whether a call in the compact protocol names its file, as in ``edit h.py``. Otherwise, and
+    # True if a call in the compact protocol names its file, as in ``edit h.py``. Otherwise, and
     # where it names none, it is about the task's own file.
     named: bool = False
 

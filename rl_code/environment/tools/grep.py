@@ -86,13 +86,13 @@ class Match(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search found."""
+    """Result of a search."""
 
     # The first ones; a folder's files stand before those of the folders in it.
     matches: Sequence[Match]
-    # How many lines match.
+    # Number of lines that match.
     total: int
-    # Why there was no search, in words for the model; "" if there was one.
+    # Reason why there was no search, in words for the model; "" if there was one.
     error: str = ""
 
 
@@ -138,7 +138,7 @@ def search(
 def _in_memory(
     texts: Mapping[str, str], matches_line: Callable[[str], object], path: str, most: int
 ) -> Found:
-    """What the program in the sandbox finds."""
+    """Result of a search in texts in memory: the same as that of the program in the sandbox."""
     if path == ".":
         below = {one: one.split("/") for one in texts}
     else:

@@ -119,7 +119,7 @@ class History(Tool):
         return self._failed(done)
 
     def _blame(self, workspace: Workspace, base: str, lines: str, path: str) -> Answer:
-        """Who changed the lines of a file last; short where answers are."""
+        """Last commit that changed each line of a file; short where answers are short."""
         done = self._run(workspace, "blame", "-s", lines, base, "--", path)
         if done.exit_code:
             return self._failed(done)
@@ -143,7 +143,7 @@ class History(Tool):
         return workspace.sandbox.run([*_GIT, *line], timeout_s=timeout_s)
 
     def _failed(self, done: Completed) -> Answer:
-        """Why a command of git's failed, in words."""
+        """Answer that says why a git command failed."""
         if done.timed_out:
             return Answer(f"stopped after {self.seconds:g} s", ok=False)
         if done.exit_code == _NO_GIT:
@@ -154,8 +154,8 @@ class History(Tool):
 
 
 def _in_short(blamed: str, names: Sequence[str]) -> str:
-    """What git blame printed, each line as ``short_blame`` writes it. names: the commits that the
-    task starts from, the last one first.
+    """Output of git blame, each line as ``short_blame`` writes it. names: the commits that the task
+    starts from, the last one first.
     """
     lines = []
     for line in blamed.split("\n"):  # git's lines end at nothing else
@@ -180,5 +180,5 @@ def short_blame(commit: int | str, number: int, line: str) -> str:
 
 
 def described(output: str, *, verbose: bool) -> str:
-    """What a command of git's printed, for the model to read."""
+    """Output of a git command, for the model to read."""
     return cut_middle(output.strip("\n"), _VERBOSE_WIDTH if verbose else _WIDTH) or "no commits"

@@ -30,7 +30,7 @@ class Jump(Tool):
     behind: int = 8
     # Wall-clock seconds in which a definition is looked for.
     seconds: float = 4.0
-    # Whether lines are shown behind their numbers, as ``read_file`` does it.
+    # True if lines are shown behind their numbers, as ``read_file`` does it.
     numbered: bool = False
 
     schema: ClassVar[Mapping[str, Any]] = function_schema(

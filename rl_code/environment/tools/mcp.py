@@ -37,7 +37,7 @@ _WIDTH = 400
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
 # Tools of one server that are offered.
 _TOOLS = 200
-# How often a server is started in an episode: one that a model's calls bring down, too.
+# Most starts of a server in an episode, those after a model's calls brought it down included.
 _STARTS = 4
 # Seconds between two warnings of what servers print.
 _SAID_S = 60
@@ -47,7 +47,7 @@ _SAID_S = 60
 class Mcp(Tool):
     """The tools of one MCP server."""
 
-    # What the names of its tools begin with.
+    # Beginning of the names of its tools.
     server: str
     # The program and its arguments.
     command: tuple[str, ...]
@@ -56,13 +56,13 @@ class Mcp(Tool):
     programs: tuple[str, ...] = ()
     # Variables of its environment.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Which of its tools are offered, by its own names; all of them if empty.
+    # Tools that are offered, by the server's own names; all of them if empty.
     only: tuple[str, ...] = ()
-    # Whether what its tools return is a document (``Tool.documents``).
+    # True if the answers of its tools are documents (``Tool.documents``).
     answers_are_documents: bool = False
     # Wall-clock seconds of one call, and of the start.
     seconds: float = 20.0
-    # What the server's sandbox may use.
+    # Limits of the server's sandbox.
     limits: CompanionConfig = dataclasses.field(default_factory=CompanionConfig)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Mcp(Tool):
         return [self._offer(tool) for tool in listed]
 
     def name_of(self, listed: str) -> str:
-        """What a tool of the server's is called here."""
+        """Name under which a tool of the server is offered here."""
         return re.sub(r"\W", "_", f"{self.server}_{listed}", flags=re.ASCII)[:64]
 
     def _offer(self, listed: ListedTool) -> Tool:
@@ -138,7 +138,7 @@ class Session:
     def call(
         self, name: str, arguments: Mapping[str, Any], workspace: Workspace, deadline: float
     ) -> tuple[str, bool]:
-        """What a tool answers, and whether it did what was asked.
+        """Answer of a tool, and True if it did what was asked.
 
         Raises StreamEnded, ProgramsLost or McpError, ValueError or OSError for files that cannot be
         copied there or back, and SandboxFault.

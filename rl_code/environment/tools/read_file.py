@@ -49,7 +49,7 @@ def shown(path: str, text: str, *, verbose: bool, first: int | None = None) -> s
 class ReadFile(Tool):
     """A file of the workspace, or some of its lines."""
 
-    # Whether lines are shown behind their numbers, as in ``7:    return xs``; blank ones, which
+    # True if lines are shown behind their numbers, as in ``7:    return xs``; blank ones, which
     # would take tokens, go without.
     numbered: bool = False
 

@@ -51,8 +51,8 @@ def failed_code(statement: str, error: str, *, verbose: bool) -> str:
 
 
 def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bool) -> str:
-    """What a run of ``total`` tests came to; ``failures`` are the texts of those that failed, in
-    order.
+    """Result of a run of ``total`` tests, for the model to read; ``failures`` are the texts of
+    those that failed, in order.
 
     Short: ``PASS left 2`` or ``FAIL <first failure> left 2``. Long: counts and the first few
     failures.

@@ -25,11 +25,11 @@ TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
-# How long the text of a number may be, and how many digits an integer may have. The range that
-# calls are checked for is smaller.
+# Most characters of a number's text, and most digits of an integer. Calls are checked for a smaller
+# range.
 _LONGEST_NUMBER = 400
 _MOST_DIGITS = 100
-# How deeply the parts of a schema are followed.
+# Depth to which the parts of a schema are followed.
 _DEEPEST = 32
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
@@ -42,7 +42,7 @@ class Arguments:
 
     def __init__(self, function: Mapping[str, Any]):
         self._root = function.get("parameters")
-        # What was found out about the parts of the schema, by their identity.
+        # Results for parts of the schema that were looked at before, by their identity.
         self._kinds: dict[int, tuple[str, ...] | None] = {}
         self._found: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self.properties, self.required = self._members(self._root)

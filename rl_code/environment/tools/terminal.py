@@ -15,7 +15,7 @@ _VERBOSE_WIDTH = 8000
 
 
 def described(output: str, code: int, *, verbose: bool, stopped_s: float | None = None) -> str:
-    """What a command came to, as the model reads it.
+    """Result of a command, for the model to read.
 
     output: what it printed. stopped_s: the seconds after which it was stopped, if it was.
     """

@@ -1,6 +1,4 @@
-"""How values and outputs are written for the model to read: on one line, cut, and the same on every
-run.
-"""
+"""Texts of values and outputs for the model: on one line, cut, and the same on every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool is, and how the arguments of a call are checked against its schema."""
+"""Base class of tools, and the check of a call's arguments against a tool's schema."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
 
 _LARGEST = 1 << 63
-# How deeply an argument may be nested, and how many values it may have.
+# Depth to which an argument may be nested, and most values that it may have.
 _DEEPEST = 32
 _MOST_VALUES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a tool says to the model."""
+    """Answer of a tool to the model."""
 
     content: str
     # False when it could not do what was asked.
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """How the compact protocol writes a call of a tool: a word, arguments on the same line, and
+    """Form of a tool's call in the compact protocol: a word, arguments on the same line, and
     arguments on the lines below.
 
     A required argument ``path`` that stands in neither place is the task's own file.
@@ -43,7 +43,7 @@ class Words:
 
 
 class Delegation(NamedTuple):
-    """What the context of a sub-agent may use."""
+    """Limits of a sub-agent's context."""
 
     # Messages of the assistant, and tokens of the context.
     turns: int
@@ -59,18 +59,18 @@ class Tool:
 
     # The function schema that is shown to the model (OpenAI's form, the value of "function").
     schema: ClassVar[Mapping[str, Any]]
-    # Whether the purpose of a call is to change a file. The files after the first such call that
+    # True if the purpose of a call is to change a file. The files after the first such call that
     # succeeds are also graded on their own.
     edits: ClassVar[bool] = False
-    # Whether a call runs commands, which may change files as a side effect.
+    # True if a call runs commands, which may change files as a side effect.
     runs_commands: ClassVar[bool] = False
-    # Whether what a call returns is a document where the config has documents: a text that stands
+    # True if the answer to a call is a document where the config has documents: a text that stands
     # for itself, as a file does. Its tokens are then encoded without seeing the rest of the context
     # (``rl_code.documents``), and once for all episodes that read the same.
     documents: ClassVar[bool] = False
-    # Whether a call changes the notes that later episodes read (``environment.notes``).
+    # True if a call changes the notes that later episodes read (``environment.notes``).
     notes: ClassVar[bool] = False
-    # How the compact protocol writes a call; None for the tool's name with the integers on its line
+    # Form of a call in the compact protocol; None for the tool's name with the integers on its line
     # and the texts below.
     words: ClassVar[Words | None] = None
 
@@ -97,9 +97,8 @@ class Tool:
 
     @property
     def delegation(self) -> Delegation | None:
-        """What another context of the policy may use that carries out a call
-        (``environment.frames``); its argument ``question`` is the prompt. None for a tool that
-        works by itself.
+        """Limits of another context of the policy that carries out a call (``environment.frames``);
+        its argument ``question`` is the prompt. None for a tool that works by itself.
         """
         return None
 
@@ -143,7 +142,7 @@ def words_of(tool: Tool) -> Words:
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call, in words for the model; "" when nothing is."""
+    """Complaint about the arguments of a call, in words for the model; "" when they are right."""
     known = Arguments(tool.schema)
     expected = ", ".join(known.properties) or "none"
     for name in known.required:
@@ -161,7 +160,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
 
 
 def _wrong(argument: Any) -> str:
-    """What is wrong with the values of an argument at all depths; "" when nothing is."""
+    """Complaint about the values of an argument at all depths; "" when they are right."""
     pending = [(argument, 0)]
     for seen, (value, depth) in enumerate(pending):
         if seen == _MOST_VALUES or depth > _DEEPEST:
@@ -178,7 +177,7 @@ def _wrong(argument: Any) -> str:
 
 
 def _encodable(text: str) -> bool:
-    """Whether the text can be written to a file; lone surrogates, which JSON can spell, cannot."""
+    """True if the text can be written to a file; lone surrogates, which JSON can spell, cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ class Workspace:
         self.task = task
         self.pool = pool
         self.limits = limits
-        # Whether tools answer in sentences (large models) or in as few tokens as will do.
+        # True if tools answer in sentences (large models), False if in as few tokens as will do.
         self.verbose = verbose
         # Changed by run_tests.
         self.test_runs_left = limits.test_runs
@@ -46,13 +46,13 @@ class Workspace:
         self.handed_in: Snapshot | None = None
         # Notes of earlier episodes on the same repository, and of this one; the oldest first.
         self.notes = notes_of(task)
-        # When, on the clock of time.monotonic, the episode has used up its wall-clock time.
+        # Time at which the episode has used up its wall-clock time, by the clock of time.monotonic.
         self.deadline = math.inf
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None
-        # What tools keep for the episode, by a key of their own.
+        # Objects that tools keep for the episode, each by a key of the tool's own.
         self._kept: dict[Hashable, Closable] = {}
-        # What commands had used in the workspace that this one was forked from.
+        # CPU seconds that commands had used in the workspace that this one was forked from.
         self._cpu_s_before = 0.0
 
     @property
@@ -64,7 +64,7 @@ class Workspace:
 
     @property
     def lost(self) -> bool:
-        """Whether the sandbox was opened and is gone, with the files that were in it."""
+        """True if the sandbox was opened and is gone, with the files that were in it."""
         return self._sandbox is not None and self._sandbox.lost
 
     @property
@@ -128,8 +128,8 @@ class Workspace:
         self.sandbox.restore(changes.files)
 
     def keep[T: Closable](self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a tool keeps for the episode under a key: made on first use, and closed with the
-        workspace. A fork begins without.
+        """Object that a tool keeps for the episode under a key: made on first use, and closed with
+        the workspace. A fork begins without.
         """
         if key not in self._kept:
             self._kept[key] = make()
@@ -160,7 +160,7 @@ class Workspace:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the wall-clock or the CPU time of the episode is used up."""
+        """True if the wall-clock or the CPU time of the episode is used up."""
         return time.monotonic() >= self.deadline or self._cpu_s >= self.limits.episode_cpu_s
 
     @property
