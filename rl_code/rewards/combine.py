@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ SIGNALS: dict[str, Any] = {
 SIGNAL_ERROR = "signal_error"
 # Signals that failures earn, too.
 _PAY_FAILURES = ("partial", "similarity")
+# Characters of an exception in the log.
+_DESCRIBED = 8000
 # Keys of an active signal's section that are not settings of the signal itself.
 _OWN = ("weight", "cap", "label")
 
@@ -151,7 +154,8 @@ class ActiveSignal[T]:
         """The component: the weighted and capped signal. Raises ValueError unless it is finite, and
         what the signal raises.
         """
-        value = self.config.weight * self.signal(given)
+        # a plain number, which records can hold, of one of numpy's or jax's
+        value = self.config.weight * float(self.signal(given))
         if not math.isfinite(value):
             raise ValueError(f"the reward signal {self.config.component!r} is {value}")
         low, high = self.config.bounds
@@ -205,15 +209,29 @@ def components_of[T](
             components[one.config.component] = one(given)
         except (SandboxFault, ConfigError):
             raise
-        except Exception as raised:
+        # a signal's library may leave by sys.exit, too
+        except (Exception, SystemExit) as raised:
             if one.stops:
                 raise
             logging.warning(
-                "the reward signal %r of %s failed: %r", one.config.component, name, raised,
-                exc_info=True,
-            )  # fmt: skip
+                "the reward signal %r of %s failed: %s",
+                one.config.component,
+                name,
+                _described(raised),
+            )
             components[one.config.component] = 0.0
             error = True
     if error:
         components = {one: min(value, 0.0) for one, value in components.items()}
     return components, error
+
+
+def _described(raised: BaseException) -> str:
+    """An exception with its traceback, of which the middle is left out where it is long: its
+    message may hold all that the agent wrote.
+    """
+    text = "".join(traceback.format_exception(raised))
+    if len(text) <= _DESCRIBED:
+        return text
+    half = _DESCRIBED // 2
+    return f"{text[:half]}\n[{len(text) - _DESCRIBED} characters]\n{text[-half:]}"

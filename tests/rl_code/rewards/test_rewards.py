@@ -201,6 +201,7 @@ ERRORS = [
     KeyError("f"),
     SyntaxError("no"),
     TypeError("none"),
+    SystemExit(2),
 ]
 
 
@@ -219,6 +220,29 @@ def test_what_a_signal_raises_is_an_outcome_that_pays_no_more_than_a_failure(err
     stopping = (*active[:2], dataclasses.replace(active[2], stops=True))
     with pytest.raises(type(error)):
         combine(solved, stopping)
+
+
+def test_the_log_holds_no_more_of_an_exception_than_a_page(caplog):
+    (one,) = signals("tests")
+    long = raising(ValueError("begin" + "x" * 10**6 + "end"))
+    combine(finished(Grade(True)), (dataclasses.replace(one, signal=long),))
+    assert "begin" in caplog.text and "end" in caplog.text and "Traceback" in caplog.text
+    assert len(caplog.text) < 10_000
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), np.float16(0.5), np.bool(True)])
+def test_components_are_plain_numbers_that_records_can_hold(value):
+    (one,) = signals("tests")
+    reward = combine(finished(Grade(True)), (dataclasses.replace(one, signal=lambda _: value),))
+    assert type(reward.components["tests"]) is type(reward.total) is float
+    assert json.loads(json.dumps(reward.components)) == {"tests": float(value)}
+
+
+@pytest.mark.parametrize("value", [None, "0.5x", [0.5], 1j, math.nan, 10**400])
+def test_what_is_no_number_is_an_outcome(value):
+    (one,) = signals("tests")
+    reward = combine(finished(Grade(True)), (dataclasses.replace(one, signal=lambda _: value),))
+    assert reward.total == 0.0 and reward.flags == (SIGNAL_ERROR,)
 
 
 @pytest.mark.parametrize("error", [SandboxFault("gone"), ConfigError("wrong")], ids=repr)
