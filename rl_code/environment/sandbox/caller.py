@@ -37,21 +37,21 @@ _NOT_RUN = "not run: an earlier call used up the time"
 
 @dataclasses.dataclass(frozen=True)
 class CallResult:
-    """What one call came to."""
+    """Result of one call."""
 
-    # What it returned, made of exact types. None when there was a case to compare it with.
+    # The returned value, made of exact types. None when there was a case to compare it with.
     value: Any
-    # Why there is no value, on one line; "" when ok.
+    # Reason why there is no value, on one line; "" when ok.
     error: str
     ok: bool
     # "" when ok, else "raised", "exited" (sys.exit, os._exit), "killed" (a crash or a limit),
     # "timeout", "not_run" (an earlier call used up the time).
     cause: str = ""
-    # Whether the value is what the case expects; False without a case.
+    # True if the value is the one that the case expects; False without a case.
     passed: bool = False
     # The beginning of the value's repr when it is not what the case expects.
     shown: str = ""
-    # What the judge noticed: "forged_result", "lying_value", "costly_value".
+    # Observations of the judge: "forged_result", "lying_value", "costly_value".
     flags: tuple[str, ...] = ()
     # Timed out although the process had used little CPU time: the machine may have been busy.
     starved: bool = False
@@ -59,7 +59,7 @@ class CallResult:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """How one statement of a test ended. error: "" when it passed. causes: of failed calls, as in
+    """Result of one statement of a test. error: "" when it passed. causes: of failed calls, as in
     CallResult. flags: see inside/checker.py.
     """
 
@@ -154,8 +154,8 @@ class Program(Child):
 
     @property
     def printed(self) -> str:
-        """What it wrote to its standard output and error, cut in the middle. Ends it, if it has not
-        ended.
+        """Standard output and error of the process, cut in the middle. Ends the process if it has
+        not ended.
         """
         return self._wait().get("output", "")
 
@@ -300,7 +300,7 @@ def check_all(
 
 
 def _said(channel: socket.socket) -> Any:
-    """What the checker says next; None when it has ended."""
+    """Next message of the checker; None when it has ended."""
     frame = wire.read_frame(channel, checker.CONTROL_BYTES)
     return None if frame is None else json.loads(frame)
 

@@ -63,7 +63,7 @@ def parents() -> dict[str, tuple[Path, int]]:
 
 
 def _usable(parent: Path, controller: str, version: int) -> bool:
-    """Whether a new folder in ``parent`` limits ``controller``; sweeps folders of processes that
+    """True if a new folder in ``parent`` limits ``controller``; sweeps folders of processes that
     are gone.
     """
     if not os.access(parent, os.W_OK):
@@ -104,7 +104,7 @@ class Cgroups:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """What is limited or counted here: some of "cpu", "cpuacct", "memory", "pids"."""
+        """Controllers that limit or count here: some of "cpu", "cpuacct", "memory", "pids"."""
         return tuple(sorted(self._parents))
 
     def enclose(self, pid: int) -> list[Path]:

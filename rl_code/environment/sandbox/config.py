@@ -1,4 +1,4 @@
-"""What sandboxes may use."""
+"""Limits of sandboxes."""
 
 from __future__ import annotations
 

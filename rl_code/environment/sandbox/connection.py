@@ -14,7 +14,7 @@ from rl_code.environment.sandbox.workers import Sandboxes, Slot
 # Seconds that a session may answer later than its command's time limit before it is given up.
 GRACE_S = 20.0
 
-# What the session may name as the kind of an error; anything else becomes OSError.
+# Errors that the session may name as the kind of its error; any other name becomes OSError.
 _ERRORS = {
     kind.__name__: kind
     for kind in (
@@ -41,9 +41,9 @@ class Connection:
         self.slot = slot
         self._sandboxes = sandboxes
         self._closed = False
-        # Whether code of a candidate may have run in this session.
+        # True if code of a candidate may have run in this session.
         self._used = False
-        # Whether the command sent last was the first one.
+        # True if the command sent last was the first one.
         self._first_command = False
         self.loss: CandidateLost | SandboxFault | None = None
         # A command answers on a socket of its own. Meanwhile the session would take any request
@@ -121,7 +121,7 @@ class Connection:
             self._sandboxes.give_back(self.slot)
 
     def _lose(self, error: Exception) -> CandidateLost | SandboxFault:
-        """What to raise when the session is gone or does not answer."""
+        """Exception to raise when the session is gone or does not answer."""
         if self._used and not self._sandboxes.closed:
             self.loss = CandidateLost("a command brought the sandbox down")
         else:

@@ -127,7 +127,7 @@ def _turns() -> threading.BoundedSemaphore:
 def main(control: socket.socket) -> None:
     """Answers calls until the other side closes."""
     warnings.simplefilter("ignore")  # of the parser, about texts
-    # What is printed there would fill a pipe that nobody reads.
+    # Output would fill a pipe that nobody reads.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     while (frame := wire.read_frame(control, ASKED_BYTES)) is not None:

@@ -30,7 +30,7 @@ RETIRE_BYTES = 100 << 20
 # CPU seconds for one value; an answer of fewer bytes than SMALL cannot cost a noticeable time.
 VALUE_CPU_S = 1.0
 SMALL_BYTES = 2048
-# What goes back to the training process as a value, where it is decoded again: no more than this.
+# Limits of a value that goes back to the training process, where it is decoded again.
 RETURN_BYTES = 1 << 16
 RETURN_ELEMENTS = 2000
 SHOWN = 1600
@@ -39,7 +39,7 @@ REPLY_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a value is compared with; see ``types.Case``."""
+    """Expected value and tolerance with which a value is compared; see ``types.Case``."""
 
     expected: Any
     tolerance: float | None
@@ -63,8 +63,8 @@ def main(control: socket.socket) -> None:
 
 
 def _memory_bytes() -> int:
-    """How much memory this process holds. The kernel's maximum would count the process that started
-    this one, too.
+    """Bytes of memory that this process holds. The kernel's maximum would count the process that
+    started this one, too.
     """
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
@@ -85,7 +85,7 @@ def _answer(
         try:
             letter, answer, lying = calls.exchange(channel, text)
             if len(answer) > SMALL_BYTES:
-                # What is known is said before the risk is taken.
+                # The verdicts so far are sent before the risk of a large answer is taken.
                 _say(control, verdicts, "more")
                 verdicts = []
             signal.setitimer(signal.ITIMER_PROF, VALUE_CPU_S)  # its signal ends the process

@@ -29,7 +29,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a judge says of one answer."""
+    """Verdict of a judge on one answer."""
 
     # "passed": the value is the expected one.
     # "wrong": it is another value. text: the beginning of its repr.
@@ -40,9 +40,9 @@ class Verdict:
     # "ended": the process ended, or its time was up.
     # "refused": the arguments cannot be sent. text: why.
     kind: str
-    # What belongs to the kind, as said above.
+    # The text that belongs to the kind, as said above.
     text: str
-    # Whether something in the value has an ``__eq__`` that lies.
+    # True if something in the value has an ``__eq__`` that lies.
     lying: bool = False
 
 

@@ -41,7 +41,7 @@ from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
 from rl_code.types import World
 
-# What users of sandboxes need is found here, wherever it is defined.
+# Names that users of sandboxes need are found here, wherever they are defined.
 __all__ = [
     "CallResult",
     "Caller",
@@ -61,7 +61,7 @@ __all__ = [
 
 READ_BYTES = 1 << 20
 ATTEMPTS = 3
-# What an agent reads when a limit of the sandbox as a whole ended its command.
+# Text that an agent reads when a limit of the sandbox as a whole ended its command.
 _EXCEEDED = {
     "cpu": "killed: the CPU time of the command is used up",
     "memory": "killed: its processes together use too much memory",
@@ -71,15 +71,15 @@ _EXCEEDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """How a command ended."""
+    """Result of a command."""
 
     # Standard output and error as they came, cut in the middle.
     stdout: str
     # 128 + signal when killed by one, 124 when its time was up.
     exit_code: int
-    # Whether its wall-clock time was up.
+    # True if its wall-clock time was up.
     timed_out: bool
-    # How much output was left out.
+    # Bytes of output that were left out.
     cut_bytes: int
     # Wall-clock time.
     seconds: float
@@ -91,7 +91,7 @@ class Completed:
 
 
 class Closable(Protocol):
-    """What can be closed, more than once."""
+    """Object that can be closed, more than once."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -116,7 +116,7 @@ class SandboxPool:
         self._keeping = threading.Lock()
         # Pools of sandboxes beside those of this pool, by their config.
         self._beside: dict[SandboxConfig, SandboxPool] = {}
-        # What tools keep for all episodes, by a key of their own.
+        # Objects that tools keep for all episodes, each by a key of the tool's own.
         self._kept: dict[Hashable, Closable] = {}
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
@@ -172,7 +172,7 @@ class SandboxPool:
         return self.open(sandbox.snapshot(), sandbox.world)
 
     def _request(self, world: World) -> dict[str, Any]:
-        """What a session needs to know of a world. Raises SandboxFault for a missing layer."""
+        """Request that tells a session about a world. Raises SandboxFault for a missing layer."""
         if self.layers is None:
             raise SandboxFault("a task has layers, but sandbox.layers names no layer store")
         try:
@@ -201,8 +201,8 @@ class SandboxPool:
             return self._beside[config]
 
     def keep[T: Closable](self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a tool keeps for all episodes under a key: made on first use, and closed with this
-        pool.
+        """Object that a tool keeps for all episodes under a key: made on first use, and closed with
+        this pool.
         """
         with self._keeping:
             if key not in self._kept:
@@ -269,7 +269,7 @@ class Sandbox:
         self._connection = connection
         self._judges = judges
         self._frame_bytes = frame_bytes
-        # What lies below its files.
+        # The world whose layers lie below its files.
         self.world = world
 
     @property
@@ -279,7 +279,7 @@ class Sandbox:
 
     @property
     def lost(self) -> bool:
-        """Whether it went away, through whatever."""
+        """True if it is gone, for whatever reason."""
         return self._connection.loss is not None
 
     def run(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float) -> Completed:

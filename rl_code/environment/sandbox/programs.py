@@ -25,7 +25,7 @@ class ProgramsLost(OSError):
 
 
 class Changes(NamedTuple):
-    """What became of the files of a workspace."""
+    """Changes of the files of a workspace."""
 
     # New and changed files.
     files: dict[str, str | File]
@@ -84,7 +84,7 @@ class Programs(Child):
         self._ask({"op": "mark"}, deadline)
 
     def changes(self, most_bytes: int, most_files: int, deadline: float) -> Changes:
-        """What the programs did to the files since the last mark, which moves to now.
+        """Changes that the programs made to the files since the last mark, which moves to now.
 
         Raises ProgramsLost, or ValueError for files that a snapshot cannot hold.
         """

@@ -34,8 +34,8 @@ HOW_TO_GET_ONE = (
     "`capabilities: {add: [SYS_ADMIN]}`, as launch.cluster writes it."
 )
 
-# Where programs started by root give up root to, if this machine has so many users: no account has
-# these numbers.
+# Users to whom programs that root started give up root, if this machine has so many users: no
+# account has these numbers.
 UNPRIVILEGED = range(1_800_000_000, 1_810_000_000)
 # Below stand the accounts of the system.
 FIRST_USER = 1000

@@ -38,7 +38,7 @@ from rl_code.environment.sandbox.worker import (
 START_S = 30.0
 # Room for a listing of the workspace, and for all that is shorter.
 LISTING_BYTES = 32 << 20
-# What a mode must be able to do.
+# A request that every mode must be able to carry out.
 _PROBE = {"op": "run", "argv": ["true"], "stdin": "", "timeout": START_S}
 
 
@@ -53,7 +53,7 @@ class Slot:
     handle: int
     # Its cgroups.
     folders: list[Path]
-    # Whether a session has run whose end has not been read yet.
+    # True if a session has run whose end has not been read yet.
     used: bool = False
 
 
@@ -138,7 +138,7 @@ class Sandboxes:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool was closed by its owner."""
+        """True if the pool was closed by its owner."""
         return self._closed
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Sandboxes:
         return str(answer)
 
     def _settled(self, slot: Slot) -> bool:
-        """Whether the slot's last session has ended in good order."""
+        """True if the slot's last session has ended in good order."""
         if not slot.used:
             return True
         try:

@@ -19,7 +19,7 @@ class Ended(Exception):
 
 
 class Forged(Exception):
-    """What came is nothing that an honest process sends."""
+    """Raised for an answer that no honest process sends."""
 
 
 def call_text(

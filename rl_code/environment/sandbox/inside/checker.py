@@ -51,7 +51,7 @@ def check(control: socket.socket, entry_point: str, statements: list[str]) -> No
 
 
 def _run(statement: str, proxy: _Proxy, line: _Line) -> str:
-    """Why the statement fails, "" when it passes."""
+    """Reason why the statement fails; "" when it passes."""
     try:
         code = compile(statement, "<test>", "exec")
         # A module of its own: a test that defines a dataclass needs one that can be found.
@@ -82,7 +82,7 @@ class _Line:
         self._asked: set[str] | None = None
         self._raised: list[Exception] = []
         self.flags: set[str] = set()
-        # What the last call came to, in words.
+        # Result of the last call, in words.
         self.last = ""
 
     def say(self, message: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class _Line:
         return self._asked
 
     def swallowed(self) -> str:
-        """Why a statement that has completed fails all the same, "" when it does not."""
+        """Reason why a statement that has completed fails all the same; "" when it does not."""
         for error in self._raised:
             kinds = {kind.__name__ for kind in type(error).__mro__} & self.asked()
             if isinstance(error, CandidateError) or not kinds:

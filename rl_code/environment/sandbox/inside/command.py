@@ -38,11 +38,11 @@ VICTIM = "1000"
 
 
 class Cell:
-    """Where the commands of one session run, one at a time."""
+    """Cell of namespaces in which the commands of one session run, one at a time."""
 
     def __init__(self, limits: dict[str, Any], world: World):
         self._limits = limits
-        # Where commands work.
+        # The folders in which commands work.
         self.world = world
         # Pid of the guard; 0 when there is no cell.
         self._guard = 0
@@ -102,7 +102,7 @@ class Cell:
         return code if code >= 0 else 128 - code
 
     def _empty(self) -> bool:
-        """Whether only the guard is left.
+        """True if only the guard is left.
 
         Every process of the cell descends from the guard or from a child of the session, and
         orphans become the guard's children in the same moment. So when the guard is the session's

@@ -21,7 +21,7 @@ _OPAQUE = "user.overlay.opaque"
 
 
 def changed(changes: str, below: str, root: str) -> Iterator[files.Found]:
-    """What differs from the layers, by path; folders come before what lies in them.
+    """Entries that differ from the layers, by path; a folder comes before its entries.
 
     changes: the upper folder of the overlay; it may be missing. below: the layers alone. root: the
     workspace.
@@ -80,7 +80,7 @@ def restore(root: str, entries: Mapping[str, Any]) -> None:
 
 
 def _hides(folder: str) -> bool:
-    """Whether a folder of the changes hides what the layers have at its path."""
+    """True if a folder of the changes hides the layers' entries at its path."""
     try:
         return os.getxattr(folder, _OPAQUE) == b"y"
     except OSError:  # it has no such mark

@@ -132,8 +132,8 @@ def everything(root: str) -> Iterator[Found]:
 
 
 def snapshot(found: Iterable[Found], limit_bytes: int, limit_files: int) -> dict[str, Any]:
-    """What was found, by path, sorted, as ``write`` takes it, but with the
-    content of text files in base64, too: escaped, it could be six times as long as the limit.
+    """Entries that were found, sorted by path, as ``write`` takes them, but with the content of
+    text files in base64, too: escaped, it could be six times as long as the limit.
 
     Raises ValueError that names what the snapshot cannot hold: more files or bytes than the limits,
     a path in too many folders, a name that cannot be printed, a pipe, a socket or a device.
@@ -180,7 +180,7 @@ def _record(data: bytes, mode: int, kind: str) -> dict[str, Any]:
 
 
 def _inside(root: str, path: str) -> str:
-    """Where ``path`` really leads. Raises PermissionError when that is outside ``root``."""
+    """Place to which ``path`` really leads. Raises PermissionError when it is outside ``root``."""
     target = os.path.realpath(os.path.join(root, path))
     if not target.startswith(root + "/"):
         raise PermissionError(f"{path} leads out of the workspace")

@@ -23,13 +23,14 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBI
 )
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_SYS_CHROOT, CAP_SYS_ADMIN, LAST_CAPABILITY = 1, 3, 18, 21, 63
-# What a session needs to start a command: making namespaces, mounting /proc there, entering them.
+# Capabilities that a session needs to start a command: making namespaces, mounting /proc there,
+# entering them.
 SUPERVISING = (CAP_SYS_ADMIN, CAP_SYS_CHROOT)
-# What it needs before, to mount layers: an overlay works in a folder without rights, with the
-# rights of who mounted it.
+# Capabilities that it needs before, to mount layers: an overlay works in a folder without rights,
+# with the rights of who mounted it.
 MOUNTING = (*SUPERVISING, CAP_DAC_OVERRIDE, CAP_FOWNER)
 CAPABILITY_VERSION_3 = 0x20080522
-# Of mounts by descriptor; these numbers are the same on x86_64 and aarch64.
+# System calls for mounts by descriptor; these numbers are the same on x86_64 and aarch64.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x00100000
 _HERE, _AT_EMPTY_PATH = -100, 0x1000

@@ -1,4 +1,4 @@
-"""What the processes of a command use together: CPU time, memory, their number.
+"""Resources that the processes of a command use together: CPU time, memory, their number.
 
 A cgroup measures CPU time exactly; the host passes its file to the keeper. Without one the sum is
 taken over /proc, which misses processes that ended and whose parent ignored it. Memory and number
@@ -49,7 +49,7 @@ class Meter:
         if 0 < self._limits["watched_processes"] < len(pids) - 1:
             return "processes"
         allowed = self._limits["watched_mb"] << 20
-        # What is resident counts shared pages several times. It is read first because it is cheap.
+        # Resident memory counts shared pages several times. It is read first because it is cheap.
         if 0 < allowed < sum(map(_resident, pids)) and allowed < sum(map(_proportional, pids)):
             return "memory"
         return ""

@@ -41,7 +41,7 @@ _FIELDS = {LIST: ("val", "next"), TREE: ("val", "left", "right")}
 
 
 def is_node(value: Any) -> bool:
-    """Whether a value is a node, of whatever class of such a name."""
+    """True if a value is a node, whichever class of such a name it has."""
     names = _FIELDS.get(type(value).__name__)
     return names is not None and all(hasattr(value, name) for name in names)
 

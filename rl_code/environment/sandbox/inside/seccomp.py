@@ -118,7 +118,8 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 # Leases and notices on folders: they hold up others or use up kernel memory.
 F_SETLEASE, F_NOTIFY = 1024, 1026
 
-# What arguments a call of ALLOWED must have to pass: (number of the argument, condition, value).
+# Conditions on the arguments that a call of ALLOWED must meet to pass: (number of the argument,
+# condition, value).
 ARGUMENTS = {
     "clone": ((0, "no bit of", NEW_NAMESPACES | CLONE_PARENT),),
     "fcntl": ((1, "not", F_SETLEASE), (1, "not", F_NOTIFY)),
@@ -144,7 +145,7 @@ X32 = 0x40000000
 MACHINES = ("x86_64", "aarch64")
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# What the filter answers.
+# Answers of the filter.
 KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
 ALLOW = 0x7FFF0000

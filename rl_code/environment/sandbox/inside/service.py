@@ -36,7 +36,7 @@ class Service:
         self._exits: list[int | None] = []
         self._errors: list[int] = []
         self._said: list[bytes] = []
-        # What was known of every file when the host looked last.
+        # State of every file when the host looked last.
         self._marked: dict[str, tuple] = {}
 
     def serve(self, channel: socket.socket, request: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Service:
         difference.restore(self._world.workspace, entries)
 
     def _look(self) -> dict[str, tuple]:
-        """What tells whether a file was changed, of every file, link and empty folder."""
+        """State of every file, link and empty folder, which differs if the file was changed."""
         seen = {}
         for path, full, kind in files.everything(self._world.workspace):
             status = None if full is None else os.lstat(full)
@@ -144,7 +144,7 @@ class Service:
         return seen
 
     def _changes(self, most_bytes: int, most_files: int) -> dict[str, Any]:
-        """What was deleted and what was changed since the last mark, which moves to now."""
+        """Files that were deleted or changed since the last mark, which moves to now."""
         before = self._marked
         self._marked = self._look()
         changed = (

@@ -143,7 +143,7 @@ def watch(
 
 
 def _feed(stdin: int, feed: memoryview) -> memoryview:
-    """What is left to write to the command's standard input; nothing when nobody reads it."""
+    """Bytes that are left to write to the command's standard input; none when nobody reads it."""
     try:
         return feed[os.write(stdin, feed) :] if feed else feed
     except BlockingIOError:

@@ -114,13 +114,13 @@ class Function:
 
 @dataclasses.dataclass
 class Writing:
-    """What one call of ``write`` keeps count of."""
+    """State of one call of ``write``."""
 
     # Elements that may still be written.
     left: int
-    # Where functions are kept, for the other side to name them by their index; None refuses them.
+    # Functions that were written; the other side names them by their index. None refuses functions.
     functions: list[Any] | None
-    # Whether a value said that it equals what it does not.
+    # True if a value said that it equals an object which it does not equal.
     lying: bool = False
 
 
@@ -169,7 +169,7 @@ def encode_all(items: Any, depth: int, writing: Writing) -> list[Any]:
 
 
 def _lies(value: Any) -> bool:
-    """Whether ``value`` says that it equals an object that nothing else equals, or a builtin value
+    """True if ``value`` says that it equals an object that nothing else equals, or a builtin value
     that it does not hold. Only a value whose class writes its own ``__eq__`` can.
     """
     others: list[Any] = [object()]
@@ -258,7 +258,7 @@ ENCODERS: dict[type, Callable[[Any, int, Writing], Any]] = {
     datetime.date: _tagged("date", lambda value: (value.year, value.month, value.day)),
     datetime.time: _tagged("time", _clock),
     datetime.timezone: _tagged("timezone", lambda value: (value.utcoffset(None) // MICROSECOND,)),
-    # What came from the other side may go back to it.
+    # Values that came from the other side may go back to it.
     Record: lambda value, depth, writing: _record(
         value.__dict__["__kind__"], fields_of(value), depth, writing
     ),

@@ -1,4 +1,4 @@
-"""How values cross the border of a process that is not trusted: JSON with tags.
+"""Encoding of values that cross the border of a process that is not trusted: JSON with tags.
 
 ``None``, ``bool``, ``int``, ``float``, ``str`` and ``list`` are JSON's own. Every other value is an
 object with exactly one key, its tag. These types travel:
@@ -44,7 +44,7 @@ from .values import (
     fields_of,
 )
 
-# What users of values need is found here.
+# Names that users of values need are found here.
 __all__ = [
     "MAX_DEPTH",
     "MAX_ELEMENTS",

@@ -1,4 +1,4 @@
-"""Where the commands of a session work: the sandbox's own system, or layers of the host's store.
+"""Folders in which a session's commands work: the sandbox's own, or layers of the host's store.
 
 Layers are folders that sandboxes share; none is ever written to. The workspace is an overlay
 (overlayfs) of its layers and a tmpfs of limited size, which is the session's own and takes all that
@@ -27,9 +27,9 @@ WORKSPACE = "/workspace"
 TEMPORARY = "/tmp"
 # Mounts that a root file system of layers takes over from the sandbox.
 _TAKEN_OVER = ("/dev", TEMPORARY, PYTHON, PACKAGES, PROGRAMS)
-# Where programs of a root file system are, if its world does not say.
+# Folders of the programs of a root file system, if its world names none.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What the store and the changes are covered with.
+# Options of the tmpfs that covers the store and the changes.
 _EMPTY = "size=4k,nr_inodes=1,mode=000"
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from . import kernel, seccomp, session, wire
 from .world import STORE, TEMPORARY, WORKSPACE
 
-# What small programs import, so that they need not read it again: forks share its memory.
+# Modules that small programs import. Forks share their memory and need not read them again.
 WARM = (
     *("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator"),
     *("random", "re", "string", "typing"),
