@@ -10,8 +10,6 @@ import math
 from numbers import Integral, Real
 from typing import Literal
 
-import numpy as np
-
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
 from models.functions import RopeScaling
@@ -210,7 +208,7 @@ class ModelConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r} must be a number above 0")
-        if not isinstance(self.tied_embeddings, bool | np.bool):
+        if not isinstance(self.tied_embeddings, bool):
             raise ValueError(f"tied_embeddings={self.tied_embeddings!r} must be true or false")
         if not self.attention or self.num_layers % len(self.attention):
             raise ValueError(
