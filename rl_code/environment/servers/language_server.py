@@ -212,7 +212,7 @@ class LanguageServer:
         """The server's answers about some files."""
         asked = [
             self._stream.request(
-                "textDocument/diagnostic", {"textDocument": {"uri": self._uri(path)}}
+                "textDocument/diagnostic", {"textDocument": {"uri": self._uri(path)}}, deadline
             )
             for path in paths
         ]
@@ -220,7 +220,7 @@ class LanguageServer:
 
     def _ask(self, method: str, params: Any, deadline: float) -> Any:
         """The result of a request; None where the server refused it."""
-        return self._answers_to([self._stream.request(method, params)], deadline)[0]
+        return self._answers_to([self._stream.request(method, params, deadline)], deadline)[0]
 
     def _answers_to(self, numbers: Sequence[int], deadline: float) -> list[Any]:
         """The results of requests; None for what was refused."""
@@ -240,7 +240,8 @@ class LanguageServer:
         if method == "textDocument/publishDiagnostics" and isinstance(params, dict):
             self._note(params)
         elif method is not None and "id" in message:
-            self._stream.write({"jsonrpc": "2.0", "id": message["id"], **_reply(method, params)})
+            answer = {"jsonrpc": "2.0", "id": message["id"], **_reply(method, params)}
+            self._stream.write(answer, deadline)
         return message
 
     def _note(self, params: dict[str, Any]) -> None:

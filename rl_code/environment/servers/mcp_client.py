@@ -55,7 +55,7 @@ class McpClient:
             "clientInfo": {"name": "rl-code", "version": "1"},
         }
         self._ask("initialize", introduction, deadline)
-        stream.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        stream.write({"jsonrpc": "2.0", "method": "notifications/initialized"}, deadline)
 
     def tools(self, deadline: float) -> list[ListedTool]:
         """The server's tools in its order, those that cannot be offered with their problem. Raises
@@ -81,20 +81,22 @@ class McpClient:
         """Answer of a tool, as text, and True if it did what was asked. Raises McpError."""
         answer = self._ask("tools/call", {"name": name, "arguments": dict(arguments)}, deadline)
         items = answer.get("content")
-        parts = [_text(item) for item in (items if isinstance(items, list) else ())]
+        items = [] if items is None else items if isinstance(items, list) else [items]
+        parts = [_text(item) for item in items]
         if not parts and "structuredContent" in answer:
             parts = [json.dumps(answer["structuredContent"])]
         return "\n".join(parts), answer.get("isError") is not True
 
     def _ask(self, method: str, params: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """The result of a request; the server's own requests are answered meanwhile."""
-        number = self._stream.request(method, dict(params))
+        number = self._stream.request(method, dict(params), deadline)
         while True:
             message = self._stream.read(deadline)
             if "method" in message:
                 if "id" in message:
                     reply = self._reply(message["method"])
-                    self._stream.write({"jsonrpc": "2.0", "id": message["id"], **reply})
+                    answer = {"jsonrpc": "2.0", "id": message["id"], **reply}
+                    self._stream.write(answer, deadline)
                 continue
             if type(message.get("id")) is not int or message["id"] != number:
                 continue
@@ -135,9 +137,15 @@ def _parameters(schema: Any) -> dict[str, Any]:
     """
     if not isinstance(schema, dict) or _depth(schema) > _DEEPEST:
         raise ValueError(f"its schema is no object, or nested more than {_DEEPEST} deep")
-    if len(json.dumps(schema)) > _SCHEMA:
+    try:
+        length = len(json.dumps(schema, allow_nan=False))
+    except ValueError as error:
+        raise ValueError("its schema has a number that JSON does not have") from error
+    if length > _SCHEMA:
         raise ValueError(f"its schema is longer than {_SCHEMA} characters")
     arguments = Arguments({"parameters": schema})
+    if "$ref" in schema and not arguments.refers:
+        raise ValueError(f"its schema is elsewhere: {str(schema['$ref'])[:80]}")
     if not arguments.is_object:
         raise ValueError("its schema is not that of an object")
     properties = dict(arguments.properties)
@@ -157,6 +165,7 @@ def _parameters(schema: Any) -> dict[str, Any]:
             raise ValueError(f"its argument {name[:40]} has no schema: {str(value)[:40]}")
         for kind in unknown_types(value):
             raise ValueError(f"its argument {name[:40]} has the unknown type {kind[:40]!r}")
+    others = schema.get("additionalProperties")
     # what these two say now stands at the root
     kept = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
     return {
@@ -165,7 +174,7 @@ def _parameters(schema: Any) -> dict[str, Any]:
         "properties": properties,
         "required": list(required),
         # What a call does not name stays the server's business.
-        "additionalProperties": False,
+        "additionalProperties": others if isinstance(others, dict) else False,
     }
 
 

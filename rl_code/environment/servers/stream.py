@@ -42,10 +42,11 @@ class Stream:
         self._skipped_bytes = 0
         self._first_skipped = ""
 
-    def request(self, method: str, params: Any) -> int:
+    def request(self, method: str, params: Any, deadline: float | None = None) -> int:
         """Writes a request; the number that its answer will have. Raises StreamEnded."""
         self._number += 1
-        self.write({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        message = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
+        self.write(message, deadline)
         return self._number
 
     def notify(self, method: str, params: Any) -> None:
@@ -59,8 +60,9 @@ class Stream:
             data = b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
         else:
             data += b"\n"
+        left = 10.0 if deadline is None else _left(deadline)
         try:
-            self._channel.settimeout(_left(deadline) if deadline else 10.0)
+            self._channel.settimeout(left)
             self._channel.sendall(data)
         except TimeoutError as error:
             raise StreamEnded("it did not read in time") from error
@@ -128,8 +130,9 @@ class Stream:
 
     def _more(self, deadline: float) -> None:
         """Waits for further bytes."""
+        left = _left(deadline)
         try:
-            self._channel.settimeout(_left(deadline))
+            self._channel.settimeout(left)
             data = self._channel.recv(1 << 18)
         except TimeoutError as error:
             raise StreamEnded("it did not answer in time") from error

@@ -53,9 +53,11 @@ class EditFile(Tool):
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
         end = common_ending(text)
-        new = with_endings(new, end)
         if old not in text:  # perhaps written with other ends of lines than the file's
+            found = (each for each in (end, "\r\n", "\r") if with_endings(old, each) in text)
+            end = next(found, end)
             old = with_endings(old, end)
+        new = with_endings(new, end)
         times = text.count(old)
         if times != 1:
             advice = (

@@ -12,6 +12,7 @@ import decimal
 import json
 import math
 import re
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,10 @@ class Arguments:
         self._kinds: dict[int, tuple[str, ...] | None] = {}
         self._found: dict[int, tuple[dict[str, Any], tuple[str, ...]]] = {}
         self.properties, self.required = self._members(self._root)
+        # What arguments of other names are. Patterns of names are not followed: matching one may
+        # take forever.
+        others = self._root.get("additionalProperties") if isinstance(self._root, Mapping) else None
+        self._others = others if isinstance(others, Mapping) else None
 
     @property
     def is_object(self) -> bool:
@@ -53,15 +58,24 @@ class Arguments:
         kinds = self._kinds_of(self._root)
         return kinds is None or "object" in kinds
 
+    @property
+    def refers(self) -> bool:
+        """True if the schema is that of a part of its own, which ``$ref`` names."""
+        return isinstance(self._root, Mapping) and isinstance(self._target(self._root), Mapping)
+
     def kinds(self, name: str) -> tuple[str, ...]:
         """The types that an argument may have; all of them where the schema names none."""
-        return self._kinds_of(self.properties.get(name)) or tuple(TYPES)
+        return self._kinds_of(self._schema(name)) or tuple(TYPES)
+
+    def takes(self, name: str) -> bool:
+        """True if the schema says what an argument of this name is."""
+        return name in self.properties or self._others is not None
 
     def read(self, name: str, text: str) -> Any:
         """The value of an argument that is written as text, without quotes. The text itself where
         it spells no value of another type that the argument may have.
         """
-        kinds = self.kinds(name) if name in self.properties else ("string",)
+        kinds = self.kinds(name) if self.takes(name) else ("string",)
         spelled = text.strip()
         if "null" in kinds and spelled == "null":
             return None
@@ -81,7 +95,7 @@ class Arguments:
 
     def normal(self, name: str, value: Any) -> Any:
         """The value of an argument as JSON has it; 12.0 becomes 12 where an integer must stand."""
-        if type(value) is float and value.is_integer() and name in self.properties:
+        if type(value) is float and value.is_integer() and self.takes(name):
             kinds = self.kinds(name)
             if "integer" in kinds and "number" not in kinds:
                 return int(value)
@@ -90,6 +104,10 @@ class Arguments:
     def accepts(self, name: str, value: Any) -> bool:
         """True if a value has one of the types of an argument."""
         return any(type(value) in TYPES[kind] for kind in self.kinds(name))
+
+    def _schema(self, name: str) -> Any:
+        """The schema of an argument; None where there is none."""
+        return self.properties.get(name, self._others)
 
     def _members(self, schema: Any, depth: int = 0) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Properties of an object's schema and the names that are required, those of the parts that
@@ -136,7 +154,9 @@ class Arguments:
         ]
         found += [self._kinds_of(part, depth + 1) for part in _parts(schema, "allOf")]
         for word in ("anyOf", "oneOf"):
-            branches = [self._kinds_of(part, depth + 1) for part in _parts(schema, word)]
+            # false allows nothing
+            parts = [part for part in _parts(schema, word) if part is not False]
+            branches = [self._kinds_of(part, depth + 1) for part in parts]
             if branches and None not in branches:
                 found.append(tuple(dict.fromkeys(kind for one in branches for kind in one)))
         kinds = _common([one for one in found if one])
@@ -150,8 +170,11 @@ class Arguments:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
+        beginning, *steps = urllib.parse.unquote(reference[1:]).split("/")
         place = self._root
-        for step in reference[1:].split("/")[1:]:
+        if beginning:
+            place = self._anchored(beginning)
+        for step in steps:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(place, Mapping):
                 place = place.get(step)
@@ -160,6 +183,16 @@ class Arguments:
             else:
                 return None
         return place
+
+    def _anchored(self, name: str) -> Any:
+        """The definition of the schema that ``$anchor`` gives a name; None where there is none."""
+        root = self._root if isinstance(self._root, Mapping) else {}
+        for word in ("$defs", "definitions"):
+            parts = root.get(word)
+            for part in parts.values() if isinstance(parts, Mapping) else ():
+                if isinstance(part, Mapping) and part.get("$anchor") == name:
+                    return part
+        return None
 
 
 def unknown_types(schema: Any) -> list[str]:

@@ -149,7 +149,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
         if name not in arguments:
             return f"{tool.name}: missing argument {name}; arguments: {expected}"
     for name, value in arguments.items():
-        if name not in known.properties:
+        if not known.takes(name):
             return f"{tool.name}: unknown argument {one_line(name, 40)}; arguments: {expected}"
         if not known.accepts(name, value):
             wanted = " or ".join(known.kinds(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.servers import stream
-from rl_code.environment.servers.mcp_client import ListedTool, _listed
+from rl_code.environment.servers.mcp_client import ListedTool, McpClient, _listed
 from rl_code.environment.tools import mcp
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.mcp import Mcp
@@ -274,6 +275,7 @@ NOTHING = {"type": "object", "properties": {}, "required": [], "additionalProper
         ({"properties": {"a": True, "b": False}}, {"a": {}}, []),
         ({"type": "object", "required": ["x"]}, {"x": {}}, ["x"]),
         ({"type": ["object", "null"], "properties": None}, {}, []),
+        ({"additionalProperties": {"type": "integer"}}, {}, []),
         (
             {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": 3},
             {"a": {"$ref": "#/$defs/A"}},
@@ -288,6 +290,11 @@ def test_arguments_stand_at_the_root_whatever_a_schema_is_made_of(schema, proper
     assert listed.parameters["required"] == required
     tool = Mcp("own", ("none",))._offer(listed)
     given = {name: "x" for name in required}
+    if "additionalProperties" in (schema or {}):
+        assert "argument other must be integer" in check(
+            ToolCall("own_t", {"other": "x"}), {"own_t": tool}
+        )
+        given["other"] = 3
     assert check(ToolCall("own_t", given), {"own_t": tool}) == ""
     task = Task("t", ({"role": "user", "content": "go"},))
     for name in ("hermes", "qwen3_coder", "llama3"):
@@ -304,6 +311,9 @@ def test_arguments_stand_at_the_root_whatever_a_schema_is_made_of(schema, proper
         ({"required": [["n"]]}, "requires what is no name"),
         ({"type": "string"}, "not that of an object"),
         ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array"}}}, "not that of an object"),
+        ({"$ref": "https://example.org/a.json"}, "elsewhere: https://example.org/a.json"),
+        ({"$ref": "#/$defs/gone", "$defs": {}}, "elsewhere: #/$defs/gone"),
+        ({"properties": {"n": {"default": float("nan")}}}, "a number that JSON does not have"),
         ([], "no object"),
         ("object", "no object"),
         ({"a": "x" * 30_000}, "longer than 20000"),
@@ -356,3 +366,36 @@ def test_lines_that_are_no_messages_are_passed_over_and_counted(monkeypatch):
         assert read.read(time.monotonic() + 60) == {"id": 2}
         with pytest.raises(stream.StreamEnded, match="it has ended"):
             read.read(time.monotonic() + 60)
+
+
+def served(*answers) -> McpClient:
+    """A client whose server has written these results already, the first behind its introduction."""
+    ours, theirs = socket.socketpair()
+    for number, result in enumerate(({}, *answers), start=1):
+        theirs.sendall(json.dumps({"id": number, "result": result}).encode() + b"\n")
+    client = McpClient(stream.Stream(ours, "lines"), "/w", time.monotonic() + 60)
+    client.theirs = theirs  # stays open as long as the client
+    return client
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("plain", "[unreadable]"),
+        ({"type": "text", "text": "alone"}, "alone"),
+        (None, ""),
+        ([{"type": "text", "text": 3}, None], "[text]\n[unreadable]"),
+    ],
+)
+def test_content_that_is_no_list_is_not_lost(content, text):
+    client = served({"content": content})
+    assert client.call("a", {}, time.monotonic() + 60) == (text, True)
+
+
+def test_a_server_that_reads_nothing_is_left_at_the_deadline():
+    client = served()
+    long = {"text": "x" * (1 << 22)}
+    with pytest.raises(stream.StreamEnded, match="did not answer in time"):
+        client.call("a", long, time.monotonic() - 1)
+    with pytest.raises(stream.StreamEnded, match=r"it did not (read|answer) in time"):
+        client.call("a", long, time.monotonic() + 0.01)

@@ -16,7 +16,14 @@ from rl_code.serving.chat_text import ChatText
 from tests.rl_code.harness.chats import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()
-COUNT = {"$defs": {"count": {"type": "integer"}, "a/b": {"anyOf": [{"type": "boolean"}]}}}
+COUNT = {
+    "$defs": {
+        "count": {"type": "integer"},
+        "a/b": {"anyOf": [{"type": "boolean"}]},
+        "a b": {"type": "array"},
+        "empty": {"$anchor": "named", "type": "null"},
+    }
+}
 
 
 def arguments(value, **root) -> Arguments:
@@ -35,6 +42,11 @@ def arguments(value, **root) -> Arguments:
         ({"allOf": [{"$ref": "#/$defs/count"}], "description": "how many"}, ("integer",)),
         ({"allOf": [{"type": ["number", "string"]}, {"type": "integer"}]}, ("integer",)),
         ({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, ("object",)),
+        ({"anyOf": [{"type": "integer"}, False]}, ("integer",)),
+        ({"anyOf": [{"type": "integer"}, True]}, tuple(TYPES)),
+        ({"$ref": "#/$defs/a%20b"}, ("array",)),
+        ({"$ref": "#named"}, ("null",)),
+        ({"$ref": "#unnamed"}, tuple(TYPES)),
         ({"type": "number", "nullable": True}, ("number", "null")),
         ({"type": ["integer", "number"]}, ("number",)),
         ({"enum": ["a", "b", None]}, ("string", "null")),
@@ -82,6 +94,14 @@ def test_types_of_arguments(value, kinds):
 def test_text_has_the_type_that_the_schema_names(kind, text, value):
     read = arguments({"type": kind}).read("x", text)
     assert read == value and type(read) is type(value)
+
+
+def test_arguments_without_names_have_the_type_of_the_others():
+    read = Arguments({"parameters": {"additionalProperties": {"type": "integer"}}})
+    assert read.takes("x") and read.read("x", "12") == 12 and not read.accepts("x", "12")
+    for nothing in (True, False, None, [], "x"):
+        read = Arguments({"parameters": {"additionalProperties": nothing}})
+        assert not read.takes("x") and read.read("x", "12") == "12"
 
 
 def test_a_schema_is_read_through_what_it_is_made_of():

@@ -161,6 +161,11 @@ def test_edits_keep_the_ends_of_lines(workspace):
     assert use(workspace, "edit_file", path="w.txt", old="2\r\nthree", new="2\r\n3").ok
     assert use(workspace, "edit_file", path="w.txt", old="1", new="0\n1").ok
     assert workspace.read("w.txt") == "0\r\n1\r\n2\r\n3\r\n"
+    # a file whose lines end differently: as they end where the old text stands
+    workspace.write("w.txt", "one\r\ntwo\r\n\f\nthree\u2028\n")
+    assert use(workspace, "edit_file", path="w.txt", old="one\ntwo", new="1\n2").ok
+    assert use(workspace, "edit_file", path="w.txt", old="\f\nthree", new="\f\n3\n").ok
+    assert workspace.read("w.txt") == "1\r\n2\r\n\f\n3\n\u2028\n"
 
 
 def test_numbers_that_a_file_is_shown_with_are_those_of_its_lines(workspace):
