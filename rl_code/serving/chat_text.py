@@ -16,7 +16,7 @@ from typing import Any
 from models.marks import encodable_all
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
-from rl_code.serving.fields import ApiError, Request, refuse
+from rl_code.serving.fields import ApiError, Request, check_depth, refuse
 from rl_code.serving.grammars import Grammars
 from rl_code.serving.requests import Call, ChatRequest, Message
 from rl_code.types import ToolCall
@@ -219,7 +219,9 @@ def _of(call: ToolCall, declared: Mapping[str, _Declared], grammars: Grammars) -
     try:
         if not error and encodable_all(call.arguments) != call.arguments:
             error = "the arguments are not valid Unicode"
-    except RecursionError:
+        if not error:
+            check_depth(call.arguments)  # as where the client sends the call back
+    except (RecursionError, ApiError):
         error = "the arguments are nested too deeply"
     schema = {} if error else declared[call.name].schema
     if not error and schema.get("strict"):

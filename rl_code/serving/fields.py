@@ -139,7 +139,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise ApiError(f"the request is not JSON: {error}", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(f"the request must be an object, not {type(fields).__name__}")
-    _check_depth(fields)
+    check_depth(fields)
     return encodable_all(fields)
 
 
@@ -173,6 +173,8 @@ def check_keys(
             why = f"{show(fields[key])} is not supported, only {allowed[-1]!r}"
             raise refuse(key, why, "unsupported_value")
     for key in sorted(fields.keys() - _KEYS - {*read} - fixed.keys()):
+        if fields[key] is None:  # clients write so what they leave out
+            continue
         raise refuse(key[:_WIDTH], "is not known here", "unknown_parameter")
 
 
@@ -221,7 +223,8 @@ def one_of(fields: Mapping[str, Any], key: str, values: Collection[str]) -> str 
     return value
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
+    """Raises ApiError for a value of JSON that is nested too deeply."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [
@@ -273,7 +276,9 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise refuse("logit_bias", f"{show(token)} must be the number of a token")
         found = _number({"logit_bias": bias}, "logit_bias", -100.0, 100.0)
-        biases.append((int(token), found or 0.0))
+        if found is None:
+            raise refuse("logit_bias", f"{show(token)} must have a number")
+        biases.append((int(token), found))
     return tuple(biases)
 
 
@@ -290,7 +295,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _stop(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value or []
+    texts = [] if value is None else [value] if isinstance(value, str) else value
     if (
         not isinstance(texts, list)
         or len(texts) > 4

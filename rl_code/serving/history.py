@@ -16,11 +16,13 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
 
     Chat templates write results without ids, so the model tells them apart by their order. Raises
     ApiError for a result of a call that is not there or has one already, and for a call without a
-    result in front of a later message.
+    result where others have one, or a later message stands.
     """
     ordered: list[Message] = []
     at = 0
     while at < len(messages):
+        if messages[at].role == "tool":  # behind no message that it could answer
+            _bound([], messages[at : at + 1], at)
         ordered.append(messages[at])
         calls = messages[at].calls
         at += 1
@@ -28,12 +30,12 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
         while at < len(messages) and messages[at].role == "tool":
             at += 1
         ordered += _bound([call.id for call in calls], messages[first:at], first)
-        if calls and at < len(messages):
+        if calls and (at > first or at < len(messages)):
             answered = {message.call_id for message in messages[first:at]}
             for call in calls:
                 if call.id not in answered:
-                    why = f"the call {show(call.id)} has no result in front of this message"
-                    raise refuse(f"messages[{at}]", why)
+                    why = f"the call {show(call.id)} has no result behind its message"
+                    raise refuse(f"messages[{min(at, len(messages) - 1)}]", why)
     return ordered
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import ROLES
 from models.marks import Marks
+from rl_code.environment.tools.schema import Arguments
 from rl_code.rollout.own_way import ALTERNATIVES
 from rl_code.serving.fields import (
     ApiError,
@@ -47,6 +49,8 @@ _HINTS: Mapping[str, tuple[str, ...] | None] = {
 _LONGEST_HINT = 1024
 # Of a part of a message: where a cache may end. Here every beginning of a conversation is kept.
 _CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+# Names of tools, which calls repeat.
+_TOOL_NAME = re.compile(r"[\w./:-]{1,128}")
 # The longest schema of an answer, in characters of JSON.
 _LONGEST_SCHEMA = 1 << 16
 
@@ -205,8 +209,10 @@ def _json_schema(value: Any) -> str:
     param = "response_format.json_schema"
     check_parts(given, {"name", "description", "schema", "strict"}, param)
     schema = given.get("schema", {"type": "object"})
-    if not isinstance(schema, dict) or not isinstance(given.get("name"), str):
+    name = given.get("name")
+    if not isinstance(schema, dict) or not isinstance(name, str) or not name:
         raise refuse(param, "must have a name, and a schema as an object")
+    _check_said(given, param)
     text = json.dumps(schema)
     if len(text) > _LONGEST_SCHEMA:
         raise refuse(param, f"has {len(text)} characters; at most {_LONGEST_SCHEMA} are read")
@@ -218,18 +224,33 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(value, list):
         raise refuse("tools", "must be a list")
-    schemas = []
+    schemas: list[Mapping[str, Any]] = []
     for at, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
             raise refuse(f"tools[{at}]", 'must be {"type": "function", "function": {...}}')
         name, parameters = function.get("name"), function.get("parameters", {})
+        param = f"tools[{at}].function"
         if not isinstance(name, str) or not name or not isinstance(parameters, dict):
-            raise refuse(f"tools[{at}].function", "must have a name, and parameters as an object")
-        if type(function.get("strict")) not in (bool, type(None)):
-            raise refuse(f"tools[{at}].function.strict", "must be bool")
+            raise refuse(param, "must have a name, and parameters as an object")
+        if not _TOOL_NAME.fullmatch(name):
+            why = f"{show(name)} must be at most 128 letters, digits and _-./:"
+            raise refuse(f"{param}.name", why)
+        if any(name == other["name"] for other in schemas):
+            raise refuse(f"{param}.name", f"{show(name)} is the name of an earlier tool")
+        if not Arguments(function).is_object:
+            raise refuse(f"{param}.parameters", "must be the schema of an object")
+        _check_said(function, param)
+        check_parts(tool, {"type", "function", *_CACHE_MARKS}, f"tools[{at}]")
         schemas.append(function)
     return tuple(schemas)
+
+
+def _check_said(value: Mapping[str, Any], param: str) -> None:
+    """Raises ApiError for a description, or a word on strictness, that is none."""
+    for key, kind in (("description", str), ("strict", bool)):
+        if type(value.get(key)) not in (kind, type(None)):
+            raise refuse(f"{param}.{key}", f"must be {kind.__name__}")
 
 
 def _message(value: Any, at: int) -> Message:
@@ -285,7 +306,10 @@ def _call(value: Any, param: str) -> Call:
     texts = [value.get("id", ""), function.get("name"), function.get("arguments")]
     if not all(isinstance(text, str) for text in texts):
         raise refuse(param, "id, name and arguments must be texts")
-    check_parts(value, {"id", "type", "function"}, param)
+    if value.get("type") not in (None, "function"):
+        raise refuse(f"{param}.type", f"{show(value['type'])} must be function")
+    # clients that put a stream together keep each call's place
+    check_parts(value, {"id", "type", "function", "index"}, param)
     check_parts(function, {"name", "arguments"}, f"{param}.function")
     id, name, arguments = texts
     return Call(id, name, _arguments(arguments, f"{param}.function.arguments"))

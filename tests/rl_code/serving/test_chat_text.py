@@ -14,7 +14,7 @@ from rl_code.serving.answers import Accepted, Answer, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import ApiError
-from rl_code.serving.requests import ChatRequest, Message
+from rl_code.serving.requests import ChatRequest, Message, read_request
 from tests.rl_code.harness.chats import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()
@@ -113,6 +113,24 @@ def test_a_call_that_the_limit_cuts_inside_of_an_argument_is_not_served():
     said = said[: said.index("</tool_call>") + len("</tool_call>")]
     message, (call,) = text_of("qwen3_coder").read(TOKENIZER.encode(said), TOOLS, "n")
     assert message.content == said and not message.calls and "was cut" in call.error
+
+
+@pytest.mark.parametrize("depth", [29, 31, 33, 200])
+def test_a_served_call_can_be_sent_back(depth):
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    said = f'<tool_call>{{"name": "bash", "arguments": {arguments}}}</tool_call>'
+    message, (call,) = text_of("hermes").read(TOKENIZER.encode(said), TOOLS, "n")
+    assert bool(message.calls) == (depth < 32) and ("too deeply" in call.error) == (depth > 31)
+    history = {
+        "role": "assistant",
+        "content": message.content,
+        "tool_calls": [
+            {"id": each.id, "function": {"name": each.name, "arguments": each.arguments}}
+            for each in message.calls
+        ],
+    }
+    messages = [{"role": "user", "content": "go"}, history]
+    assert read_request(json.dumps({"messages": messages}).encode()).messages[1] == message
 
 
 def test_calls_of_a_strict_tool_have_its_schema():

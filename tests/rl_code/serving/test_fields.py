@@ -20,6 +20,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
 
 
+def tool(**more):
+    return {"type": "function", "function": {"name": "read"} | more}
+
+
+def form(**more):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA} | more}
+
+
 def chat(**options):
     return read_request(json.dumps({"messages": HELLO, **options}).encode())
 
@@ -116,10 +124,28 @@ def test_what_usual_clients_send_is_read():
         ({"messages": [{"role": "user", "content": [{"type": "text", "odd": 1}]}]}, "messages[0]"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"stop": 0}, "stop"),
+        ({"stop": False}, "stop"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        ({"tools": [tool(name="a b")]}, "tools[0].function.name"),
+        ({"tools": [tool(name="<|im_end|>")]}, "tools[0].function.name"),
+        ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool(description=5)]}, "tools[0].function.description"),
+        ({"tools": [{**TOOL, "odd": 5}]}, "tools[0].odd"),
+        ({"response_format": form(strict="yes")}, "response_format.json_schema.strict"),
+        ({"response_format": form(description=5)}, "response_format.json_schema.description"),
+        ({"response_format": form(name="")}, "response_format.json_schema"),
     ],
 )
 def test_a_value_that_is_not_carried_out_is_refused(change, param):
     assert refused(read_request, {"messages": HELLO} | change)["param"].startswith(param)
+
+
+def test_keys_that_say_nothing_are_read():
+    nothing = dict.fromkeys(("functions", "audio", "stop", "tools", "metadata", "logit_bias"))
+    assert chat(**nothing) == chat()
+    assert chat(tools=[tool(name="files/read.all:v-1", description=None)]).tools
 
 
 def test_numbers_that_json_does_not_have_are_no_request():
@@ -150,8 +176,22 @@ def test_results_are_bound_to_calls_by_their_ids():
         assert error["param"] == param
     alone = [*HELLO, {"role": "tool", "tool_call_id": "a", "content": "x"}]
     assert refused(read_request, {"messages": alone})["param"] == "messages[1].tool_call_id"
+    first = [{"role": "tool", "tool_call_id": "a", "content": "x"}, *HELLO]
+    assert refused(read_request, {"messages": first})["param"] == "messages[0].tool_call_id"
+    # one result of two would stand for the first call
+    half = history([call("a"), call("b")], ("b", "two"))[:-1]
+    assert "'a' has no result" in refused(read_request, {"messages": half})["message"]
+    assert chat(messages=half[:-1]).messages[-1].calls
     twice = history([call("a"), call("a")], ("a", "x"))
     assert "same id" in refused(read_request, {"messages": twice})["message"]
+
+
+def test_calls_that_clients_put_together_from_a_stream_are_read():
+    assert chat(messages=history([call("a") | {"index": 0}], ("a", "x"))).messages[1].calls
+    for change, param in (({"type": "custom"}, "type"), ({"odd": 1}, "odd")):
+        messages = history([call("a") | change], ("a", "x"))
+        error = refused(read_request, {"messages": messages})
+        assert error["param"] == f"messages[1].tool_calls[0].{param}"
 
 
 def test_arguments_of_a_call_are_an_object_and_may_be_left_empty():
