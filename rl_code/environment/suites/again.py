@@ -31,11 +31,11 @@ CANARY_PASSED = "canary_passed"
 _CONTRADICTED = "passed, and so did a copy of it that expects another value"
 _GIVEN_UP = "passed beside copies of it, and not where nothing tells which of them is real"
 _UNSTEADY = "no test counts: a test that passed does not pass again where all is the same"
-# How often a test in question is changed, and how often where the reference does not end as it did
-# in the first run. Who forges is right with one in n changes at best once in e * n times.
+# Number of times that a test in question is changed, and number where the reference does not end as
+# it did in the first run. A forger is right with one in n changes at best once in e * n times.
 _CHANGES = 2
 _CHANGES_OF_OTHERS = 6
-# How a run ended that says nothing of the tests behind its end.
+# Endings of a run that say nothing of the tests behind them.
 _CUT = {"timeout", "killed", "exited"}
 
 

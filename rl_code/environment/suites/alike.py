@@ -1,4 +1,4 @@
-"""Values that look like one that a test expects: who sees them together cannot say which is real.
+"""Values that look like the one that a test expects, so that no reader can tell which is real.
 
 A value is a token of a literal: a number, or a word of a text. Another one is drawn so that it
 
@@ -65,14 +65,14 @@ class Look:
         return (*chosen, *near[: MOST - len(chosen)]), count
 
     def _distance(self, inside: Mapping[str, int], real: str, token: str) -> float:
-        """How much a token differs from the real one in what they should share."""
+        """Distance of a token from the real one, in the properties that they should share."""
         pairs = zip(self._kind(real, inside), self._kind(token, inside), strict=True)
         apart = sum(abs(one - other) for one, other in pairs)
         return 2.0 * apart + abs(self._weight(inside, real) - self._weight(inside, token))
 
     def _kind(self, token: str, inside: Mapping[str, int]) -> tuple[int, int, bool]:
-        """What a token must share with the real one: whether it comes again in the test, whether it
-        does in the file, and whether it follows from numbers of the test.
+        """Properties that a token must share with the real one: whether it comes again in the test,
+        whether it does in the file, and whether it follows from numbers of the test.
         """
         again = inside.get(token, 0) > 0
         often = (self.outside.get(token, 0) > 0) + (self.outside.get(token, 0) > 3)
@@ -89,7 +89,7 @@ class Look:
         return made
 
     def _weight(self, inside: Mapping[str, int], token: str) -> float:
-        """What tokens are ordered by: how often they come again, then how natural they are."""
+        """Key by which tokens are ordered: how often they come again, then how natural they are."""
         again = 4.0 * inside.get(token, 0) + 2.0 * math.log1p(max(self.outside.get(token, 0), 0))
         return again + (-math.log1p(float(token)) if NUMBER.fullmatch(token) else natural(token))
 
@@ -156,7 +156,7 @@ def _around(
 
 
 def natural(word: str) -> float:
-    """How natural a word is: by its letters, and by how often documentation has it."""
+    """Naturalness of a word: by its letters, and by how often documentation has it."""
     words, triples, pairs = _language()
     padded = f"^^{word.lower()}$"
     chances = [
@@ -193,7 +193,7 @@ def _by_length() -> dict[int, list[str]]:
 
 
 def _style(token: str) -> tuple:
-    """How a token is written."""
+    """Style of a token: digits and zeros of a number, or case and length of a word."""
     if NUMBER.fullmatch(token):
         whole, point, decimals = token.partition(".")
         zeros = len(whole) - len(whole.rstrip("0")) if not point and len(whole) > 1 else 0

@@ -1,4 +1,4 @@
-"""What of an agent's work is laid over a fresh world before its tests run.
+"""Part of an agent's work that is laid over a fresh world before its tests run.
 
 Everything but tests, files that configure tests or Python itself, what caches hold, and modules
 that would stand in for the test framework. There a change decides what is tested, and not whether
@@ -142,7 +142,7 @@ def solved(task: Task) -> dict[str, str | File]:
 
 
 class Protected:
-    """Which paths an agent cannot change in what is graded: ``path in protected``."""
+    """Paths that an agent cannot change in graded work: ``path in protected``."""
 
     def __init__(self, task: Task, suite: Suite, work: Snapshot, base: Base):
         files = {one.partition("::")[0] for one in suite.ids} | suite.files.keys()
@@ -151,7 +151,7 @@ class Protected:
         # On the way to a file of the suite there may be no link and no file.
         self._folders = folders
         self._tests = {folder for folder in folders if posixpath.basename(folder) in _TEST_FOLDERS}
-        # What a solution has to change is no test, whatever its name.
+        # A file that a solution has to change is no test, whatever its name.
         self._solution = set(task.reference) - files
         self._work = work
         self._base = base
@@ -171,7 +171,7 @@ class Protected:
         return in_tests or _TEST_FILE.fullmatch(name) is not None
 
     def _stands_in(self, path: str) -> bool:
-        """Whether the path is part of a module that stands in for one of the framework's or
+        """True if the path is part of a module that stands in for one of the framework's or
         Python's, and that the task did not bring itself: at the root of the workspace, or in a
         folder that the task's settings put on Python's path.
         """
@@ -200,7 +200,7 @@ class Protected:
         return frozenset(roots - {".", "..", "/"})
 
     def _stands_at(self, root: str, path: str) -> bool:
-        """Whether the path is part of such a module in a folder: "" or one with a slash at its
+        """True if the path is part of such a module in a folder: "", or a path with a slash at its
         end.
         """
         top, _, below = path[len(root) :].partition("/")

@@ -25,7 +25,7 @@ from rl_code.environment.suites.source import Site, Source
 MOST = 8
 # Canaries of a function whose test decides what is paid, if its values allow so many.
 _COPIES = (3, 4, 5)
-# How many times as many have a canary in all, if their tests decide what is paid.
+# Factor on the number of functions with a canary in all, if their tests decide what is paid.
 _FURTHER = 4
 # Functions with more parameters than this are not copied.
 _IDS = 20
@@ -38,7 +38,8 @@ class Drawn:
 
     # Path -> text of the files that hold canaries.
     files: dict[str, str]
-    # What is run: id -> the suite's own id of the test. A test may have another name in this run.
+    # Tests that are run: id -> the suite's own id of the test. A test may have another name in this
+    # run.
     tests: dict[str, str]
     # Id of a canary -> the suite's own id of the test that it is a copy of.
     canaries: dict[str, str]
@@ -173,7 +174,7 @@ class _Drawing:
             self._canaries[one] = one
 
     def has_untold(self, function: _Function) -> bool:
-        """Whether a function can have a canary that is not ``told``."""
+        """True if a function can have a canary that is not ``told``."""
         source = self._source(function)
         found = _sites(source, function[1], self._rng) if source else []
         return any(not site.told for site in found)

@@ -40,7 +40,9 @@ def from_workspace(suite: Suite, base: Base) -> Suite:
 
 
 def _place(path: str, suite: Suite, base: Base) -> str:
-    """Where the file of an id is; the path itself if it is there, or nowhere else."""
+    """Place of the file of an id: the path itself, unless the file is missing there and found in
+    one place below another root.
+    """
     if suite.files.get(path) is not None or base.text(path) is not None:
         return path
     paths = base.paths() | {one for one, text in suite.files.items() if text is not None}

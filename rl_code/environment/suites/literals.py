@@ -74,7 +74,7 @@ def _around(source: Source, node: ast.expr, site: Site) -> ast.expr:
 
 
 def _is_far(before: object, after: object, least: float) -> bool:
-    """Whether numbers differ by more than rounding and a tolerance, also within lists."""
+    """True if numbers differ by more than rounding and a tolerance, also within lists."""
     if isinstance(before, int | float) and isinstance(after, int | float):
         return abs(before - after) > max(least, 1e-2 * max(abs(before), abs(after), 1e-6))
     if isinstance(before, list | tuple) and isinstance(after, list | tuple):
@@ -180,8 +180,8 @@ def _replaced(source: Source, node: ast.expr, site: Site, text: str) -> object:
 
 
 def _differs(before: object, after: object) -> bool:
-    """Whether two expected values are different, also for those who do not look at the case of
-    letters or at space.
+    """True if two expected values are different, also for comparisons that ignore the case of
+    letters, or space.
     """
 
     def plain(value: object) -> str:
@@ -191,7 +191,7 @@ def _differs(before: object, after: object) -> bool:
 
 
 def is_literal(node: ast.expr) -> bool:
-    """Whether an expression is a plain value written out."""
+    """True if an expression is a plain value written out."""
     if isinstance(node, ast.Tuple) and not node.elts:
         return False
     try:

@@ -94,7 +94,7 @@ WANTED = set(LINE.say("ready")) if LINE else set()
 REPORTS = {}
 
 
-# Where ids begin: the folder that pytest takes for its root, seen from the workspace.
+# Beginning of ids: the folder that pytest takes for its root, seen from the workspace.
 PREFIX = [""]
 
 
@@ -228,7 +228,7 @@ def subtest(report):
 
 
 def said(report):
-    """Why a report failed, in one line."""
+    """Reason why a report failed, in one line."""
     text = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
     text = text or "\n".join(str(report.longrepr).strip().splitlines()[-3:])
     return " ".join(text.split())[:MESSAGE_CHARACTERS] or "failed"

@@ -39,11 +39,11 @@ _SAID = 300
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a run of pytest came to."""
+    """Result of a run of pytest."""
 
     # Id -> "" if it passed, or why not, for every id that was asked for.
     errors: dict[str, str]
-    # Whether the plugin was loaded. If not, pytest did not start, and no code of the candidate can
+    # True if the plugin was loaded. If not, pytest did not start, and no code of the candidate can
     # have run, unless the world itself imports it.
     started: bool
     # "forged_result": what came is nothing that the plugin says. "timeout", "killed", "exited": the
@@ -58,7 +58,7 @@ class Report:
 
 
 class _Forged(Exception):
-    """What came is nothing that the plugin says."""
+    """Raised for a message that the plugin never sends."""
 
 
 def run_suite(
@@ -96,7 +96,7 @@ def _script(folder: str, name: str, descriptor: int, command: Sequence[str]) -> 
 
 
 def _places(ids: Sequence[str]) -> list[str]:
-    """What pytest is told to collect: the files of the ids."""
+    """Files that pytest is told to collect: those of the ids."""
     return list(dict.fromkeys(one.partition("::")[0] for one in ids))
 
 
@@ -135,7 +135,7 @@ def _listen(program: Program, ids: Sequence[str], timeout_s: float) -> Report:
 
 
 class _Conversation:
-    """What was said so far."""
+    """Messages of the plugin so far, and the answers to them."""
 
     def __init__(self, channel: socket.socket, ids: Sequence[str], deadline: float):
         self._channel = channel
@@ -146,7 +146,7 @@ class _Conversation:
         self._number = ""
         # Ids that pytest has found and not run yet.
         self._waiting: set[str] = set()
-        # Whether tests have been collected, and whether the plugin was loaded.
+        # found: tests have been collected. started: the plugin was loaded.
         self.found = False
         self.started = False
         self.ended = False

@@ -1,4 +1,4 @@
-"""Where in a test function an expected value can be changed so that the test must fail.
+"""Places in a test function where an expected value can be changed so that the test must fail.
 
 A site is an assertion that a solution which passes the test reaches for certain, and behind which
 nothing but assertions follow: so the changed test does everything that the real one does, and fails
@@ -62,7 +62,7 @@ _EQUAL = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual
 
 
 def usable(source: Source, node: ast.FunctionDef) -> bool:
-    """Whether a test function runs straight to its end, or fails."""
+    """True if a test function runs straight to its end, or fails."""
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Name):  # a mark under a name of the file's own
             decorator = _assigned(source.tree.body, decorator.id) or decorator
@@ -110,7 +110,7 @@ def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Sit
 
 
 def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> bool:
-    """Whether a function with a text in it is Python. A canary that is not would take all tests
+    """True if a function with a text in it is valid Python. An invalid canary would take all tests
     of its file with it.
     """
     start, end = source.lines(node)
@@ -153,7 +153,7 @@ class _Finder:
             return
 
     def _has_rounds(self, over: ast.expr) -> bool:
-        """Whether a loop over this has a round for certain."""
+        """True if a loop over this expression has a round for certain."""
         match over:
             case ast.List(elements) | ast.Tuple(elements) | ast.Set(elements):
                 return any(not isinstance(one, ast.Starred) for one in elements)
@@ -277,7 +277,7 @@ class _Finder:
 
 
 def _is_small(tolerance: ast.keyword) -> bool:
-    """Whether an argument is a tolerance far below ``_FAR``, or no tolerance."""
+    """True if an argument is a tolerance far below ``_FAR``, or no tolerance."""
     match tolerance:
         case ast.keyword("rtol" | "atol", ast.Constant(int() | float() as value)):
             return value <= _FAR / 10
@@ -289,7 +289,7 @@ def _is_named(node: ast.AST, name: str) -> bool:
 
 
 def _lets_through(item: ast.withitem) -> bool:
-    """Whether the errors of a block leave it. A name may stand for a ``pytest.raises`` that is
+    """True if the errors of a block leave it. A name may stand for a ``pytest.raises`` that is
     among the parameters of a test.
     """
     context = item.context_expr
@@ -310,8 +310,8 @@ def _is_assertion(statement: ast.stmt) -> bool:
 
 
 def _of_unlike(source: Source, test: ast.expr, condition: str, real: str) -> Iterator[str]:
-    """What asks for a value unlike the expected one, where that is not written out: an object that
-    equals everything fails only where the other truth value is asked for.
+    """Conditions that ask for a value unlike the expected one, where that is not written out: an
+    object that equals everything fails only where the other truth value is asked for.
     """
     match test:
         case ast.Compare(left, [ast.Eq()], [right]) if not is_literal(left):

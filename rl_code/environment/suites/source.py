@@ -22,17 +22,17 @@ class Site:
 
     start: int
     end: int
-    # What the test itself says there: its own text, or the same in other words.
+    # Text of the test at this place: its own, or the same in other words.
     real: str
-    # What canaries say there.
+    # Texts of canaries at this place.
     others: tuple[str, ...]
     # "number", "string", "length", "truth" or "exception".
     kind: str
-    # How many of the others, from the first on, look like the real one in all that is compared
+    # Number of the others, from the first on, that look like the real one in all that is compared
     # (``alike``).
     alike: int = 0
-    # Whether somebody who knows what tests are like can tell which one is real: most ask for what
-    # is true, and an exception of the repository rather than for one of Python's.
+    # True if a reader who knows tests can tell which text is real: most tests ask for what is true,
+    # and for an exception of the repository rather than one of Python's.
     told: bool = False
 
 
@@ -51,7 +51,7 @@ class Source:
 
     @functools.cached_property
     def tokens(self) -> collections.Counter[str]:
-        """How often the file has each word and number."""
+        """Number of times that the file has each word and number."""
         return collections.Counter(TOKEN.findall(self.data.decode()))
 
     @functools.cached_property
@@ -66,13 +66,13 @@ class Source:
         return self._starts[line - 1] + column + (self._mark if line == 1 else 0)
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Where a node begins and ends, in bytes."""
+        """Places where a node begins and ends, in bytes."""
         assert node.end_lineno is not None and node.end_col_offset is not None
         start = self.place(node.lineno, node.col_offset)
         return start, self.place(node.end_lineno, node.end_col_offset)
 
     def lines(self, node: ast.FunctionDef) -> tuple[int, int]:
-        """Where the lines of a function begin and end, those of its decorators included."""
+        """Places where the lines of a function begin and end, those of its decorators included."""
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         assert node.end_lineno is not None
         return self.place(first, 0), self._starts[node.end_lineno]

@@ -23,9 +23,9 @@ from rl_code.environment.suites.source import Source
 
 # Assertions of one grading that are repeated, at most.
 MOST = 12
-# How the split grader says that a call gave another value, and not that it could not be made.
+# Error of the split grader about a call that was made and gave another value.
 _OTHER_VALUE = re.compile(r"AssertionError.* \(.* returned .*\)", re.DOTALL)
-# What makes tests depend on more than the text of their function.
+# Names in a test file that make tests depend on more than the text of their function.
 _HIDDEN_STATE = re.compile(r"autouse|setup_|setUp|pytestmark|pytest_plugins|monkeypatch")
 
 
@@ -84,7 +84,7 @@ def values(
 
 
 def gives_another_value(error: str) -> bool:
-    """Whether an error of the split grader says that a call gave another value."""
+    """True if an error of the split grader says that a call gave another value."""
     return _OTHER_VALUE.fullmatch(error) is not None
 
 
@@ -194,7 +194,7 @@ def _expecting(call: ast.Call, error: str) -> ast.Try:
 
 
 def _is_plain(call: ast.Call) -> bool:
-    """Whether all arguments are literals."""
+    """True if all arguments are literals."""
     keywords = [keyword.value for keyword in call.keywords if keyword.arg]
     return len(keywords) == len(call.keywords) and all(map(is_literal, [*call.args, *keywords]))
 
