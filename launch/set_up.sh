@@ -70,13 +70,15 @@ locked() {
 }
 
 is_locked() {
-    local pin
+    local pin pattern
     while read -r pin; do
-        if ! grep -qiE "^${pin//./\\.}( |\$)" "$(locked "$1")" 2>/dev/null; then
+        pattern=${pin//./\\.}
+        pattern=${pattern/%\\.\*/\\.[0-9.]+} # a pin like 0.48.*
+        if ! grep -qiE "^$pattern( |\$)" "$(locked "$1")" 2>/dev/null; then
             echo "$1 pins $pin and $(locked "$1") does not; run bash launch/lock.sh" >&2
             return 1
         fi
-    done < <(grep -E '^[A-Za-z0-9]' "$1" | sed -E 's/\[[^]]*\]//; s/\.\*$//; s/_/-/g')
+    done < <(grep -E '^[A-Za-z0-9]' "$1" | sed -E 's/\[[^]]*\]//; s/_/-/g')
 }
 
 # A file of requirements is installed when its checksum stands in .venv/stamp.

@@ -143,3 +143,16 @@ def test_the_environment_is_set_unless_the_caller_has_set_it(set_up):
 def test_the_scripts_parse(name):
     assert subprocess.run(["bash", "-n", ROOT / "launch" / name]).returncode == 0
     assert name == "set_up.sh" or os.access(ROOT / "launch" / name, os.X_OK)
+
+
+@pytest.mark.parametrize("locked", ["0.0.48.1", "0.0.48.12.3"])
+def test_a_pin_of_a_series_is_locked_in_one_of_its_versions(set_up, locked):
+    with open(set_up.repository / "requirements.txt", "a") as file:
+        file.write("another==0.0.48.*\n")
+    lock = set_up.repository / "requirements/locked/requirements.txt"
+    before = lock.read_text()
+    for version, code in (("0.0.4.8", 1), ("0.0.481", 1), (locked, 0)):
+        lock.write_text(f"{before}another=={version} \\\n    --hash=sha256:0\n")
+        finished = set_up()
+        assert finished.returncode == code, finished.stderr
+    assert installs(set_up) == 1
