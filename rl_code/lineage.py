@@ -43,6 +43,18 @@ class Fork:
     # True if the fork was told to take over nothing that was sampled from the step on.
     resample: bool = False
 
+    def check(self) -> None:
+        """Raises TypeError for values of another kind, as a file may hold."""
+        if type(self.step) is not int or self.step < 0:
+            raise TypeError(f"step={self.step!r} must be a whole number from 0 on")
+        for name, kind in {"config": dict, "changes": list, "differing": list}.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}")
+        if not all(isinstance(change, list) and len(change) == 3 for change in self.changes):
+            raise TypeError("changes must be lists of key, value before and value after")
+        if not all(isinstance(words, str) for words in (self.parent, self.time, *self.differing)):
+            raise TypeError("parent, time and differing must be texts")
+
     def facts(self) -> list[tuple[str, str]]:
         """(what, value), for people."""
         changes = "; ".join(
@@ -68,7 +80,12 @@ def read(workdir: Path) -> list[Fork]:
     if not path.exists():
         return []
     try:
-        found = [Fork(**entry) for entry in json.loads(path.read_text())]
+        listed = json.loads(path.read_text())
+        if not isinstance(listed, list):
+            raise TypeError("it holds no list of forks")
+        found = [Fork(**entry) for entry in listed]
+        for fork in found:
+            fork.check()
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     for fork in found:

@@ -46,7 +46,12 @@ def check(config: Any, path: Path) -> None:
     """
     if _everything:
         return
-    for key, words in _foreign(config, "config"):
+    try:
+        first = next(_foreign(config, "config"), None)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested more deeply than any config of a run") from None
+    if first is not None:
+        key, words = first
         raise ConfigError(
             f"{path}: {key} names {words}, which is not part of this tree; reading a run does not "
             "run code that comes with it. If you trust it, add --trust"

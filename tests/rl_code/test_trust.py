@@ -96,6 +96,40 @@ def test_a_fork_keeps_configs_that_are_checked_too(tmp_path, mark):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("depth", [600, 900, 1200, 3000, 10**6])
+def test_a_config_that_is_nested_deeply_is_refused(tmp_path, depth):
+    (tmp_path / CONFIG_FILE).write_text("[" * depth + "]" * depth)
+    with pytest.raises(ConfigError):
+        kept_config.read(tmp_path)
+
+
+WRONG_FORKS = [
+    {"step": "3"},
+    {"step": float("nan")},
+    {"step": -1},
+    {"step": True},
+    {"config": []},
+    {"config": None},
+    {"changes": {"a": 1}},
+    {"changes": [["a", 1]]},
+    {"differing": 3},
+    {"parent": 5},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_FORKS, ids=repr)
+def test_forks_of_a_wrong_kind_are_refused_with_the_files_name(tmp_path, change):
+    fork = dict(parent="x", step=3, time="", config={}, changes=[], other_bits=False, differing=[])
+    (tmp_path / lineage.FILE).write_text(json.dumps([fork]))
+    assert lineage.read(tmp_path)[0].facts()
+    (tmp_path / lineage.FILE).write_text(json.dumps([fork | change]))
+    with pytest.raises(ConfigError, match=f"{lineage.FILE} cannot be read: .*{next(iter(change))}"):
+        lineage.read(tmp_path)
+    (tmp_path / lineage.FILE).write_text("{}")
+    with pytest.raises(ConfigError, match="no list of forks"):
+        lineage.read(tmp_path)
+
+
 def test_who_trusts_a_run_gets_its_objects(tmp_path, mark, monkeypatch):
     monkeypatch.setattr(trust, "_everything", True)
     config = kept_config.read(kept(tmp_path / "run", reward={"signals": [EVIL_NAME]}))
