@@ -190,7 +190,7 @@ class Calls:
         deadline = self.workspace.deadline
         self.workspace.close()
         workspace = self._new_workspace()
-        # What the loss costs is added to the episode's time, since an accident late in an episode
+        # The time of the loss is added to the episode's time, since an accident late in an episode
         # must not end it. All losses together add no more than the episode itself may last: no
         # sandbox that is lost over and over may hold up a run.
         spare_s = max(0.0, self._limits.episode_s - self.lost_s)

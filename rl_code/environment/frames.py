@@ -131,7 +131,7 @@ class Frames:
         return self._limits.turns * self._limits.turn_tokens - sampled
 
     def prompt(self, frame: Frame) -> tuple[list[int], list[int] | None]:
-        """Ids of a context's prompt, and what each place is (``Context.documents``)."""
+        """Ids of a context's prompt, and document number of each place (``Context.documents``)."""
         parts = prompt_parts(
             self._protocol, frame.task, frame.tools, self._documents, self._tokenizer.marks
         )

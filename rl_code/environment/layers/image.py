@@ -208,7 +208,7 @@ def _clear(target: Path, mode: int) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Kind and rights of what is at a path, links not followed; 0 for nothing."""
+    """Kind and rights of the entry at a path, links not followed; 0 for none."""
     try:
         return path.lstat().st_mode
     except FileNotFoundError:

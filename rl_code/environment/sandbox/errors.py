@@ -32,4 +32,4 @@ class CandidateLost(RuntimeError):
 
 
 class SnapshotError(ValueError):
-    """The workspace holds what cannot be handed in; the message tells the agent what that is."""
+    """The files of the workspace cannot be handed in; the message tells the agent why."""

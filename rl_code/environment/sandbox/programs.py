@@ -21,7 +21,7 @@ _LIFETIME_S = 7 * 86400.0
 
 
 class ProgramsLost(OSError):
-    """The programs have ended, or what comes from them cannot be read."""
+    """The programs have ended, or their messages cannot be read."""
 
 
 class Changes(NamedTuple):

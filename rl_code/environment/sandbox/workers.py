@@ -159,7 +159,7 @@ class Sandboxes:
         self._starter.shutdown()
 
     def _probe(self) -> str:
-        """Starts a worker, a session and a command in the current mode; what went wrong, or ""."""
+        """Starts a worker, a session and a command in the current mode; returns an error or ""."""
         try:
             slot = self.take()
         except SandboxFault as fault:

@@ -31,7 +31,7 @@ _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 class Chunk(NamedTuple):
-    """A piece of a file, and what it is found by."""
+    """Piece of a file, with the words and the vector by which it is found."""
 
     path: str
     # Counted from 1, both included.

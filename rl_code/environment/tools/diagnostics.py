@@ -129,7 +129,7 @@ class Servers:
 
 
 def _contents(workspace: Workspace, files: Snapshot, paths: Sequence[str]) -> dict[str, str]:
-    """The texts of files; what is no text is left out."""
+    """Texts of files; files that are no text are left out."""
     changed = texts({path: files[path] for path in paths if path in files})
     found = {}
     for path in paths:

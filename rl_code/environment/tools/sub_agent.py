@@ -52,5 +52,5 @@ class SubAgent(Tool):
 
 
 def answer_of(said: str, *, verbose: bool) -> str:
-    """The last message of a sub-agent as the one who asked reads it."""
+    """Last message of a sub-agent, as the agent that asked reads it."""
     return cut_middle(said.strip(), _VERBOSE_LONGEST if verbose else _LONGEST)

@@ -30,7 +30,7 @@ class RefusedPath(ValueError):
 
 
 class Workspace:
-    """One episode's files, and what its tools know and leave behind."""
+    """Files of one episode, and the state of its tools."""
 
     def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):
         self.task = task

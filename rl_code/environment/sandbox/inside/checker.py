@@ -68,7 +68,7 @@ def _run(statement: str, proxy: _Proxy, line: _Line) -> str:
 
 
 class _Line:
-    """The way to the candidate's process, and what came over it during one statement."""
+    """Line to the candidate's process, with the messages that came over it during one statement."""
 
     def __init__(self, control: socket.socket):
         self._control = control

@@ -126,7 +126,7 @@ def _remove(target: str) -> None:
 
 
 def _mode(target: str) -> int:
-    """The kind and rights of what is at a path, links not followed; 0 for nothing."""
+    """Kind and rights of the entry at a path, links not followed; 0 for none."""
     try:
         return os.lstat(target).st_mode
     except FileNotFoundError:
