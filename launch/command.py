@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoRetur
     def parse(argv: Sequence[str]) -> list[str]:
         try:
             rest = flags.FLAGS(argv)
+            check_numbers()
         except flags.Error as error:
             words = " ".join(str(error).split()).rstrip(" .?")
             refuse(f"{words}; --help lists the flags")
@@ -59,6 +61,17 @@ def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoRetur
         sys.exit(0)
     keep_ours()
     app.run(guarded, flags_parser=parse)
+
+
+def check_numbers() -> None:
+    """Raises flags.Error for a number that the command line gives as nan or inf, which bounds let
+    pass. Keys of a config are checked where they are read.
+    """
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        given = flags.FLAGS[name].present and not name.startswith("config.")
+        if given and isinstance(value, float) and not math.isfinite(value):
+            raise flags.IllegalFlagValueError(f"flag --{name}={value}: it must be a finite number")
 
 
 def refuse(text: str) -> NoReturn:

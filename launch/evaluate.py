@@ -47,7 +47,7 @@ from ml_collections import config_flags
 
 from launch import evaluate_endpoint, evaluate_report, flags
 from launch.step import STEP
-from rl_code import read_config
+from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation.contamination import Overlap, overlaps
 from rl_code.evaluation.endpoint import EndpointError
@@ -57,7 +57,7 @@ from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
 from rl_code.harness.agent import HarnessError
 from rl_code.progress import Progress
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.run import Run
+from rl_code.run import Run, no_checkpoint
 from rl_code.run_config import RunConfig, meshes
 from rl_code.tasks.api import find_source
 from rl_code.types import Trajectory
@@ -103,6 +103,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             predictions=PREDICTIONS.value,
         )
         return
+    if workdir and not checkpoint.steps(workdir):  # before a folder is made there
+        raise read_config.ConfigError(no_checkpoint(workdir))
     file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     folder = Path(workdir or f"runs/untrained_{Path(file).stem}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     try:
         lines = _lines(url, FLAGS.session, since)
     except (FileNotFoundError, ValueError, SQLAlchemyError) as error:
-        command.refuse(f"{url}: {error}")
+        command.refuse(database.explain(url, error))
     if not lines:
         command.refuse(f"{url}: no answer of such a session is recorded")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from launch import endings, hear_interrupts, trusted, usage
-from launch.command import config_file, console, keep_ours, refuse, wants_help
+from launch.command import check_numbers, config_file, console, keep_ours, refuse, wants_help
 from launch.endings import INTERRUPTED
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
@@ -288,6 +288,7 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
     _refuse_missing_file(argv)
     try:
         rest = flags.FLAGS(argv)
+        check_numbers()
         if flags.FLAGS.config is None:
             _refuse("--config=<file> is missing, for instance --config=configs/quickstart.py")
         flags.FLAGS.config.keys()  # a file that could not be found says so on its first use

@@ -64,14 +64,11 @@ def user_of(user: str, key_file: str | None, secret: str | None, workdir: str | 
 def forget_in_database(url: str, user: str) -> None:
     """Removes a user from a database, and prints what that was."""
     try:
-        engine = database.make_engine(url)
-        file = engine.url.database
-        if engine.dialect.name == "sqlite" and not Path(file or "").is_file():
-            command.refuse(f"{file}: no such database")
+        engine = database.make_engine(url, new=False)
         with FeedbackStore(engine, forget_sessions=forget_sessions) as store:
             gone = store.delete_user(user)
-    except (ValueError, DBAPIError) as error:
-        command.refuse(f"{url}: {error}")
+    except (OSError, ValueError, DBAPIError) as error:
+        command.refuse(database.explain(url, error))
     print(f"user {user}: {gone.answers} answers and {gone.events} events are removed")
     if gone.cycles:
         numbers = ", ".join(map(str, gone.cycles))
@@ -84,14 +81,27 @@ def forget_in_record(path: Path, user: str) -> int:
         with path.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lines = file.readlines()
-            kept = [line for line in lines if json.loads(line)["user"] != user]
+            kept = [line for number, line in enumerate(lines, 1) if _user(line, number) != user]
             if len(kept) < len(lines):
                 write_atomically(path, "".join(kept).encode(), private=True)
     except BlockingIOError:
         command.refuse(f"{path}: a server writes to it; end it first")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        command.refuse(f"{path}: {error!r}")
+    except UnicodeDecodeError as error:
+        command.refuse(f"{path} is no file of answers: {error}")
+    except ValueError as error:
+        command.refuse(f"{path}, {error}; nothing is removed")
     return len(lines) - len(kept)
+
+
+def _user(line: str, number: int) -> str:
+    """The person of a recorded answer. Raises ValueError for a line that holds none."""
+    try:
+        return json.loads(line)["user"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"line {number}: expected an answer as launch.serve records it, a JSON object with "
+            f"'user', found {line[:80]!r}"
+        ) from error
 
 
 def define_flags() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import command
+from launch import command, endings
 from rl_code.environment.layers import folder, image, packages, repository
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES, WORKSPACE
@@ -46,8 +46,13 @@ def main(argv: list[str]) -> None:
     store = LayerStore(flags.FLAGS.store)
     try:
         world = build(store, kind, words)
-    except (ValueError, LookupError, OSError) as error:
+    except UnicodeDecodeError as error:
+        command.refuse(f"{' '.join(words)}: expected text in UTF-8: {error}")
+    except (ValueError, LookupError) as error:
         command.refuse(str(error))
+    except OSError as error:
+        words, _ = endings.ending(error) or (str(error), 2)
+        command.refuse(words)
     if world is not None:
         print(json.dumps(dataclasses.asdict(world), indent=1))
         for layer in world.layers:

@@ -155,7 +155,8 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
             rows[one.kind, one.name][one.against] = one
     lines = [["", "attempt", *_COLUMNS, "flags", "harm"]]
     for (kind, name), found in rows.items():
-        paid = [f"{found[place].earned:g}" if place in found else "" for place in _COLUMNS]
+        earned = [found[place].earned if place in found else None for place in _COLUMNS]
+        paid = ["" if one is None else f"{one:g}" for one in earned]
         flags_ = sorted({flag for one in found.values() for flag in one.flags})
         harm = sorted({text for one in found.values() for text in one.harm})
         lines.append([kind, name, *paid, ", ".join(flags_), "; ".join(harm) or "none"])

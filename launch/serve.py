@@ -51,6 +51,7 @@ from launch.step import STEP
 from models.transformer import Transformer
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.feedback import database
 from rl_code.feedback.checks import Claims
 from rl_code.feedback.config import FeedbackConfig
 from rl_code.feedback.identity import AnswerIds, load_secret
@@ -236,7 +237,7 @@ def open_store(url: str, secret_file: str | None, secret: bytes) -> EarningStore
     try:
         return EarningStore(url, ids=AnswerIds(secret), rewards=rewards, claims=Claims())
     except (ValueError, OSError, SQLAlchemyError) as error:
-        raise ConfigError(f"--database={url}: {error}") from error
+        raise ConfigError(f"--database={database.explain(url, error)}") from error
 
 
 def remove_old(store: EarningStore | None, keep_days: float) -> None:

@@ -253,8 +253,9 @@ def find(weights: str) -> Origin:
         )
     hint = "; bash launch/get_smollm2.sh fetches it" if "SmolLM2-135M" in path.name else ""
     raise ConfigError(
-        f"{_KEY} = {weights!r} does not exist{hint}. It may be a Hugging Face folder, a .gguf "
-        "file, or the workdir of a run, perhaps with @ and a checkpoint's step, or @best"
+        f"{_KEY} = {weights!r} does not exist: looked for at {path.absolute()}{hint}. "
+        "It may be a Hugging Face folder, a .gguf file, or the workdir of a run, perhaps with @ "
+        "and a checkpoint's step, or @best"
     )
 
 

@@ -59,6 +59,11 @@ from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
 
+def no_checkpoint(workdir: str | os.PathLike[str]) -> str:
+    """The words for a workdir whose weights are asked for before it has any."""
+    return f"{workdir} has no checkpoint; without --workdir the untrained model is taken"
+
+
 class Run:
     """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker
     threads.
@@ -235,9 +240,7 @@ class Run:
         model = abstract_model(self.model_config, self.mesh)
         restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
         if restored is None:
-            raise ConfigError(
-                f"{workdir} has no checkpoint; without --workdir the untrained model is taken"
-            )
+            raise ConfigError(no_checkpoint(workdir))
         return restored.state["model"], restored.step
 
     def init_model(self) -> Transformer:
@@ -502,8 +505,9 @@ class Run:
 
     def _stop_ids(self, protocol: Named | None) -> frozenset[int]:
         """Ids of the tokens that end a message."""
+        found = self._protocol(protocol)
         try:
-            return stop_ids(self._protocol(protocol), self.tokenizer)
+            return stop_ids(found, self.tokenizer)
         except ValueError as error:
             named = protocol or self.config.protocol
             raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error

@@ -62,6 +62,13 @@ def make_engine(url: str, *, new: bool = True) -> Engine:
     raise ValueError(f"database {url!r}: expected sqlite:///FILE or postgresql+psycopg://...")
 
 
+def explain(url: str, error: Exception) -> str:
+    """An error of a database as one line that names the database."""
+    cause = getattr(error, "orig", None) or error
+    words = " ".join(str(cause).split())
+    return words if url in words else f"{url}: {words}"
+
+
 def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")

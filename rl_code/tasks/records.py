@@ -297,9 +297,12 @@ def each_row(
 
 def _each_row(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Line and row, or why it cannot be read. Raises TaskFileError for a file as a whole."""
+    if path.is_dir():
+        raise TaskFileError(f"{path} is a folder; name a file with a row a line, or Parquet")
     if not path.is_file():
         raise TaskFileError(
-            f"{path}: no such file of tasks; the config file says where it looks for one"
+            f"{path}: no such file; looked for at {path.absolute()}, since a path that does "
+            "not begin with / counts from the current folder"
         )
     rows = 0
     for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):

@@ -23,6 +23,7 @@ def ending(monkeypatch, *given: str, arguments: bool = False) -> int | str | Non
     )
     monkeypatch.setattr(flags, "FLAGS", known := flags.FlagValues())
     flags.DEFINE_string("workdir", None, "A folder.", flag_values=known)
+    flags.DEFINE_float("share", 0.0, "A number.", 0.0, flag_values=known)
 
     def main(argv: list[str]) -> None:
         print("called with", argv[1:])
@@ -38,6 +39,8 @@ def ending(monkeypatch, *given: str, arguments: bool = False) -> int | str | Non
         (["--wrokdir=x"], False, "Unknown command line flag 'wrokdir'. Did you mean: workdir;"),
         (["--workdir"], False, "Missing value for flag --workdir; --help"),
         (["runs/a"], False, "'runs/a' is not a flag; flags look like --workdir=runs/first"),
+        (["--share=nan"], False, "flag --share=nan: it must be a finite number"),
+        (["--share=inf"], False, "flag --share=inf: it must be a finite number"),
         (["runs/a", "--flag"], True, "Unknown command line flag 'flag'"),
     ],
 )

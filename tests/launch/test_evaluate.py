@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import quickstart
 from launch import evaluate
 from rl_code.read_config import ConfigError
 from tests import programs
@@ -59,3 +60,11 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
     done = programs.run("launch.evaluate", *line, f"--against={result}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"before: {result}, start; after: start, start" in done.stdout
+
+
+def test_no_folder_is_made_for_weights_that_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.FLAGS, "suite", "held_out")
+    workdir = tmp_path / "typo"
+    with pytest.raises(ConfigError, match="typo has no checkpoint"):
+        evaluate.main(quickstart.get_config("smoke"), str(workdir))
+    assert not workdir.exists()

@@ -75,14 +75,28 @@ def test_a_person_is_removed_from_the_record_of_a_server_that_has_ended(
     assert left == json.loads(json.dumps(dataclasses.asdict(answer("b", "bob"))))
 
 
+@pytest.mark.parametrize("line", ["hello", "[]", "{}"])
+def test_a_line_without_an_answer_is_named_and_nothing_is_removed(
+    tmp_path, ann, monkeypatch, capsys, line
+):
+    record = tmp_path / "answers.jsonl"
+    record.write_text(json.dumps({"user": ann}) + "\n" + line + "\n")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, record=str(record), user=ann)
+    told = capsys.readouterr().err
+    assert "answers.jsonl, line 2: expected an answer as launch.serve records it" in told
+    assert len(record.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         (dict(user="0" * 32), "where the person is to be removed"),
         (dict(workdir="{}"), "either --user or --key_file"),
         (dict(workdir="{}", user="ann"), "32 hex digits"),
-        (dict(workdir="{}", user="0" * 32), "no such database"),
+        (dict(workdir="{}", user="0" * 32), "people.db': there is no such file"),
         (dict(workdir="{}", key_file="{}/key.txt"), "no such file"),
+        (dict(workdir="{}/typo", user="0" * 32), "there is no such file"),
         (dict(database="mysql://x", user="0" * 32), "expected sqlite"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch import bisect, replay
+from launch import bisect, redteam, replay
 from rl_code.recording.bisect import Comparison
+from rl_code.redteam.trial import Outcome
 from rl_code.types import ToolResult, Turn
 
 
@@ -25,3 +26,8 @@ def test_a_longer_run_is_said_to_go_on(capsys):
         "b goes on to step 51, which the other one has not done",
         "no input that is recorded differs",
     ]
+
+
+def test_a_case_that_cannot_be_read_is_a_row_of_the_table():
+    _, row = redteam.table([Outcome("sessions", "c.jsonl:1", redteam._COLUMNS[0], harm=("no",))])
+    assert row[:3] == ["sessions", "c.jsonl:1", ""] and row[-1] == "no"
