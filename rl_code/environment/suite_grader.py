@@ -16,6 +16,7 @@ agent's files.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import random
@@ -26,7 +27,7 @@ from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.suites.again import Again
 from rl_code.environment.suites.applied import Base, applied, laid_over, solved
-from rl_code.environment.suites.canaries import MOST, Drawn, draw, guarded
+from rl_code.environment.suites.canaries import MOST, Drawn, draw, function_of, guarded
 from rl_code.environment.suites.ids import from_workspace
 from rl_code.environment.suites.runner import Report, run_suite
 from rl_code.environment.suites.values import MOST as MOST_VALUES
@@ -250,7 +251,7 @@ class _Grading:
         """
         found = self._values(() if self._has_reference else _kept(files))
         found = [value for value in found if not any(errors[one] for one in value.tests)]
-        found = self._rng.sample(found, min(len(found), MOST_VALUES))
+        found = self._some(found)
         failed, flags = self._by_value(found, files)
         if self._has_reference:
             unsure, _ = self._by_value(list(failed), self._solved()) if failed else ({}, set())
@@ -262,6 +263,20 @@ class _Grading:
                 for one in value.tests:
                     errors[one] = _DISAGREES + error
         return {one for value in found for one in value.tests}, flags
+
+    def _some(self, found: list[Value]) -> list[Value]:
+        """Up to MOST_VALUES of the assertions, those of fail_to_pass first, and of a function with
+        many rows no more than of others.
+        """
+        required = set(self._suite.fail_to_pass)
+        of_function: collections.Counter[object] = collections.Counter()
+        ordered = []
+        for value in self._rng.sample(found, len(found)):
+            function = function_of(value.tests[0])
+            of_function[function] += 1
+            ordered.append((required.isdisjoint(value.tests), of_function[function], value))
+        ordered.sort(key=lambda one: one[:2])
+        return [value for *_, value in ordered[:MOST_VALUES]]
 
     def _values(self, new: Iterable[str] = ()) -> list[Value]:
         """The assertions that can be checked by value, of functions of the task's modules.

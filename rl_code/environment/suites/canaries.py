@@ -15,11 +15,25 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
-import re
 from collections.abc import Collection, Mapping, Sequence
 
-from rl_code.environment.suites.sites import sites, usable
-from rl_code.environment.suites.source import Site, Source
+from rl_code.environment.suites.copies import (
+    bare,
+    best,
+    changed_at,
+    copyable,
+    edited,
+    group_of,
+    inherited,
+    joined,
+    new_names,
+    sites_of,
+    source_of,
+    texts_in_place,
+    with_name,
+)
+from rl_code.environment.suites.row_canaries import LABEL, row_sites, single, without
+from rl_code.environment.suites.source import Source
 
 # Test functions that are copied in one grading, at most.
 MOST = 8
@@ -27,9 +41,10 @@ MOST = 8
 _COPIES = (3, 4, 5)
 # Factor on the number of functions with a canary in all, if their tests decide what is paid.
 _FURTHER = 4
-# Functions with more parameters than this are not copied.
+# Functions with more parameters than this are not copied, but one of their rows may be.
 _IDS = 20
-_WORDS = ("again", "basic", "cases", "default", "extra", "more", "other", "simple", "values")
+# Rows of a function that are looked at for one with canaries.
+_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +64,9 @@ class Drawn:
     kind_of: dict[str, str] = dataclasses.field(default_factory=dict)
     # Texts of canaries, under the names of the tests that they are copies of.
     texts: frozenset[bytes] = frozenset()
+    # Id of a canary of one row (``row_canaries``) -> the text of its whole function with the row
+    # changed where it stands, and the suite's id of the test there.
+    in_place: dict[str, tuple[bytes, str]] = dataclasses.field(default_factory=dict)
 
 
 def draw(
@@ -65,7 +83,7 @@ def draw(
     times.
     """
     drawing = _Drawing(files, ids, rng)
-    drawing.copy(most, {function_of(one) for one in first})
+    drawing.copy(most, first)
     return drawing.drawn()
 
 
@@ -83,7 +101,7 @@ def draw_alone(
     """
     drawing = _Drawing(files, ids, rng)
     for function in dict.fromkeys(function_of(one) for one in alone):
-        drawing.change(function, used)
+        drawing.change(function, used, [one for one in alone if function_of(one) == function])
     return drawing.drawn()
 
 
@@ -106,37 +124,48 @@ class _Drawing:
         self._kinds: list[str] = []
         self._kind_of: dict[str, str] = {}
         self._texts: set[bytes] = set()
+        self._in_place: dict[str, tuple[bytes, str]] = {}
 
     def drawn(self) -> Drawn:
         """What was drawn."""
-        written = {path: _edited(self._sources[path], edits) for path, edits in self._edits.items()}
+        written = {path: edited(self._sources[path], edits) for path, edits in self._edits.items()}
         kinds = tuple(self._kinds)
         texts = frozenset(self._texts)
-        return Drawn(written, self._tests, self._canaries, kinds, self._kind_of, texts)
+        return Drawn(
+            written, self._tests, self._canaries, kinds, self._kind_of, texts, self._in_place
+        )
 
-    def copy(self, most: int, preferred: Collection[_Function]) -> None:
-        """Puts canaries beside up to ``most`` functions, ``preferred`` ones first and with more
-        copies; and one beside each further preferred function, up to ``_FURTHER`` times as many.
+    def copy(self, most: int, first: Collection[str]) -> None:
+        """Puts canaries beside up to ``most`` functions, those of the tests ``first`` before others
+        and with more copies; and one beside each further one of these, up to ``_FURTHER`` times as
+        many.
         """
+        preferred = {function_of(one) for one in first}
         order = list(self._functions)
         self._rng.shuffle(order)
         # Changes that look like changes only where there are no others.
-        attempts = [(function, told) for told in (False, True) for function in order]
+        attempts = [(function, how) for how in ("value", "row", "told") for function in order]
         attempts.sort(key=lambda attempt: attempt[0] not in preferred)
         copied: set[_Function] = set()
-        for function, told in attempts:
+        for function, how in attempts:
             enough = len(copied) >= most
             if enough and (function not in preferred or len(copied) >= _FURTHER * most):
                 break
             copies = 1 if enough or function not in preferred else self._rng.choice(_COPIES)
-            if function not in copied and self._copy(function, copies, told=told):
+            if function in copied:
+                continue
+            if how == "row":
+                done = self._copy_row(function, copies, first)
+            else:
+                done = self._copy(function, copies, told=how == "told")
+            if done:
                 copied.add(function)
 
     def _copy(self, function: _Function, copies: int, *, told: bool) -> bool:
         """Puts canaries beside a function; whether it can have some."""
         path, names = function
         source = self._source(function)
-        group = source and _group(
+        group = source and group_of(
             source, names, self._rng, self._edits.get(path, []), copies, told=told
         )
         if not group:
@@ -152,11 +181,85 @@ class _Drawing:
                 self._canaries[_renamed(one, names, name)] = one
         return True
 
-    def change(self, function: _Function, used: Collection[bytes]) -> None:
-        """Makes a function its own canary."""
+    def _copy_row(self, function: _Function, copies: int, first: Collection[str]) -> bool:
+        """Puts canaries of one of its rows beside a function; whether it can have some."""
+        path, names = function
+        source = self._source(function, rows=True)
+        node = source and copyable(source, names)
+        if not source or not node:
+            return False
+        ids = self._rng.sample(self._functions[function], len(self._functions[function]))
+        ids.sort(key=lambda one: one not in first)
+        for own in ids[:_ROWS]:
+            found = row_sites(source, node, own, self._rng)
+            if not found:
+                continue
+            row = self._rng.choice(found)
+            changed = texts_in_place(source, node, names, row)
+            others = [text for text in row.site.others if text in changed][:copies]
+            if not others:
+                continue
+            start, end = source.lines(node)
+            taken = source.data + b"".join(text for _, _, text in self._edits.get(path, []))
+            new = new_names(names[-1], source, taken, len(others) + 1, self._rng)
+            blocks = [without(source, node, row)]
+            for text, name in zip((row.site.real, *others), new, strict=True):
+                blocks.append(with_name(single(source, node, row, text), names[-1], name))
+            self._rng.shuffle(blocks)
+            self._edits.setdefault(path, []).append((start, end, joined(node, blocks)))
+            self._kinds.append(row.site.kind)
+            self._kind_of[own] = row.site.kind
+            copied = ["::".join((path, *names[:-1], name)) + f"[{LABEL}]" for name in new]
+            del self._tests[own]
+            self._tests[copied[0]] = own
+            for text, one in zip(others, copied[1:], strict=True):
+                self._canaries[one] = own
+                self._in_place[one] = changed[text]
+                self._texts.add(changed[text][0])
+            return True
+        return False
+
+    def _change_rows(
+        self, function: _Function, used: Collection[bytes], alone: Sequence[str]
+    ) -> bool:
+        """Changes rows of a function where they stand, those of its tests ``alone``; whether one
+        can be.
+        """
+        path, names = function
+        source = self._source(function, rows=True)
+        node = source and copyable(source, names)
+        done = False
+        for own in alone if source and node else ():
+            assert source is not None and node is not None
+            found = row_sites(source, node, own, self._rng)
+            if not found:
+                continue
+            row = self._rng.choice(found)
+            changed = texts_in_place(source, node, names, row)
+            texts = sorted(changed, key=lambda text: changed[text][0] in used)
+            free = [one for one in texts if f"{bare(own)}[{changed[one][1]}]" not in self._canaries]
+            if not free:
+                continue
+            block, label = changed[free[0]]
+            site = row.site
+            self._edits.setdefault(path, []).append((site.start, site.end, free[0].encode()))
+            self._texts.add(block)
+            del self._tests[own]
+            self._canaries[f"{bare(own)}[{label}]"] = own
+            done = True
+        return done
+
+    def change(
+        self, function: _Function, used: Collection[bytes], alone: Sequence[str] = ()
+    ) -> None:
+        """Makes a function its own canary, or where only its rows can be changed those of the tests
+        ``alone``.
+        """
         path, names = function
         source = self._source(function)
-        found = source and _sites(source, names, self._rng)
+        found = sites_of(source, names, self._rng) if source else []
+        if all(site.told for site in found) and self._change_rows(function, used, alone):
+            return
         if not source or not found:
             return
         node = source.function(names)
@@ -164,8 +267,8 @@ class _Drawing:
         start, end = source.lines(node)
         block = source.data[start:end]
         least = min(site.told for site in found)
-        site = _best([site for site in found if site.told == least], MOST, self._rng)
-        texts = [_changed(block, start, site, other) for other in site.others]
+        site = best([site for site in found if site.told == least], MOST, self._rng)
+        texts = [changed_at(block, start, site, other) for other in site.others]
         text = next((text for text in texts if text not in used), texts[0])
         self._edits.setdefault(path, []).append((start, end, text))
         self._texts.add(text)
@@ -176,27 +279,39 @@ class _Drawing:
     def has_untold(self, function: _Function) -> bool:
         """True if a function can have a canary that is not ``told``."""
         source = self._source(function)
-        found = _sites(source, function[1], self._rng) if source else []
+        found = sites_of(source, function[1], self._rng) if source else []
         return any(not site.told for site in found)
 
-    def _source(self, function: _Function) -> Source | None:
-        """The file of a function that can be copied."""
+    def has_row(self, test: str) -> bool:
+        """Whether the row of a test can have a canary."""
+        path, names = function_of(test)
+        source = self._source((path, names), rows=True) if "[" in test else None
+        node = source and copyable(source, names)
+        return bool(source and node and row_sites(source, node, test, self._rng))
+
+    def _source(self, function: _Function, *, rows: bool = False) -> Source | None:
+        """The file of a function that can be copied.
+
+        rows: of which one row is copied, and not all of them.
+        """
         path, names = function
         if path not in self._sources:
-            self._sources[path] = _source(self._files.get(path))
-        too_many = len(self._functions[function]) > _IDS
-        return None if too_many or _inherited(self._files, names[:-1]) else self._sources[path]
+            self._sources[path] = source_of(self._files.get(path))
+        too_many = not rows and len(self._functions[function]) > _IDS
+        return None if too_many or inherited(self._files, names[:-1]) else self._sources[path]
 
 
 def guarded(files: Mapping[str, str], ids: Sequence[str]) -> set[str]:
     """The ids of tests that can have a canary which only the right value tells from the test."""
     drawing = _Drawing(files, ids, random.Random(0))
-    return {one for one in ids if drawing.has_untold(function_of(one))}
+    functions = {one for one in map(function_of, ids)}
+    known = {one for one in functions if drawing.has_untold(one)}
+    return {one for one in ids if function_of(one) in known or drawing.has_row(one)}
 
 
 def functions_in(path: str, text: str) -> list[str]:
     """Ids of the test functions of a file, without parameters; none for what is no Python."""
-    source = _source(text)
+    source = source_of(text)
     found = []
     for node in source.tree.body if source else ():
         match node:
@@ -219,135 +334,3 @@ def _renamed(test: str, names: tuple[str, ...], name: str) -> str:
     path, _, rest = test.partition("::")
     _, bracket, parameters = rest.partition("[")
     return "::".join((path, *names[:-1], name)) + bracket + parameters
-
-
-def _source(text: str | None) -> Source | None:
-    try:
-        return None if text is None else Source(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """A test and its canaries."""
-
-    # Names of the functions.
-    real: str
-    canaries: list[str]
-    kind: str
-    # Where they stand, in bytes, and their text.
-    edit: tuple[int, int, bytes]
-    # The canaries under the test's own name.
-    texts: frozenset[bytes]
-
-
-def _sites(source: Source, names: tuple[str, ...], rng: random.Random) -> list[Site]:
-    """Where a test function can be changed; nowhere if it cannot be copied."""
-    node = source.function(names)
-    if node is None or not usable(source, node):
-        return []
-    if not _stands_alone(source, node) or len(_uses(source.data, names[-1])) != 1:
-        return []
-    return sites(source, node, rng)
-
-
-def _group(
-    source: Source,
-    names: tuple[str, ...],
-    rng: random.Random,
-    edits: Sequence[tuple[int, int, bytes]],
-    copies: int,
-    *,
-    told: bool,
-) -> _Group | None:
-    """A test function beside canaries, as many as ``copies`` if a site has so many other values;
-    None where it cannot have one by a change that is ``told``, or by one that is not.
-    """
-    found = [site for site in _sites(source, names, rng) if site.told == told]
-    node = source.function(names)
-    if not found or node is None:
-        return None
-    start, end = source.lines(node)
-    block = source.data[start:end]
-    name = names[-1]
-    site = _best(found, copies, rng)
-    enough = min(copies, len(site.others))
-    # All at one site: of copies that were changed at different ones, the real one would be the one
-    # that differs least from each of the others.
-    texts = [_changed(block, start, site, text) for text in site.others[:enough]]
-    taken = source.data + b"".join(text for _, _, text in edits)
-    new = [name]
-    while len(new) <= enough:
-        new.append(_name(name, source.words, taken, rng))
-        taken += b" " + new[-1].encode()
-    rng.shuffle(new)
-    blocks = [
-        with_name(text, name, other)
-        for text, other in zip((_changed(block, start, site, site.real), *texts), new, strict=True)
-    ]
-    rng.shuffle(blocks)
-    lines = b"\n" if node.col_offset else b"\n\n"
-    joined = lines.join(text if text.endswith(b"\n") else text + b"\n" for text in blocks)
-    real, *canaries = new
-    return _Group(real, canaries, site.kind, (start, end, joined), frozenset(texts))
-
-
-def _best(found: Sequence[Site], copies: int, rng: random.Random) -> Site:
-    """One of the sites that have most values which look alike, or more than are needed."""
-    order = [(min(site.alike, copies), min(len(site.others), copies)) for site in found]
-    return rng.choice([site for site, one in zip(found, order, strict=True) if one == max(order)])
-
-
-def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
-    """Whether no other statement shares a line with the function."""
-    start, end = source.lines(node)
-    last = source.span(node)[1]
-    rest = source.data[last:end].strip()
-    head = source.data[start:end].lstrip()
-    return head.startswith((b"def ", b"@")) and (not rest or rest.startswith(b"#"))
-
-
-def _inherited(files: Mapping[str, str], classes: Sequence[str]) -> bool:
-    """Whether a class of tests may have others below it, which run its tests as theirs."""
-    for name in classes:
-        named = sum(len(_uses(text.encode(), name)) for text in files.values())
-        if named != 1:
-            return True
-    return False
-
-
-def _uses(data: bytes, name: str) -> list[bytes]:
-    return re.findall(rb"\b" + re.escape(name.encode()) + rb"\b", data)
-
-
-def _changed(block: bytes, start: int, site: Site, text: str) -> bytes:
-    """The function's text with another text at a site."""
-    return block[: site.start - start] + text.encode() + block[site.end - start :]
-
-
-def with_name(block: bytes, name: str, new: str) -> bytes:
-    """The text of a function under another name."""
-    return re.sub(
-        rb"(\bdef\s+)" + re.escape(name.encode()) + rb"\b", rb"\1" + new.encode(), block, count=1
-    )
-
-
-def _name(name: str, words_of: frozenset[str], taken: bytes, rng: random.Random) -> str:
-    """Another name for a test, of words that names of tests in its file are made of."""
-    words = sorted(words_of - set(re.findall(r"[a-z]+", name.lower())) - {"test"}) + list(_WORDS)
-    while True:
-        word = rng.choice(words)
-        new = f"{name}_{word}" if "_" in name else f"{name}{word.capitalize()}"
-        if not _uses(taken, new):
-            return new
-        words.append(f"{word}_{rng.choice(_WORDS)}")
-
-
-def _edited(source: Source | None, edits: Sequence[tuple[int, int, bytes]]) -> str:
-    """A file's text with edits in it, which do not overlap."""
-    assert source is not None
-    data = source.data
-    for start, end, text in sorted(edits, reverse=True):
-        data = data[:start] + text + data[end:]
-    return data.decode()

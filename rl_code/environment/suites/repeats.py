@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from rl_code.environment.suites.canaries import Drawn, function_of, with_name
+from rl_code.environment.suites.canaries import Drawn, function_of
+from rl_code.environment.suites.copies import with_name
 from rl_code.environment.suites.source import Source
 
 
@@ -39,16 +40,19 @@ def put_in_place(
     suite's own id of a test -> the id of its canary in the draw.
     """
     placed = dict(files)
+    canaries = {}
     for own, chosen in texts.items():
         path, names = function_of(chosen)
-        block = _block(Source(drawn.files[path]), names)
-        name = function_of(own)[1]
-        placed[path] = _with_blocks(
-            Source(placed[path]), {name: with_name(block, names[-1], name[-1])}
-        )
-    functions = set(map(function_of, texts))
-    canaries = {one: one for one in ids if function_of(one) in functions}
-    return Drawn(placed, {one: one for one in ids if one not in canaries}, canaries)
+        function = function_of(own)
+        if chosen in drawn.in_place:  # of one row
+            block, label = drawn.in_place[chosen]
+            canaries[f"{own.partition('[')[0]}[{label}]"] = own
+        else:
+            block = with_name(_block(Source(drawn.files[path]), names), names[-1], function[1][-1])
+            canaries |= {one: one for one in ids if function_of(one) == function}
+        placed[path] = _with_blocks(Source(placed[path]), {function[1]: block})
+    changed = set(canaries.values())
+    return Drawn(placed, {one: one for one in ids if one not in changed}, canaries)
 
 
 def copies_of(drawn: Drawn, own: str) -> list[str]:

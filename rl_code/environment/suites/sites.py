@@ -65,7 +65,7 @@ def usable(source: Source, node: ast.FunctionDef) -> bool:
     """True if a test function runs straight to its end, or fails."""
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Name):  # a mark under a name of the file's own
-            decorator = _assigned(source.tree.body, decorator.id) or decorator
+            decorator = assigned(source.tree.body, decorator.id) or decorator
         if not _MARKS.match(ast.unparse(decorator)):
             return False
     for inner in ast.walk(node):
@@ -85,7 +85,7 @@ def _own(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
+def assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
     """What a body assigns to a name, if it does so once."""
     found = [
         node.value
@@ -98,15 +98,20 @@ def _assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
 
 def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Site]:
     """Places where a usable test function can be made to fail."""
-    start, end = source.lines(node)
-    look = Look(source.data[start:end].decode(), source.tokens)
-    finder = _Finder(source, node, rng, look)
+    finder = tail_of(source, node, rng)
     return [
         site
         for statement in finder.tail(node.body)
         for site in finder.of_statement(statement)
         if all(_parses(source, node, site, text) for text in (site.real, site.others[0]))
     ]
+
+
+def tail_of(source: Source, node: ast.FunctionDef, rng: random.Random) -> Finder:
+    """What looks for sites in a test function."""
+    start, end = source.lines(node)
+    look = Look(source.data[start:end].decode(), source.tokens)
+    return Finder(source, node, rng, look)
 
 
 def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> bool:
@@ -124,14 +129,14 @@ def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> boo
     return True
 
 
-class _Finder:
+class Finder:
     """Looks for sites in one test function."""
 
     def __init__(self, source: Source, node: ast.FunctionDef, rng: random.Random, look: Look):
         self._source = source
         self._node = node
         self._rng = rng
-        self._look = look
+        self.look = look
 
     def tail(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """The assertions at the end of a body, and of blocks that end it: ``with``, ``try`` without
@@ -172,7 +177,7 @@ class _Finder:
             case ast.Name(name):
                 bodies = (self._node.body, self._source.tree.body)
                 uses = [one for one in ast.walk(self._node) if _is_named(one, name)]
-                found = [_assigned(body, name) for body in bodies]
+                found = [assigned(body, name) for body in bodies]
                 value = found[0] if found[0] is not None else found[1]
                 # what is used elsewhere in the test may be changed there
                 few = len(uses) == (2 if found[0] is not None else 1)
@@ -214,12 +219,12 @@ class _Finder:
         something which is written out for it alone.
         """
         if isinstance(side, ast.Name):
-            value = _assigned(self._node.body, side.id)
+            value = assigned(self._node.body, side.id)
             uses = [one for one in ast.walk(self._node) if _is_named(one, side.id)]
             if value is None or len(uses) != 2:
                 return
             side = value
-        yield from other_values(self._source, side, self._rng, self._look, far=far)
+        yield from other_values(self._source, side, self._rng, self.look, far=far)
 
     def _of_test(self, test: ast.expr) -> Iterator[Site]:
         """Sites in what stands behind ``assert``."""

@@ -2,9 +2,9 @@
 
 ``assert double(2) == 4`` in a test without fixtures, with ``double`` imported from the repository,
 says all that there is to know: a call with plain arguments and the value that it must give. So does
-``assert double(x) == twice`` in a test that is parametrized with plain values. The split grader can
-repeat it without the expected value in reach of the candidate. Where the suite says that the test
-passed, both must agree.
+``assert twice == double(x)`` in a test that is parametrized with plain values (``rows``). The split
+grader can repeat it without the expected value in reach of the candidate. Where the suite says that
+the test passed, both must agree.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.literals import is_literal
+from rl_code.environment.suites.rows import rows
 from rl_code.environment.suites.sites import name_of
 from rl_code.environment.suites.source import Source
 
@@ -33,7 +34,7 @@ _HIDDEN_STATE = re.compile(r"autouse|setup_|setUp|pytestmark|pytest_plugins|monk
 class Value:
     """An assertion about one call of a function of the repository."""
 
-    # Ids of the tests whose function makes it.
+    # Ids of the tests that make it.
     tests: tuple[str, ...]
     # The file, and the function in it.
     path: str
@@ -70,16 +71,12 @@ def values(
         node = source and source.function(names)
         if not source or not node:
             continue
-        rows = _rows(node)
-        if len(rows) != len(own):  # a suite may leave some out, and which is not known
-            continue
         bound = _imports(source.tree.body)
-        made = [made for row in rows for made in _assertions(_Put(row).visit(copy.deepcopy(node)))]
-        for call, statement in made:
-            place = _place(call, bound, paths, made_since)
-            if place is not None:
-                text = _statement(call, place[1], statement)
-                found.append(Value(tuple(own), *place, text))
+        for one, row in rows(source, node, own).items():
+            for call, statement in _assertions(map(_Put(row).visit, copy.deepcopy(node.body))):
+                place = _place(call, bound, paths, made_since)
+                if place is not None:
+                    found.append(Value((one,), *place, _statement(call, place[1], statement)))
     return found
 
 
@@ -122,31 +119,6 @@ def _imports(body: Sequence[ast.stmt]) -> dict[str, tuple[str, str]]:
     return bound
 
 
-def _rows(node: ast.FunctionDef) -> list[dict[str, ast.expr]]:
-    """Argument -> value for each test that a function makes: an empty row for one without
-    arguments, one for each row of ``parametrize``, none where other things give arguments.
-    """
-    given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    arguments = [argument.arg for argument in given if argument.arg != "self"]
-    match node.decorator_list:
-        case []:
-            return [] if arguments else [{}]
-        case [ast.Call(made, [ast.Constant(str(names)), ast.List(rows) | ast.Tuple(rows)], [])] if (
-            name_of(made) == "parametrize"
-        ):
-            found = [name.strip() for name in names.split(",")]
-        case _:
-            return []
-    if sorted(found) != sorted(arguments) or not all(map(is_literal, rows)):
-        return []
-    if len(found) == 1:
-        return [{found[0]: row} for row in rows]
-    values = [getattr(row, "elts", ()) for row in rows]
-    if any(len(one) != len(found) for one in values):
-        return []
-    return [dict(zip(found, one, strict=True)) for one in values]
-
-
 class _Put(ast.NodeTransformer):
     """Puts values where arguments are read."""
 
@@ -157,17 +129,21 @@ class _Put(ast.NodeTransformer):
         return self._row.get(node.id, node)
 
 
-def _assertions(node: ast.FunctionDef) -> Iterator[tuple[ast.Call, ast.stmt]]:
+def _assertions(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.Call, ast.stmt]]:
     """The call of each assertion of a test that consists of nothing else, and the assertion as a
-    statement without pytest; none where one of them cannot be checked by value.
+    statement without pytest, of those that can be checked by value.
     """
     found = []
-    for statement in node.body:
+    for statement in body:
         match statement:
             case ast.Expr(ast.Constant()) | ast.Pass():
                 continue
             case ast.Assert(ast.Compare(ast.Call() as call, [ast.Eq()], [expected]), _):
                 test = statement.test
+            case ast.Assert(ast.Compare(expected, [ast.Eq()], [ast.Call() as call]), _):
+                test = ast.Compare(call, [ast.Eq()], [expected])
+            case ast.Assert():
+                continue
             case ast.Expr(
                 ast.Call(ast.Attribute(ast.Name("self"), "assertEqual"), [call, expected])
             ):
