@@ -148,9 +148,13 @@ def free_mib(path: Path) -> float | None:
     return None
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _PRIVATE)
+
+
 def _write(path: Path, data: bytes, synced: bool, private: bool = False) -> None:
-    rights = _PRIVATE if private else 0o666
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, rights)) as file:
+    opener = _open_private if private else None
+    with open(path, "xb", opener=opener) as file:
         file.write(data)
         if synced:
             file.flush()

@@ -97,7 +97,7 @@ def test_a_url_of_no_such_database_is_refused(bad):
 
 def test_an_answer_comes_back_as_it_was(store):
     logprobs = (-1e-300, -math.pi)
-    one = answer(logprobs=logprobs, given=(), extra={"seed": 3, "text": "déjà \ud800 \x00"})
+    one = answer(logprobs=logprobs, given=(), extra={"seed": 3, "text": "déjà \x00"})
     assert store.record_answer(one)
     assert not store.record_answer(dataclasses.replace(one, tokens=(1, 2)))
     assert store.joined(["a", "none"]) == [(one, [])]

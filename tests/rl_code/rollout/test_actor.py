@@ -138,6 +138,7 @@ class FakeScheduler:
         key: Sequence[int],
         tag: Any = None,
         adapter: int = -1,
+        ways: Sequence | None = None,
         on_finished: Callable = lambda trajectory: None,
     ) -> None:
         assert self.version is not None
