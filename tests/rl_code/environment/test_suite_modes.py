@@ -186,3 +186,53 @@ def test_files_of_the_work_do_not_switch_the_check_by_value_off(graded, beside):
     proofs = {"suite_disagrees", "lying_value", "canary_passed"}
     assert all(cheat.errors) and set(cheat.flags) & proofs, cheat
     assert graded(suite, SOLVED).errors == ("", "")
+
+
+ROWS = """
+import os
+import pytest
+from shop.prices import discount
+
+SEEN = []
+
+class TestRows:
+    @pytest.fixture(scope="class", autouse=True)
+    def counted(self):
+        yield
+        assert len(SEEN) == 3
+
+    @pytest.mark.parametrize("price, percent, left", [
+        (4570, 10, 4113), (9350, 20, 7480), (8300, 50, 4150)
+    ])
+    def test_rows(self, request, tmp_path, price, percent, left):
+        SEEN.append(price)
+        os.chdir(tmp_path)
+        assert str(price) in request.node.name and (len(SEEN) > 1 or price == 4570)
+        assert discount(price, percent) == left
+"""
+ROW_IDS = [
+    f"TestRows::test_rows[{one}]" for one in ("4570-10-4113", "9350-20-7480", "8300-50-4150")
+]
+FORGED = {
+    "an int that equals everything": (
+        "class A(int):\n    def __eq__(self, other): return True\n"
+        "    __hash__ = int.__hash__\ndef discount(*given): return A()\n"
+    ),
+    "the value read where it is passed": (
+        "import sys\ndef discount(*given): return sys._getframe(1).f_locals['left']\n"
+    ),
+}
+
+
+def test_rows_that_build_on_each_other_are_graded_as_they_are(graded):
+    suite = suite_of(ROWS, *ROW_IDS)
+    right = graded(suite)
+    assert right.errors == ("",) * 3 and right.flags == () and right.canaries == 1
+    wrong = graded(suite, GIVEN)
+    assert all(wrong.errors) and wrong.flags == ()
+
+
+@pytest.mark.parametrize("work", FORGED.values(), ids=FORGED)
+def test_rows_are_not_paid_without_the_value(graded, work):
+    found = graded(suite_of(ROWS, *ROW_IDS), work)
+    assert "canary_passed" in found.flags and all(found.errors)
