@@ -39,12 +39,12 @@ from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from benchmarks import correctness, decode
 from benchmarks.flops import attention_trips, matmul_flops
-from benchmarks.results import hardware, is_too_large, save
+from benchmarks.results import define_counts, hardware, is_too_large, save
 from benchmarks.timing import spread
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
-flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
+define_counts("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
 flags.DEFINE_integer("heads", 16, "Query heads.")
 flags.DEFINE_integer("kv_heads", 2, "Key/value heads.")
 flags.DEFINE_integer("head_dim", 64, "Size of a head.")
@@ -88,7 +88,7 @@ def main() -> None:
         print(markdown(json.loads(Path(options.table).read_text())))
         return
     if unknown := set(options.contenders) - {*PEERS, *OURS}:
-        sys.exit(
+        raise flags.IllegalFlagValueError(
             f"--contenders: no {', '.join(sorted(unknown))} is there, expected some of "
             f"{', '.join((*PEERS, *OURS))} ({CUDNN} on a GPU alone)"
         )
@@ -118,7 +118,9 @@ def main() -> None:
 def _check(report: dict, options, console: rich.console.Console) -> None:
     """Checks every method and prints what was found; exits if anything is wrong."""
     if options.check_length % correctness.BLOCK:
-        sys.exit(f"--check_length={options.check_length} must be a multiple of {correctness.BLOCK}")
+        raise flags.IllegalFlagValueError(
+            f"--check_length={options.check_length} must be a multiple of {correctness.BLOCK}"
+        )
     # a kernel may be right for one size of a head and wrong for another
     head_dims = {options.head_dim} | (set() if options.device == "cpu" else {64, 128})
     found = []

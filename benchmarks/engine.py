@@ -19,11 +19,11 @@ from absl import flags
 
 from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode, prompts
-from benchmarks.results import hardware, save
+from benchmarks.results import define_counts, hardware, save
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import cast, parameter_count
 
-flags.DEFINE_list("batches", ["1", "8", "64"], "Rows decoded together, of engine and speculation.")
+define_counts("batches", ["1", "8", "64"], "Rows decoded together, of engine and speculation.")
 flags.DEFINE_integer(
     "prompt", 1024, "Tokens of a prompt whose sharing is measured, of engine.", lower_bound=2
 )

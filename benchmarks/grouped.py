@@ -26,14 +26,14 @@ import rich.table
 from absl import flags
 from jax.errors import JaxRuntimeError
 
-from benchmarks.results import hardware, is_too_large, save
+from benchmarks.results import define_counts, hardware, is_too_large, save
 from benchmarks.timing import spread
 from pallas_kernels import choice
 from pallas_kernels.grouped.api import grouped_product
 
 flags.DEFINE_integer("pairs", 65536, "Pairs of a token and an expert, of grouped.", 8)
 flags.DEFINE_integer("experts", 128, "Matrices, of grouped.", 1)
-flags.DEFINE_list("matrix", ["2048", "768"], "Rows and columns of a matrix, of grouped.")
+define_counts("matrix", ["2048", "768"], "Rows and columns of a matrix, of grouped.")
 
 # Rows, groups, and rows and columns of a matrix at which results are compared.
 _SMALL = (1000, 6, 256, 192)
@@ -55,8 +55,10 @@ class Contender:
 def main() -> None:
     options = flags.FLAGS
     console = rich.console.Console(width=150)
-    if len(options.matrix) != 2 or not all(x.isdecimal() and int(x) for x in options.matrix):
-        sys.exit(f"--matrix={','.join(options.matrix)} must be two positive numbers, as 2048,768")
+    if len(options.matrix) != 2:
+        raise flags.IllegalFlagValueError(
+            f"--matrix={','.join(options.matrix)} must be two numbers, as 2048,768"
+        )
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
     wrong = errors(dtype)
     console.print(", ".join(f"error of {name} {error:.1e}" for name, error in wrong.items()))

@@ -91,7 +91,9 @@ def main() -> None:
         ("check_tokens", BLOCK * CHECK_DOCUMENTS),
     ):
         if options[name].value % multiple:
-            raise SystemExit(f"--{name}={options[name].value} must be a multiple of {multiple}")
+            raise flags.IllegalFlagValueError(
+                f"--{name}={options[name].value} must be a multiple of {multiple}"
+            )
     with scratch("million_") as folder:
         report = measure(options, folder, console)
     console.print(table(report))
@@ -307,11 +309,11 @@ def _tiered(
             model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers
         )
     except ValueError as error:  # of a budget that is too small
-        raise SystemExit(str(error)) from error
+        raise flags.IllegalFlagValueError(str(error)) from error
     needed = CONFIG.attention[0].picks * CONFIG.num_kv_heads
     try:
         if tiered.cache.slots < needed:
-            raise SystemExit(
+            raise flags.IllegalFlagValueError(
                 f"{device} bytes on the device hold {tiered.cache.slots} blocks, a token needs "
                 f"{needed}"
             )

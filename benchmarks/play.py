@@ -22,7 +22,7 @@ import rich.table
 from absl import flags
 
 from benchmarks.layers import below
-from benchmarks.results import hardware, save
+from benchmarks.results import define_counts, hardware, save
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
@@ -34,7 +34,7 @@ from rl_code.rewards.combine import ActiveSignal, RewardConfig, SignalConfig, fi
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits, Task, Trajectory
 
-flags.DEFINE_list("threads", ["1", "4", "16"], "Episodes played at once, of play.")
+define_counts("threads", ["1", "4", "16"], "Episodes played at once, of play.")
 flags.DEFINE_integer("episodes", 128, "Episodes of a round, of play.", lower_bound=1)
 flags.DEFINE_float("kill", 0.05, "Share of sandboxes killed in the last round, of play.", 0, 1)
 

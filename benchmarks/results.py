@@ -16,6 +16,17 @@ import jax
 from absl import flags
 from jax.errors import JaxRuntimeError
 
+
+def define_counts(name: str, default: list[str], meaning: str, *, least: int = 1) -> None:
+    """Defines a flag that is a list of whole numbers, each at least ``least``."""
+    flags.DEFINE_list(name, default, meaning)
+    flags.register_validator(
+        name,
+        lambda texts: bool(texts) and all(t.strip().isdecimal() and int(t) >= least for t in texts),
+        message=f"expected one or more whole numbers of at least {least}, as {','.join(default)}",
+    )
+
+
 JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
 
 

@@ -37,7 +37,7 @@ import rich.console
 import rich.table
 from absl import flags
 
-from benchmarks.results import hardware, save
+from benchmarks.results import define_counts, hardware, save
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.search.index import Chunk, Index
 from rl_code.environment.search.library import Library
@@ -47,7 +47,7 @@ from rl_code.lines import split_lines
 from rl_code.tasks.repositories import generate
 from rl_code.types import Limits, Task, Tests
 
-flags.DEFINE_list("sizes", ["10", "40", "160"], "Files of a repository, of search.")
+define_counts("sizes", ["10", "40", "160"], "Files of a repository, of search.")
 flags.DEFINE_integer("repositories", 100, "Repositories of each size, of search.", lower_bound=1)
 
 _LIMITS = Limits(10, 10_000, 1000, 10, 60.0, episode_s=1e6, episode_cpu_s=1e6)

@@ -39,7 +39,7 @@ from absl import flags
 
 from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode
-from benchmarks.results import hardware, save
+from benchmarks.results import define_counts, hardware, save
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model, cast
@@ -51,7 +51,7 @@ from rl_code.rollout.stats import RolloutStats
 from rl_code.run import Run
 from rl_code.types import Group, Task, Tests
 
-flags.DEFINE_list("drafts", ["4"], "Tokens guessed at once, of speculation.")
+define_counts("drafts", ["4"], "Tokens guessed at once, of speculation.")
 flags.DEFINE_list(
     "least",
     ["0", "0.5"],

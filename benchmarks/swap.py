@@ -68,13 +68,15 @@ def main() -> None:
     options = flags.FLAGS
     console = rich.console.Console(width=110)
     if options.row < options.documents + options.question:
-        raise SystemExit(
+        raise flags.IllegalFlagValueError(
             f"--row={options.row} leaves no token for each of --documents={options.documents}"
         )
     try:
         caches = [float(size) for size in options.caches]
     except ValueError:
-        raise SystemExit(f"--caches={','.join(options.caches)} must be numbers of MiB") from None
+        raise flags.IllegalFlagValueError(
+            f"--caches={','.join(options.caches)} must be numbers of MiB"
+        ) from None
     with scratch("swap_") as folder:
         report = measure(options, folder, console)
     report["alone"] = [swap_alone(mib, options, console) for mib in caches]

@@ -25,7 +25,7 @@ import rich.table
 from absl import flags
 
 from benchmarks.layers import below, proportional
-from benchmarks.results import hardware, save, scratch
+from benchmarks.results import define_counts, hardware, save, scratch
 from models.tokenizer import Tokenizer
 from rl_code.dry_run import tool_tokens
 from rl_code.environment.layers import repository
@@ -41,7 +41,7 @@ from rl_code.tasks.repositories import generate
 from rl_code.types import Layer, Limits, Task, ToolCall, World
 
 flags.DEFINE_integer("tool_files", 40, "Files of a repository, of tools.", lower_bound=5)
-flags.DEFINE_list("workspaces", ["1", "32"], "Workspaces open at the same time, of tools.")
+define_counts("workspaces", ["1", "32"], "Workspaces open at the same time, of tools.")
 flags.DEFINE_integer("calls", 20, "Further calls in each workspace, of tools.", lower_bound=1)
 flags.DEFINE_string("vocabulary", "", "A gguf file or tokenizer.json that counts tokens, of tools.")
 

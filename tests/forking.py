@@ -155,6 +155,8 @@ def _become(request: dict, streams: list[int]) -> None:
     sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
     _configure_jax(environment)
     module, *arguments = request["args"]
+    # as programs read that start themselves again
+    sys.orig_argv = [sys.executable, *(() if module == "-c" else ("-m",)), module, *arguments]
     if module == "-c":
         sys.argv = ["-c", *arguments[1:]]
         exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rich.console
+from absl import flags
 
 from benchmarks import attention, correctness
 from launch.kernel_programs import calls
@@ -182,8 +183,10 @@ def test_a_peer_that_does_not_run_does_not_end_the_bench(monkeypatch, name, faul
 
 def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch):
     options = types.SimpleNamespace(table=None, contenders=["dense", "denes"])
-    monkeypatch.setattr(attention, "flags", types.SimpleNamespace(FLAGS=options))
-    with pytest.raises(SystemExit, match=r"no denes is there, expected some of jax\.nn, cudnn"):
+    monkeypatch.setattr(flags, "FLAGS", options)
+    with pytest.raises(
+        flags.IllegalFlagValueError, match=r"no denes is there, expected some of jax\.nn, cudnn"
+    ):
         attention.main()
 
 

@@ -52,7 +52,7 @@ def test_a_small_run(tmp_path):
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     done = programs.run(*command(tmp_path, "--tokens=512000"))
     assert (
-        done.returncode == 1
+        done.returncode == 2
         and "device_bytes=2097152 hold no block" in done.stderr.splitlines()[-1]
     )
 

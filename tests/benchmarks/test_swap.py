@@ -45,6 +45,6 @@ def test_a_small_run(tmp_path):
 def test_a_row_that_is_too_short_is_refused(tmp_path):
     done = run(tmp_path, "--row=79")
     assert (
-        done.returncode == 1
+        done.returncode == 2
         and "--row=79 leaves no token for each of --documents=16" in done.stderr
     )
