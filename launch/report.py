@@ -26,7 +26,7 @@ from rl_code.report import about
 from rl_code.report.page import write_report
 from rl_code.report.trajectories import haystack, search_all
 from rl_code.store.errors import StoreError
-from rl_code.workdir import STORE
+from rl_code.workdir import CONFIG_FILE, STORE
 
 BESIDE = absl_flags.DEFINE_string("beside", None, "Workdir of a second run, shown beside it.")
 SEARCH = absl_flags.DEFINE_string("search", "", "Text that the shown trajectories hold.")
@@ -42,6 +42,8 @@ def main(_: list[str]) -> None:
     for run in runs:
         if not run.is_dir():
             refuse(f"{run} is not a folder; give the --workdir of a run that this machine can read")
+        if not (run / CONFIG_FILE).is_file():
+            refuse(f"{run} holds no run: it has no {CONFIG_FILE}; give the --workdir of a run")
     try:
         if SEARCH.value and not list_found(runs, SEARCH.value):
             sys.exit(

@@ -27,7 +27,7 @@ from rl_code.store.compaction import Compaction
 from rl_code.store.store import GroupStore
 from rl_code.trajectory_log import Words, trajectory_steps, write_evaluation
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
-from rl_code.workdir import STORE
+from rl_code.workdir import CONFIG_FILE, STORE
 from tests.rl_code.trajectories import record_step
 
 CONFIG = ReportConfig(ks=(1, 2), trajectories_per_step=4, trajectory_steps=5, megabytes=1.0)
@@ -482,6 +482,10 @@ def test_page_and_command_say_what_the_record_takes_and_what_was_removed(
     assert [source["step"] for source in data["trajectories"]["sources"]] == [4, 5]
     for name, value in dict(WORKDIR=str(tmp_path), BESIDE=None, SEARCH="", OUT=None).items():
         monkeypatch.setattr(report, name, SimpleNamespace(value=value))
+    with pytest.raises(SystemExit) as refused:
+        report.main([""])
+    assert refused.value.code == 2 and "it has no config.json" in capsys.readouterr().err
+    (tmp_path / CONFIG_FILE).write_text("{}")
     report.main([""])
     told = capsys.readouterr().out
     assert f"record of {tmp_path}: " in told and "MB per million" in told
