@@ -50,7 +50,7 @@ def hear_interrupts() -> None:
 
 
 def begin(words: Sequence[str]) -> None:
-    """What comes before the imports of a command. words: as of ``first_line``."""
+    """First work of a command, before its imports. words: as of ``first_line``."""
     if {"-h", "-help", "--help"} & set(words):
         unloaded.leave_unloaded()
     if line := first_line(words):

@@ -88,7 +88,7 @@ def main(_: list[str]) -> None:
 
 
 def _problem(task: Task, pool: SandboxPool) -> str:
-    """Why a task can be forged; "" for one that cannot."""
+    """Reason why a task can be forged; "" for one that cannot."""
     return guards_of(task, pool).problem
 
 

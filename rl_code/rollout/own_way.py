@@ -42,7 +42,7 @@ class OwnWay(Protocol):
         ...
 
     def kept(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens that were drawn next are kept: those in front of the first one
+        """Number of the tokens drawn next that are kept: those in front of the first one
         that may not stand where it does. At least 1, since the first one was allowed.
 
         So a text of a form is guessed freely and drawn again, with the rule, where the guess was

@@ -127,7 +127,7 @@ class _Drawing:
         self._in_place: dict[str, tuple[bytes, str]] = {}
 
     def drawn(self) -> Drawn:
-        """What was drawn."""
+        """Suite with all canaries drawn so far."""
         written = {path: edited(self._sources[path], edits) for path, edits in self._edits.items()}
         kinds = tuple(self._kinds)
         texts = frozenset(self._texts)
@@ -283,7 +283,7 @@ class _Drawing:
         return any(not site.told for site in found)
 
     def has_row(self, test: str) -> bool:
-        """Whether the row of a test can have a canary."""
+        """True if the row of a test can have a canary."""
         path, names = function_of(test)
         source = self._source((path, names), rows=True) if "[" in test else None
         node = source and copyable(source, names)

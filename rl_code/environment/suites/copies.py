@@ -37,7 +37,7 @@ class Group:
 
 
 def sites_of(source: Source, names: tuple[str, ...], rng: random.Random) -> list[Site]:
-    """Where a test function can be changed; nowhere if it cannot be copied."""
+    """Places where a test function can be changed; none if it cannot be copied."""
     node = copyable(source, names)
     return sites(source, node, rng) if node else []
 
@@ -132,7 +132,7 @@ def best(found: Sequence[Site], copies: int, rng: random.Random) -> Site:
 
 
 def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
-    """Whether no other statement shares a line with the function."""
+    """True if no other statement shares a line with the function."""
     start, end = source.lines(node)
     last = source.span(node)[1]
     rest = source.data[last:end].strip()
@@ -141,7 +141,7 @@ def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
 
 
 def inherited(files: Mapping[str, str], classes: Sequence[str]) -> bool:
-    """Whether a class of tests may have others below it, which run its tests as theirs."""
+    """True if a class of tests may have others below it, which run its tests as theirs."""
     for name in classes:
         named = sum(len(_uses(text.encode(), name)) for text in files.values())
         if named != 1:

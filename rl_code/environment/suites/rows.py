@@ -106,7 +106,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _labels(more: Sequence[ast.keyword]) -> list[str] | None:
-    """What ``ids`` says, [] where there is none; None for what is not known."""
+    """Value of ``ids``, [] where there is none; None for what is not known."""
     match more:
         case []:
             return []
@@ -142,7 +142,7 @@ def _row(
 
 
 def _part(name: str, cell: ast.expr, number: int) -> str | None:
-    """What an id says of a value; None where that is not known."""
+    """Text of a value in an id; None where that is not known."""
     if not is_literal(cell):
         return None
     value = ast.literal_eval(cell)

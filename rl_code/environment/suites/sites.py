@@ -86,7 +86,7 @@ def _own(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
-    """What a body assigns to a name, if it does so once."""
+    """Expression that a body assigns to a name, if it does so once."""
     found = [
         node.value
         for node in body
@@ -108,7 +108,7 @@ def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Sit
 
 
 def tail_of(source: Source, node: ast.FunctionDef, rng: random.Random) -> Finder:
-    """What looks for sites in a test function."""
+    """Search for sites in a test function."""
     start, end = source.lines(node)
     look = Look(source.data[start:end].decode(), source.tokens)
     return Finder(source, node, rng, look)
