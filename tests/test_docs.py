@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
+CODE = ("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models",
+        "pallas_kernels", "rl_code")  # fmt: skip
+# What a docstring does not begin with: it says first what the thing is or does.
+RIDDLE = re.compile(r"(What|Whether|How|Of|Where|Who|Whoever|Which|When|Why)\b")
 # Paths in backticks: of a folder or of a file with an ending.
 PATH = re.compile(
     r"`((?:launch|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|tests|docs)"
@@ -42,3 +47,14 @@ def test_every_path_exists(page):
 
 def test_the_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+def test_docstrings_begin_with_what_a_thing_is_or_does():
+    found = []
+    for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if RIDDLE.match(text):
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert found == []
