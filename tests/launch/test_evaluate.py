@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from absl.testing import flagsaver
 
 from configs import quickstart
 from launch import evaluate
@@ -62,9 +63,9 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
     assert f"before: {result}, start; after: start, start" in done.stdout
 
 
-def test_no_folder_is_made_for_weights_that_are_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate.FLAGS, "suite", "held_out")
+def test_no_folder_is_made_for_weights_that_are_not_there(tmp_path):
     workdir = tmp_path / "typo"
-    with pytest.raises(ConfigError, match="typo has no checkpoint"):
+    given = flagsaver.as_parsed(suite="held_out")
+    with given, pytest.raises(ConfigError, match="typo has no checkpoint"):
         evaluate.main(quickstart.get_config("smoke"), str(workdir))
     assert not workdir.exists()

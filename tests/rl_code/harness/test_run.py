@@ -120,10 +120,10 @@ def test_a_wrong_harness_is_named(changes, message):
 def test_a_reward_that_can_be_earned_rises(tmp_path):
     signal = dict(name="tests.rl_code.harness.brevity:FewTokens", most=36)
     settings = quickstart.get_config("smoke").train.to_dict()
-    settings |= dict(steps=9, tasks_per_step=3, group_size=5, micro_batches=1)
+    settings |= dict(steps=12, tasks_per_step=4, group_size=6, micro_batches=1)
     settings["optimizer"] |= dict(schedule="constant", warmup_steps=0, learning_rate=0.02)
     settings["pack"] = dict(targets=96, slots=512, rows=16)
     config = config_of(options=("text",), reward=dict(signals=(signal,)), train=settings)
     train(config, tmp_path)
     rewards = [row["reward/total"] for row in read_metrics(tmp_path)]
-    assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.1, rewards
+    assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.2, rewards
