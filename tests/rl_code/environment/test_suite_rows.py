@@ -52,6 +52,12 @@ def test_plain(): ...
 """
 
 
+@pytest.fixture(autouse=True)
+def options_of_nobody(monkeypatch):
+    """The pytest that a test starts takes no options of the one that runs the test."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+
 def test_an_id_stands_for_the_row_that_pytest_runs_under_it(tmp_path):
     class Collected:
         items: ClassVar[list[pytest.Item]] = []
