@@ -11,9 +11,10 @@ FROM python:3.12-slim
 ARG EXTRAS=""
 RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 WORKDIR /rl-code
-COPY requirements/locked/ /tmp/locked/
-RUN pip install --no-cache-dir --require-hashes -r /tmp/locked/requirements.txt
-RUN for file in $EXTRAS; do pip install --no-cache-dir --require-hashes -r "/tmp/locked/$(basename $file)"; done
+COPY requirements/locked/ requirements/locked/
+RUN for file in requirements/locked/requirements.txt $EXTRAS; do \
+        pip install --no-cache-dir --require-hashes -r "$file" || exit 1; \
+    done
 COPY . .
 ENV PYTHONPATH=/rl-code
 CMD ["python", "-m", "launch"]

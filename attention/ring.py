@@ -106,7 +106,7 @@ class Ring:
         return _ring(q, k, v, rest, part, self)
 
     def _source(self, turn: jax.Array) -> jax.Array:
-        """Whose part is here after so many turns."""
+        """Number of the device whose part is here after so many turns."""
         return (jax.lax.axis_index(self.axis) - turn) % self.parts
 
 

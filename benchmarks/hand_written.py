@@ -83,7 +83,7 @@ def check(config: ModelConfig) -> None:
 
 
 def optimizer() -> optax.GradientTransformation:
-    """That of ``benchmarks.model.OPTIMIZER``."""
+    """Optimizer with the settings of ``benchmarks.model.OPTIMIZER``."""
     return optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(1e-5, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0),

@@ -121,7 +121,7 @@ class Sizes:
 
     @staticmethod
     def of(config: ModelConfig) -> Sizes:
-        """Those of a model."""
+        """Sizes of a model."""
         names = ("vocab_size", "mlp_dim", "num_heads", "num_kv_heads")
         own = {name: getattr(config, name) for name in names}
         moe = config.moe

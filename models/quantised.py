@@ -157,7 +157,7 @@ def _both(kind: Kind, contracted: tuple[int, ...], matrix: jax.Array):
 
 
 def _shardings(matrix: jax.Array, contracted: tuple[int, ...]) -> tuple[Sharding, Sharding]:
-    """Those of the numbers and of the scales."""
+    """Shardings of the numbers and of the scales."""
     own = matrix.sharding
     if not isinstance(own, NamedSharding):
         return own, own

@@ -1,4 +1,4 @@
-"""Whose a workdir is: the config of the run in it, and what may differ when a run continues."""
+"""Ownership of a workdir: the config of its run, and what may differ when a run continues."""
 
 from __future__ import annotations
 

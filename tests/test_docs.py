@@ -14,7 +14,9 @@ LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 CODE = ("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models",
         "pallas_kernels", "rl_code")  # fmt: skip
 # What a docstring does not begin with: it says first what the thing is or does.
-RIDDLE = re.compile(r"(What|Whether|How|Of|Where|Who|Whoever|Which|When|Why)\b")
+RIDDLE = re.compile(
+    r"(What|Whether|How|Of|Where|Who|Whoever|Whose|Which|When|Why|That of|Those of)\b"
+)
 # Paths in backticks: of a folder or of a file with an ending.
 PATH = re.compile(
     r"`((?:launch|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|tests|docs)"

@@ -72,5 +72,5 @@ class AskedAtHome:
 
 
 def of(task: Task) -> str:
-    """Whose a task is."""
+    """Organisation that a task belongs to."""
     return task.meta["organisation"]

@@ -48,7 +48,7 @@ def check(runs: Mapping[str, Path]) -> None:
 
 
 def training_set(run: Path) -> dict[str, str]:
-    """Whose each task is that a run was trained on, by the task's id."""
+    """Organisation of each task that a run was trained on, by the task's id."""
     store = GroupStore(run / STORE)
     found = {}
     for step in store.consumed():

@@ -15,7 +15,7 @@ _IN_WORDS = 3
 
 
 def by_suite(results: Sequence[SuiteResult]) -> list[list[SuiteResult]]:
-    """Those of one suite together, in their order."""
+    """Evaluations grouped by suite, in their order."""
     names = dict.fromkeys(result.suite for result in results)
     return [[result for result in results if result.suite == name] for name in names]
 

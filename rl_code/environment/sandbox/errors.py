@@ -1,4 +1,4 @@
-"""Whose failure it is when a sandbox fails.
+"""Errors of sandboxes, which say whose failure it is.
 
 Users of sandboxes meet these errors, and no others:
 

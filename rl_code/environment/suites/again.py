@@ -148,7 +148,7 @@ class Again:
         return put_in_place(drawn, self._texts, self._ids, dict(by_function.values()))
 
     def _unlike_reference(self, tests: set[str], drawn: Drawn) -> set[str]:
-        """Those of the tests that the reference passes beside their canaries, none of which it
+        """Tests that the reference passes beside their canaries, none of which it
         passes: it is not what tests leave behind that left them in question. All where there is no
         reference.
         """
@@ -181,7 +181,7 @@ class Again:
     def _inconsistent(
         self, tests: Sequence[str], first: Report, drawn: Drawn
     ) -> tuple[set[str], bool]:
-        """Those of the tests that do not end as honest code does, and whether a run was cut."""
+        """Tests that do not end as honest code does, and whether a run was cut."""
         by_function = {function_of(own): own for own in self._rng.sample(tests, len(tests))}
         held: dict[str, str] = {}
         other: dict[str, str] = {}
