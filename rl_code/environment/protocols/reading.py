@@ -114,28 +114,23 @@ def read_tags(text: str, *, thinking: bool = False) -> Reading:
 
 def read_bare(text: str, *, thinking: bool = False) -> Reading:
     """One call that is all of the message, or all that follows its thoughts."""
-    at = 0
-    if thinking:
-        at = text.find(THOUGHT)
-        if at < 0:
-            return Reading(thinking=True)
-        at += len(THOUGHT)
+    at = _behind_thought(text, 0) if thinking else 0
+    if at is None:
+        return Reading(thinking=True)
     while True:
         at = _AFTER.match(text, at).end()
         if text.startswith(THINK, at):
-            end = text.find(THOUGHT, at)
-            if end < 0:
+            at = _behind_thought(text, at)
+            if at is None:
                 return Reading(thinking=True)
-            at = end + len(THOUGHT)
             continue
         body = at + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, at) else at
         body = _AFTER.match(text, body).end()
         if text.startswith("{", body):
             return Reading([_whole(text, at, body)])
-        end = text.find(THOUGHT, at)
-        if end < 0:
+        at = _behind_thought(text, at)
+        if at is None:
             return Reading()
-        at = end + len(THOUGHT)
 
 
 def _whole(text: str, start: int, body: int) -> Written:
@@ -157,12 +152,9 @@ def _scan(
     call_at: place of a mark -> the call that begins there, none if the mark is only mentioned, and
     where to read on.
     """
-    at = 0
-    if thinking:
-        at = text.find(THOUGHT)
-        if at < 0:
-            return Reading(thinking=True)
-        at += len(THOUGHT)
+    at = _behind_thought(text, 0) if thinking else 0
+    if at is None:
+        return Reading(thinking=True)
     calls: list[Written] = []
     while (mark := _MARK.search(text, at)) is not None:
         if _quoted(text, mark.start(), mark.end()):
@@ -171,11 +163,16 @@ def _scan(
             found, at = call_at(mark.start())
             calls += found
         else:
-            end = text.find(THOUGHT, mark.end())
-            if end < 0:
+            at = _behind_thought(text, mark.end())
+            if at is None:
                 return Reading(calls, thinking=True)
-            at = end + len(THOUGHT)
     return Reading(calls)
+
+
+def _behind_thought(text: str, at: int) -> int | None:
+    """The place behind the next end of a thought; None where the thought never ends."""
+    end = text.find(THOUGHT, at)
+    return end + len(THOUGHT) if end >= 0 else None
 
 
 class _Finder:
