@@ -13,32 +13,30 @@ import types
 from typing import Any
 
 LIBRARIES = frozenset(
-    (
-        *("alembic", "array_record", "flax", "grain", "httpx", "jax", "jaxlib", "jaxtyping"),
-        *(
-            "lsprotocol",
-            "matplotlib",
-            "ml_dtypes",
-            "numpy",
-            "openai",
-            "optax",
-            "orbax",
-            "pygls",
-            "qwix",
-        ),
-        *("ray", "safetensors", "scipy", "sqlalchemy", "starlette", "tensorboardX"),
-        *("tensorstore", "tokenizers", "transformers", "tree_sitter", "uvicorn"),
-    )
+    "alembic array_record flax grain httpx jax jaxlib jaxtyping lsprotocol matplotlib ml_dtypes "
+    "numpy openai optax orbax pygls qwix ray safetensors scipy sqlalchemy starlette tensorboardX "
+    "tensorstore tokenizers transformers tree_sitter uvicorn".split()
 )
+
+
+def _attribute(name: str) -> Any:
+    """A stand-in for what a library has. Python's own names, such as ``__path__``, are not among
+    it.
+    """
+    if name.startswith("__") and name.endswith("__"):
+        raise AttributeError(name)
+    return StandIn
 
 
 class _OfStandIns(type):
     """Any attribute, index, operator and call of a stand-in gives a stand-in."""
 
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict, **settings: Any) -> Any:
+        # settings are for the library's own class
+        return super().__new__(cls, name, bases, body)
+
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        return StandIn
+        return _attribute(name)
 
     def __call__(cls, *arguments: Any, **settings: Any) -> Any:
         if cls is not StandIn:  # a class of ours below one of theirs
@@ -64,32 +62,17 @@ class _OfStandIns(type):
 class StandIn(metaclass=_OfStandIns):
     """In the place of anything that a library has."""
 
-    def __init_subclass__(cls, **settings: Any) -> None:
-        pass
-
-
-class _Module(types.ModuleType):
-    """A module in whose place there is a stand-in for everything."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        return StandIn
-
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of LIBRARIES without loading them."""
+    """Finds modules of LIBRARIES without loading them: each has a stand-in for everything."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name.partition(".")[0] not in LIBRARIES:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Module(spec.name)
-
     def exec_module(self, module: types.ModuleType) -> None:
-        pass
+        module.__dict__["__getattr__"] = _attribute
 
 
 def leave_unloaded() -> None:
