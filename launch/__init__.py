@@ -10,16 +10,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from launch import unloaded
 
+# Exit code of a command that was asked to stop by Ctrl-C or SIGTERM.
+INTERRUPTED = 130
 # Commands that work for minutes or longer.
 LONG = (
     *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks", "plan"),
     *("realtime", "redteam", "replay", "serve", "sft", "sweep", "train", "tune", "validate"),
 )
+
+
+def asks_for_help(words: Iterable[str]) -> bool:
+    """True if a command line asks what the command does."""
+    return bool({"-h", "-help", "--help"} & {*words})
 
 
 def first_line(words: Sequence[str]) -> str | None:
@@ -32,15 +39,16 @@ def first_line(words: Sequence[str]) -> str | None:
         return None
     at = list(words).index("-m") + 1
     folder, _, name = "".join(words[at : at + 1]).partition(".")
-    helps = {"-h", "-help", "--help"} & set(words[at:])
-    return f"{folder}.{name} starts" if folder == "launch" and name in LONG and not helps else None
+    if folder != "launch" or name not in LONG or asks_for_help(words[at:]):
+        return None
+    return f"{folder}.{name} starts"
 
 
 def leave_quietly(number: int, frame: Any) -> None:
     """Ends the process, in which nothing has begun yet."""
     sys.stderr.write("stopped before it began\n")
     sys.stderr.flush()
-    os._exit(130)
+    os._exit(INTERRUPTED)
 
 
 def hear_interrupts() -> None:
@@ -51,7 +59,7 @@ def hear_interrupts() -> None:
 
 def begin(words: Sequence[str]) -> None:
     """First work of a command, before its imports. words: as of ``first_line``."""
-    if {"-h", "-help", "--help"} & set(words):
+    if asks_for_help(words):
         unloaded.leave_unloaded()
     if line := first_line(words):
         print(line, file=sys.stderr, flush=True)

@@ -98,10 +98,7 @@ def main(argv: list[str]) -> None:
         command.refuse(f"--device={device}, but jax runs on {backend}{_HELP.get(device, '')}")
     # an exception, so that what is on disk is removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        BENCHES[argv[1]]()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    BENCHES[argv[1]]()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ import rich.console
 from absl import app, flags
 from absl import logging as absl_logging
 
-from launch import endings, hear_interrupts, usage
-from launch.endings import INTERRUPTED
+from launch import INTERRUPTED, asks_for_help, endings, hear_interrupts, usage
 
 ROOT = Path(__file__).resolve().parents[1]
 _OURS = tuple(f"{ROOT / name}/" for name in ("launch", "rl_code", "models", "attention"))
@@ -56,7 +55,7 @@ def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoRetur
             print(" ".join(told[0].split()), file=sys.stderr)
             return told[1]
 
-    if wants_help():
+    if asks_for_help(sys.argv[1:]):
         usage.show(console(), None, config=False)
         sys.exit(0)
     keep_ours()
@@ -93,11 +92,6 @@ def config_file(value: str) -> str:
 def shown(module: str, *words: str) -> str:
     """A command of this project as a shell takes it."""
     return shlex.join(["python", "-m", module, *words])
-
-
-def wants_help() -> bool:
-    """True if the command line asks what the command does."""
-    return bool({"--help", "-h", "-help"} & set(sys.argv[1:]))
 
 
 def console() -> rich.console.Console:

@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from launch import begin
+from launch import asks_for_help, begin
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 def main() -> None:
     """Runs the command that the first word names with the words behind it."""
     words = sys.argv[1:]
-    if not words or words[0] in ("-h", "-help", "--help"):
+    if not words or asks_for_help(words[:1]):
         runpy.run_module("launch", run_name="__main__", alter_sys=True)
         return
     name, *rest = words

@@ -28,8 +28,6 @@ _PATHS = {
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
     errno.ELOOP: "symbolic links lead round in a circle; mend them",
 }
-# Exit code of a command that was asked to stop by Ctrl-C or SIGTERM.
-INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of jax, by name: this module does not import it.
 _OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")

@@ -23,9 +23,8 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import endings, hear_interrupts, trusted, usage
-from launch.command import check_numbers, config_file, console, keep_ours, refuse, wants_help
-from launch.endings import INTERRUPTED
+from launch import INTERRUPTED, asks_for_help, endings, hear_interrupts, trusted, usage
+from launch.command import check_numbers, config_file, console, keep_ours, refuse
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code import read_config
@@ -167,7 +166,7 @@ def run(
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
     trusted.take(sys.argv)
-    if wants_help():
+    if asks_for_help(sys.argv[1:]):
         usage.show(console(), kind)
         sys.exit(0)
     if runs:

@@ -51,7 +51,16 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_costs, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired, trusted
+from launch import (
+    INTERRUPTED,
+    flags,
+    sweep_costs,
+    sweep_figure,
+    sweep_fork,
+    sweep_on_ray,
+    sweep_paired,
+    trusted,
+)
 from launch.ray_placing import RayError, needs
 from launch.step import STEP
 from launch.sweep_figure import Panel
@@ -66,8 +75,6 @@ from rl_code.workdir import CONFIG_FILE
 
 # The exit code of a run whose config is wrong, or whose result would repeat itself.
 WRONG = 2
-# The exit code of a run that was asked to stop.
-STOPPED = 130
 # The command that runs one config.
 TRAIN = (sys.executable, "-m", "launch.train")
 
@@ -243,7 +250,7 @@ def execute(
             for process in [process for process in active if process.poll() is not None]:
                 run = active.pop(process)
                 code = process.wait()
-                stopped = code == STOPPED and interrupts.count
+                stopped = code == INTERRUPTED and interrupts.count
                 if not stopped and not record(run, code, process.seconds):
                     failed.append(Failure(run, code))
             time.sleep(0.05)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch import INTERRUPTED
 from launch.ray_placing import connected
 from launch.ray_role import RoleProcess
 from launch.ray_simulated import SimulatedCluster
@@ -28,8 +29,6 @@ RESTARTS = 10
 HANG_S = 1800.0
 # The exit code of a run that was lost too often.
 _LOST = 137
-# The exit code of a run that was asked to stop.
-_STOPPED = 130
 
 
 class RayRun:
@@ -84,7 +83,7 @@ class RayRun:
         if ray.wait([self._place], timeout=0)[0]:
             self._process.stop.remote(signal.SIGTERM)
         else:
-            self.returncode = _STOPPED
+            self.returncode = INTERRUPTED
             ray.kill(self._process)
 
     def wait(self) -> int:

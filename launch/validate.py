@@ -30,7 +30,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import command
+from launch import INTERRUPTED, command
 from launch.workdir import WORKDIR
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
     title = argv[1] if finished else f"{argv[1]}, stopped before its end"
     command.console().print(validate.table(title, verdicts))
     if not finished:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def sandboxes() -> SandboxConfig:
