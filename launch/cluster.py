@@ -13,7 +13,6 @@ fails. Flags that belong to a cluster can stand in a file: --flagfile=my_cluster
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +21,8 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags
-from launch.cluster_render import ENGINES, LAUNCH, ROLES, Job, networks, render
-from launch.sweep_plan import plan
+from launch import flags, sweep_plan
+from launch.cluster_render import ALONE, ENGINES, LAUNCH, ROLES, Job, networks, render
 from rl_code import read_config
 from rl_code.run_config import RunConfig, check_prefill, meshes, refuse_sync
 
@@ -114,15 +112,13 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
 def members(config: ml_collections.ConfigDict, path: str, workdir: str) -> int:
     """Number of runs of the sweep of a config file. Raises ConfigError if it has none."""
     file, _, argument = path.partition(":")
-    module = runpy.run_path(file)
-    if "get_sweep" not in module:
-        raise read_config.ConfigError(f"{file} defines no get_sweep(), which says what to run")
-    return len(plan(config, module["get_sweep"](*filter(None, [argument])), Path(workdir)))
+    overrides, _ = sweep_plan.read(file, argument)
+    return len(sweep_plan.plan(config, overrides, Path(workdir)))
 
 
 def _hosts(slices: int, prefill: bool) -> dict[str, int]:
     """Role of launch.train -> hosts of one of its programs, for the roles that are rendered."""
-    role = {"actors": "actor", "sft": "all", "sweep": "all"}.get(FLAGS.role, FLAGS.role)
+    role = ALONE.get(FLAGS.role, FLAGS.role)
     if role in ("learner_and_actors", "ray"):
         found = {"learner": FLAGS.hosts, "actor": FLAGS.actor_hosts}
         return found | ({"prefill": 1} if prefill else {})

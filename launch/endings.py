@@ -6,12 +6,14 @@ clusters then leave the command alone; with 1 they start it again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from absl import flags
 
@@ -95,6 +97,33 @@ def is_given(name: str, arguments: Sequence[str]) -> bool:
     return any(
         name == value or name.startswith(f"{value.rstrip('/')}/") for value in values if value
     )
+
+
+def in_config_file(error: Exception, files: Iterable[str]) -> str | None:
+    """Error inside of one of these config files, with the file and the line that it is at; None
+    for one from elsewhere.
+    """
+    known = {str(Path(file).resolve()) for file in files}
+    if isinstance(error, SyntaxError) and str(Path(error.filename or "").resolve()) in known:
+        return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if str(Path(frame.filename).resolve()) in known]
+    if not ours:
+        return None
+    return f"{ours[-1].filename}, line {ours[-1].lineno}: {type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def running_config_file(file: str) -> Iterator[None]:
+    """Runs code of a config file: raises ConfigError for what goes wrong inside of it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if (words := in_config_file(error, [file])) is None:
+            raise  # a bug of ours
+        raise ConfigError(words) from error
 
 
 def refuse_workdir(workdir: str) -> str | None:

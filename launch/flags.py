@@ -298,7 +298,8 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
             if last.startswith("ValueError: "):
                 _refuse(last.removeprefix("ValueError: "))
             places = re.findall(r'File "(.+)", line (\d+)', str(error))
-            ours = [place for place in places if str(Path(place[0]).resolve()) in _config_files()]
+            files = {str(Path(file).resolve()) for file in _config_files()}
+            ours = [place for place in places if str(Path(place[0]).resolve()) in files]
             if not ours:
                 raise  # a bug of ours
             _refuse(f"{ours[-1][0]}, line {ours[-1][1]}: {last}")
@@ -307,10 +308,10 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
         _refuse(str(error).split(" Currently supported")[0])
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
-            _refuse(_in_config_file(error))
+            _refuse_mistake(error)
         _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
     except Exception as error:
-        _refuse(_in_config_file(error))
+        _refuse_mistake(error)
     needed = needs_workdir() if callable(needs_workdir) else needs_workdir
     if needed and not WORKDIR.value:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
@@ -326,23 +327,19 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
     return rest
 
 
-def _in_config_file(error: Exception) -> str:
-    """Error inside of the config file, with the file and the line that it is at. Raises the
-    error again if it comes from elsewhere: that is a bug of ours.
+def _refuse_mistake(error: Exception) -> NoReturn:
+    """Refuses a mistake in the config file. Raises the error again if it comes from elsewhere: that
+    is a bug of ours.
     """
-    if isinstance(error, SyntaxError) and str(Path(error.filename).resolve()) in _config_files():
-        return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if str(Path(frame.filename).resolve()) in _config_files()]
-    if not ours:
+    if (words := endings.in_config_file(error, _config_files())) is None:
         raise error
-    return f"{ours[-1].filename}, line {ours[-1].lineno}: {type(error).__name__}: {error}"
+    _refuse(words)
 
 
-def _config_files() -> set[str]:
-    """Absolute paths of the files that --config names."""
+def _config_files() -> list[str]:
+    """The files that --config names."""
     values = [word.partition("=")[2] for word in sys.argv if re.match("--?config=", word)]
-    return {str(Path(value.partition(":")[0]).resolve()) for value in values}
+    return [value.partition(":")[0] for value in values]
 
 
 def _refuse_missing_file(argv: Sequence[str]) -> None:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import runpy
 import shutil
 import signal
 import sys
@@ -59,6 +58,7 @@ from launch import (
     sweep_fork,
     sweep_on_ray,
     sweep_paired,
+    sweep_plan,
     trusted,
 )
 from launch.ray_placing import RayError, needs
@@ -140,16 +140,13 @@ class Interrupts:
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     path, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
-    module = runpy.run_path(path)
-    arguments = [argument] if argument else []
     if STEP.value is not None and not FLAGS.fork:
         raise read_config.ConfigError(
             f"--step={STEP.value} says where a run is forked; name the run by --fork=<workdir>"
         )
-    if "get_sweep" not in module:
-        raise read_config.ConfigError(f"{path} defines no get_sweep(), which says what to run")
-    runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
-    panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
+    overrides, figure = sweep_plan.read(path, argument)
+    runs = plan(config, overrides, Path(workdir))
+    panels = sweep_figure.parse(figure)
     given = flags.overrides()
     command = [*TRAIN, f"--config={Path(path).resolve()}{colon}{argument}", *given]
     chosen = choose(runs, FLAGS.run, FLAGS.jobs)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 
+from launch import endings
 from rl_code import read_config
 from rl_code.run_config import RunConfig
 
@@ -47,6 +49,21 @@ class SweepRun:
                 f"{self.workdir} was finished with another config; {', '.join(keys)} differ"
             )
         return True
+
+
+def read(file: str, argument: str) -> tuple[list[Mapping[str, Any]], Any]:
+    """The overrides of the runs and the panels of the figure that a config file has, () without.
+
+    argument: what stands behind the file's name and a colon. Raises ConfigError where the file has
+    no sweep, and for a mistake in it.
+    """
+    arguments = [argument] if argument else []
+    with endings.running_config_file(file):
+        module = runpy.run_path(file)
+        if "get_sweep" not in module:
+            raise read_config.ConfigError(f"{file} defines no get_sweep(), which says what to run")
+        figure = module["get_figure"](*arguments) if "get_figure" in module else ()
+        return list(module["get_sweep"](*arguments)), figure
 
 
 def plan(

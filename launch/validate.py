@@ -30,7 +30,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import INTERRUPTED, command
+from launch import INTERRUPTED, command, endings
 from launch.workdir import WORKDIR
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
@@ -126,8 +126,9 @@ def _get_config(path: Path, argument: str) -> Any:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"{path}: no such config file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(argument) if argument else module.get_config()
+    with endings.running_config_file(str(path)):
+        spec.loader.exec_module(module)
+        return module.get_config(argument) if argument else module.get_config()
 
 
 def run(

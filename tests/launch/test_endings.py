@@ -13,7 +13,7 @@ import pytest
 
 import launch
 from launch import __main__ as launch_main
-from launch import endings
+from launch import endings, sweep_plan
 from rl_code.read_config import ConfigError
 
 
@@ -64,6 +64,37 @@ def test_an_error_that_can_be_mended_has_a_line_and_a_code(monkeypatch, error, w
 def test_any_other_error_is_a_bug(monkeypatch, error):
     monkeypatch.setattr(sys, "argv", ["train", "--workdir=runs/a", "runs/b"])
     assert endings.ending(error) is None
+
+
+MISTAKES = {
+    "get_sweep": "def get_sweep(arg=''):\n    yield {}\n    yield {'seed': 1 / 0}\n",
+    "get_figure": "def get_figure():\n    return int('x')\n\ndef get_sweep():\n    return [{}]\n",
+    "import": "import no_such_module\n",
+    "brackets": "def get_sweep(\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("get_sweep", "line 3: ZeroDivisionError: division by zero"),
+        ("get_figure", "line 2: ValueError: invalid literal"),
+        ("import", "line 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("brackets", "line 1: SyntaxError: '\\(' was never closed"),
+    ],
+)
+def test_a_mistake_in_the_file_of_a_sweep_is_named_by_its_line(tmp_path, name, words):
+    file = tmp_path / "swept.py"
+    file.write_text(MISTAKES[name])
+    with pytest.raises(ConfigError, match=rf"swept\.py, {words}"):
+        sweep_plan.read(str(file), "")
+
+
+def test_an_error_from_elsewhere_is_no_mistake_of_a_config_file(tmp_path):
+    with pytest.raises(ZeroDivisionError), endings.running_config_file(str(tmp_path / "c.py")):
+        _ = 1 / 0
+    with pytest.raises(ConfigError, match=r"^as it is$"), endings.running_config_file(__file__):
+        raise ConfigError("as it is")
 
 
 def test_a_workdir_that_cannot_be_written_is_refused_before_anything_begins(tmp_path, monkeypatch):

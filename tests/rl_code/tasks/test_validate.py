@@ -234,7 +234,7 @@ def test_verdicts_before_a_crash_are_kept(layered_pool, tmp_path, monkeypatch):
     assert "none" in validate.load(path) and not json.loads(path.read_text())["finished"]
 
 
-def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites():
+def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites(tmp_path):
     from launch import validate as command
 
     if not command.flags.FLAGS.is_parsed():
@@ -244,6 +244,9 @@ def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites():
     assert command.read_sources("humaneval") == {"tasks": Named("humaneval", {})}
     with pytest.raises(ConfigError, match="no such config file"):
         command.read_sources("configs/none.py")
+    (tmp_path / "wrong.py").write_text("def get_config():\n    return int.nothing\n")
+    with pytest.raises(ConfigError, match=r"wrong\.py, line 2: AttributeError: type object 'int'"):
+        command.read_sources(f"{tmp_path}/wrong.py")
 
 
 def test_the_command_validates_a_file(tmp_path):
