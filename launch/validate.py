@@ -39,7 +39,7 @@ from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.tasks import validate
-from rl_code.tasks.api import find_source
+from rl_code.tasks.api import SOURCES, find_source
 from rl_code.tasks.source import Refusal, Source, SourceOfWorlds
 from rl_code.tasks.validate import Verdict
 from rl_code.types import Limits, Task
@@ -108,6 +108,13 @@ def read_sources(word: str) -> dict[str, Named]:
     """
     path, _, argument = command.config_file(word).partition(":")
     if not path.endswith(".py"):
+        if word not in SOURCES and Path(word).exists():
+            settings = f"""--settings='{{"path": "{word}", "columns": {{...}}}}'"""
+            raise ConfigError(
+                f"{word} does not say how its tasks are read: name a config that has them as tasks "
+                "(configs/own_model.py is a template), or a source and its settings, as in "
+                f"python -m launch.validate records {settings}"
+            )
         try:
             settings = json.loads(SETTINGS.value)
         except ValueError as error:

@@ -249,6 +249,15 @@ def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites(tmp_path):
         command.read_sources(f"{tmp_path}/wrong.py")
 
 
+def test_a_file_or_folder_of_tasks_is_told_that_a_config_says_how_it_is_read(tmp_path):
+    from launch import validate as command
+
+    (tmp_path / "tasks.jsonl").touch()
+    for place in (tmp_path / "tasks.jsonl", tmp_path):
+        with pytest.raises(ConfigError, match=f"^{place} does not say how .*validate records --s"):
+            command.read_sources(str(place))
+
+
 def test_the_command_validates_a_file(tmp_path):
     rows = [
         {"id": id, "text": "double", "name": "f", "tests": "assert f(2) == 4", "solution": solution}
