@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import functools
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # Those whose first argument is a path, and what they count as.
@@ -144,17 +145,18 @@ class Counts:
         return open_file
 
 
-class _Entries(list):
-    """The result of ``os.scandir``, listed already."""
+class _Entries(contextlib.ExitStack):
+    """The result of ``os.scandir``, listed already: an iterator that can be closed."""
 
-    def __enter__(self) -> _Entries:
+    def __init__(self, entries: Iterable[os.DirEntry]):
+        super().__init__()
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def __next__(self) -> os.DirEntry:
+        return next(self._entries)
 
 
 class _CountedFile:

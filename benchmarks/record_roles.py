@@ -65,8 +65,8 @@ def task_of_all() -> Task:
     )
 
 
-def group_of(item: Item, task: Task, tokens: int) -> Group:
-    """A group that answers an item: random tokens, the second half sampled."""
+def group_of(item: Item, task: Task, tokens: int, version: int) -> Group:
+    """A group that answers an item: random tokens, the second half sampled by a version."""
     rng = np.random.default_rng(item.group)
     sampled = np.arange(tokens) >= tokens // 2
     members = tuple(
@@ -79,7 +79,7 @@ def group_of(item: Item, task: Task, tokens: int) -> Group:
                     tokens=rng.integers(0, 50_000, tokens).astype(np.int32),
                     sampled=sampled,
                     logprobs=np.where(sampled, -rng.random(tokens), 0.0).astype(np.float32),
-                    versions=np.where(sampled, 0, -1).astype(np.int32),
+                    versions=np.where(sampled, version, -1).astype(np.int32),
                 ),
             ),
             prompt_length=tokens // 2,
@@ -105,6 +105,7 @@ class InstantScheduler:
     def __init__(self, tokens: int, sample_s: float):
         self._tokens, self._sample_s = tokens, sample_s
         self._open: list[tuple[Item, Task]] = []
+        self._version = -1
 
     @property
     def groups(self) -> int:
@@ -120,10 +121,10 @@ class InstantScheduler:
     def step(self) -> list[tuple[Item, Group]]:
         time.sleep(self._sample_s)
         item, task = self._open.pop(0)
-        return [(item, group_of(item, task, self._tokens))]
+        return [(item, group_of(item, task, self._tokens, self._version))]
 
     def load(self, model: Any, version: int, *, recompute: bool = False) -> None:
-        pass
+        self._version = version
 
     def abort(self) -> None:
         self._open.clear()
@@ -180,7 +181,7 @@ def fill(store: GroupStore, settings: Settings) -> None:
     for step in range(settings.history):
         (item,) = items_of(step, 1)
         store.plan([item])
-        store.deliver(item, group_of(item, task, settings.tokens))
+        store.deliver(item, group_of(item, task, settings.tokens, version=0))
         store.consume(step, store.wait(step, 60.0), version=step)
     Compaction(store.process, store.folder, 1).run()
 
