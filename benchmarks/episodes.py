@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.types import Context, Reward, Task, Tests, Trajectory, Turn
 
 # No token has this id, so no token ends a message.
@@ -47,7 +48,7 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
     ]
 
 
-class FixedEpisode:
+class FixedEpisode(SampledEpisode):
     """An episode of ``turns`` messages with ``message`` tokens each.
 
     Its reward is the share of sampled tokens with an even id.
@@ -58,7 +59,6 @@ class FixedEpisode:
     """
 
     protocol = NoProtocol()
-    starts_at_once = True
 
     def __init__(
         self,
@@ -71,19 +71,13 @@ class FixedEpisode:
         answer: int = 4,
         tool_s: Callable[[int, int, int], float] | None = None,
     ):
-        self.task, self.group, self.index = task, group, index
+        super().__init__(task, group, index)
         self._message, self._turns, self._answer, self._tool_s = message, turns, answer, tool_s
         self._tokens = []
         self._sampled = []
         self._logprobs = []
         self._versions = []
         self._messages, self._waited = 0, 0.0
-
-    def share(self, length: int) -> None:
-        """Nothing: the whole prompt is the group's."""
-
-    def sampling(self, tokens: Sequence[int]) -> None:
-        """Nothing: nobody waits for a message's beginning."""
 
     @property
     def budget(self) -> int:
@@ -138,9 +132,6 @@ class FixedEpisode:
             reward=Reward(even, {"even": even}),
             seconds={"tools": self._waited},
         )
-
-    def close(self) -> None:
-        """Does nothing: the episode has no sandbox."""
 
     def _add(self, tokens, sampled: bool, logprobs=None, versions=None) -> None:
         self._tokens += tokens

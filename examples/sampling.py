@@ -9,17 +9,18 @@ sampled beside them: the second rollout has one of the two prompts only.
 import types
 
 import jax
-import numpy as np
 from flax import nnx
 
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
+from rl_code.environment.sampled_episode import SampledEpisode
+from rl_code.environment.transcript import Transcript
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.types import Context, Reward, Trajectory
+from rl_code.types import Reward, Trajectory
 
 SIZES = dict(vocab_size=40, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=4, num_kv_heads=2)
 MODEL = ModelConfig(**SIZES, head_dim=8, rope_theta=1e4, norm_eps=1e-6, tied_embeddings=True)
@@ -31,37 +32,23 @@ ANY_TEXT = types.SimpleNamespace(stop_tokens=("stop",), stopped=lambda text: Fal
 TOKENIZER = types.SimpleNamespace(decode=str, token_id=lambda text: STOP)
 
 
-class Answer:
+class Answer(SampledEpisode):
     """An episode of one message of at most 16 tokens, without tools."""
 
-    starts_at_once, protocol, budget = True, ANY_TEXT, 16
-
-    def __init__(self, task, group, index):
-        self.task, self.group, self.index = task, group, index
+    protocol, budget = ANY_TEXT, 16
 
     def start(self):
+        self.said = Transcript(TOKENIZER, documents=None)
+        self.said.add_given("prompt", self.task.prompt, documents=None)
         return self.task.prompt
 
     def step(self, tokens, logprobs, versions):
-        before = np.zeros(len(self.task.prompt))
-        self.context = Context(
-            np.append(self.task.prompt, tokens).astype(np.int32),
-            np.append(before, np.ones(len(tokens))).astype(bool),
-            np.append(before, logprobs).astype(np.float32),
-            np.append(before - 1, versions).astype(np.int32),
-        )  # None: the episode is over; tokens that are returned would be read before it goes on
+        # it is over; tokens that are returned would be read before it goes on
+        self.said.add_sampled(tokens, logprobs, versions, calls=())
 
     def finish(self):
-        parts = (self.context,), len(self.task.prompt), (), "submitted", Reward(0.0, {})
+        parts = (self.said.context(),), len(self.task.prompt), (), "submitted", Reward(0.0, {})
         return Trajectory(self.task.id, self.group, self.index, *parts)
-
-    def share(self, length):  # told how many tokens the pages of the group hold
-        pass
-
-    sampling = share  # told what has been sampled of a message so far
-
-    def close(self):
-        pass
 
 
 def main() -> list[list[list[int]]]:

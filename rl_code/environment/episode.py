@@ -25,6 +25,7 @@ from rl_code.environment.calls import Calls
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
+from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.suites.applied import texts_before
@@ -39,7 +40,7 @@ from rl_code.types import Context, Limits, Reward, Task, ToolCall, ToolResult, T
 NOT_GRADED = Grade(submitted=False)
 
 
-class Episode:
+class Episode(SampledEpisode):
     """An episode in progress: call ``start`` once, ``step`` for each message, and ``finish`` at the
     end; or ``close``, to give it up.
 
@@ -48,10 +49,6 @@ class Episode:
     as a failure with its penalties. A fault of the sandbox ends the episode. A bug of a tool
     raises.
     """
-
-    # True if ``start`` waits for nothing. Otherwise the episodes of a group start in worker
-    # threads.
-    starts_at_once = True
 
     def __init__(
         self,
@@ -68,9 +65,7 @@ class Episode:
         documents: DocumentsConfig | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
-        self.task = task
-        self.group = group
-        self.index = index
+        super().__init__(task, group, index)
         self.protocol = protocol
         self.tools = offered(task, tools)
         self.limits = limits
@@ -146,14 +141,6 @@ class Episode:
             )
         self._frame.transcript.add_given("prompt", tokens, kinds)
         return tokens
-
-    def share(self, length: int) -> None:
-        """Told after the start: how many first tokens of the prompt the whole group has. Here it
-        is all of them.
-        """
-
-    def sampling(self, tokens: Sequence[int]) -> None:
-        """Told while a message is sampled: its tokens so far."""
 
     @property
     def _started(self) -> bool:

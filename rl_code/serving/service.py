@@ -19,6 +19,7 @@ from absl import logging
 
 from models.transformer import Transformer
 from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
@@ -74,18 +75,13 @@ class Job(Interface):
         ...
 
 
-class Served:
-    """One answer as an episode of one message, with the interface of
-    ``environment.episode.Episode``.
-    """
+class Served(SampledEpisode):
+    """One answer as an episode of one message."""
 
-    starts_at_once = True
     documents = None
-    group = 0
 
     def __init__(self, job: Job, index: int, protocol: Protocol, length: int):
-        self.task = TASK
-        self.index = index
+        super().__init__(TASK, 0, index)
         self._job = job
         self.protocol = stopping(protocol, job.request)
         room = length - len(job.prompts[index])
@@ -95,9 +91,6 @@ class Served:
     def start(self) -> list[int]:
         """The whole prompt."""
         return self._job.prompts[self.index]
-
-    def share(self, length: int) -> None:
-        """Do nothing: the length of the shared prompt does not matter here."""
 
     def sampling(self, tokens: Sequence[int]) -> None:
         """The tokens so far, for a stream."""
@@ -112,9 +105,6 @@ class Served:
     def finish(self) -> Trajectory:
         """Nothing is graded; the record is kept by the job."""
         return _NOTHING
-
-    def close(self) -> None:
-        """The scheduler has given it up; ``Service`` tells the job."""
 
 
 class Service:

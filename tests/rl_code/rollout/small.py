@@ -21,6 +21,7 @@ from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows
+from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -83,13 +84,12 @@ class Protocol:
         return self.rule and chr(65 + 7) in text
 
 
-class Episode:
+class Episode(SampledEpisode):
     """Answers every message with its own tokens turned around; over after ``turns`` messages."""
 
-    starts_at_once = True
-
     def __init__(self, task, group, index, turns=3, protocol=None, wait=None):
-        self.task, self.group, self.index, self.turns = task, group, index, turns
+        super().__init__(task, group, index)
+        self.turns = turns
         self.protocol = protocol or Protocol()
         self.tokens = []
         self.sampled = []
@@ -146,9 +146,6 @@ class Episode:
 
     def share(self, length):
         assert length == len(self.task.prompt)
-
-    def sampling(self, tokens):
-        pass
 
     def close(self):
         self.closed = True

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rl_code.environment.frames import Elsewhere
+from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.rollout.again import sample_again, versions_of
 from rl_code.rollout.contexts import context_key
 from rl_code.types import Context, Reward, Trajectory
@@ -33,15 +34,14 @@ from tests.rl_code.rollout.test_again import DRAFTING, KEY, VERSIONS, models
 FAST = dataclasses.replace(ENGINE, decode_steps=2)
 
 
-class Nested:
+class Nested(SampledEpisode):
     """Answers with a message's own tokens turned around. After a message of an odd number of tokens a
     sub-agent is asked, which begins with the episode's own prompt and ends after two messages.
     """
 
-    starts_at_once = True
-
     def __init__(self, task, group, index, turns=3):
-        self.task, self.group, self.index, self.turns = task, group, index, turns
+        super().__init__(task, group, index)
+        self.turns = turns
         self.protocol = Protocol()
         self.contexts = [types.SimpleNamespace(tokens=[], sampled=[], logprobs=[], versions=[])]
         self.at = 0
@@ -49,9 +49,6 @@ class Nested:
 
     def share(self, length):
         assert length == len(self.task.prompt)
-
-    def sampling(self, tokens):
-        pass
 
     @property
     def budget(self):
@@ -108,9 +105,6 @@ class Nested:
         return Trajectory(
             self.task.id, self.group, self.index, contexts, prompt, (), "turn_limit", reward
         )
-
-    def close(self):
-        pass
 
 
 TASKS = [task_of(seed) for seed in range(4)]
