@@ -90,7 +90,7 @@ def main(_: list[str]) -> None:
     except (OSError, ValueError) as error:
         if given:
             command.refuse(f"--file={given}: {error}")
-        sys.exit(f"{given or (target if target.is_file() else URL)}: {error}")
+        sys.exit(f"{target if target.is_file() else URL}: {error}")
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     write_atomically(target, "".join(lines).encode())

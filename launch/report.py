@@ -12,7 +12,6 @@ record of each run takes on the disk is printed too.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import rich.table
@@ -46,13 +45,11 @@ def main(_: list[str]) -> None:
             refuse(f"{run} holds no run: it has no {CONFIG_FILE}; give the --workdir of a run")
     try:
         if SEARCH.value and not list_found(runs, SEARCH.value):
-            sys.exit(
-                f"no logged trajectory of {' or '.join(map(str, runs))} holds {SEARCH.value!r}"
-            )
+            refuse(f"no logged trajectory of {' or '.join(map(str, runs))} holds {SEARCH.value!r}")
         name = "report_search" if SEARCH.value else "report_beside" if BESIDE.value else "report"
         path = write_report(runs, OUT.value or runs[0] / f"{name}.html", search=SEARCH.value)
     except (ValueError, StoreError) as error:  # a damaged file, which the message names
-        sys.exit(str(error))
+        refuse(str(error))
     console = command.console()
     for run in runs:
         for what, value in about.record(run / STORE):

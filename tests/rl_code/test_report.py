@@ -490,6 +490,10 @@ def test_page_and_command_say_what_the_record_takes_and_what_was_removed(
     told = capsys.readouterr().out
     assert f"record of {tmp_path}: " in told and "MB per million" in told
     assert "; steps 4 to 5; the steps before 4 were removed" in told
+    monkeypatch.setattr(report, "SEARCH", SimpleNamespace(value="what nobody wrote"))
+    with pytest.raises(SystemExit) as refused:
+        report.main([""])
+    assert refused.value.code == 2 and "holds 'what nobody wrote'" in capsys.readouterr().err
 
 
 def test_a_start_that_a_crash_cut_short_hides_no_later_one(tmp_path):
