@@ -162,6 +162,8 @@ def dry_run(config: RealtimeConfig, folder: Path) -> str:
         engine = database.make_engine(database_of(config, folder), new=False)
     except FileNotFoundError:
         return new
+    except ValueError as error:
+        raise ConfigError(f"config.database: {error}") from error
     ledger = Ledger(engine)
     if not ledger.exists():
         return new

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import sqlalchemy
@@ -46,7 +46,8 @@ def connect(url: str) -> Engine:
 def make_engine(url: str, *, new: bool = True) -> Engine:
     """An engine whose commits are on the disk when they return. Nothing is written yet.
 
-    new: whether a file that is not there may be made; else FileNotFoundError is raised. Raises
+    new: whether a file may be made a database; else FileNotFoundError is raised where there is no
+    file or it has no tables of this project, and ValueError where it is no database. Raises
     ValueError for a URL of another kind of database.
     """
     try:
@@ -72,9 +73,9 @@ def explain(url: str, error: Exception) -> str:
 def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise ValueError(f"database {str(url)!r}: name a file, since events must survive a process")
-    if not new and not Path(url.database).exists():
-        raise FileNotFoundError(f"database {str(url)!r}: there is no such file")
-    if new and not url.database.startswith("file:"):
+    if not new:
+        _check_tables(url)
+    elif not url.database.startswith("file:"):
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         # it holds what people wrote; SQLite gives its log the rights of the file
         for name in (url.database, *_beside(url.database)):
@@ -98,6 +99,22 @@ def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _check_tables(url: sqlalchemy.URL) -> None:
+    """Looks into the file of a database without writing to it. Raises as ``make_engine``."""
+    path = Path(url.database or "")
+    if not path.exists():
+        raise FileNotFoundError(f"database {str(url)!r}: there is no such file")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+            ).fetchone()
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"database {str(url)!r}: {error}") from error
+    if found is None:
+        raise FileNotFoundError(f"database {str(url)!r}: the file has no tables of this project")
 
 
 def _beside(database: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -93,6 +94,23 @@ def test_what_is_committed_in_sqlite_is_synced(tmp_path):
 def test_a_url_of_no_such_database_is_refused(bad):
     with pytest.raises(ValueError, match="database"):
         database.connect(bad)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "no tables of this project"), ("table", "no tables of this project"), (b"x" * 9000, "")],
+)
+def test_a_file_that_is_only_read_is_not_made_a_database(tmp_path, content, says):
+    path = tmp_path / "a b.db"
+    if content == "table":
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE others (x)")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises((FileNotFoundError, ValueError), match=f"b.db.*{says}"):
+        database.make_engine(f"sqlite:///{path}", new=False)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_an_answer_comes_back_as_it_was(store):
