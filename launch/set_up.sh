@@ -66,7 +66,7 @@ install_requirements() {
 }
 
 locked() {
-    echo "requirements/locked/$(basename "$1")"
+    echo "requirements/locked/${1##*/}"
 }
 
 is_locked() {
@@ -81,10 +81,19 @@ is_locked() {
     done < <(grep -E '^[A-Za-z0-9]' "$1" | sed -E 's/\[[^]]*\]//; s/_/-/g')
 }
 
-# A file of requirements is installed when its checksum stands in .venv/stamp.
+# What decides which packages are installed: the pins, and the versions that are locked.
+deciding() {
+    local file
+    echo .python-version
+    for file in $REQUIREMENTS; do
+        echo "$file" "$(locked "$file")"
+    done
+}
+
+# A file is installed when its checksum stands in .venv/stamp.
 is_installed() {
     local file
-    for file in .python-version $REQUIREMENTS; do
+    for file in $(deciding); do
         grep -qxF "$(cksum "$file")" .venv/stamp 2>/dev/null || return 1
     done
 }
@@ -92,9 +101,10 @@ is_installed() {
 # Keeps the lines of files that were installed before with the same pins, so that the scripts do
 # not install again and again in turn.
 remember() {
-    local file
-    for file in .python-version requirements.txt requirements/*.txt; do
-        if [[ " .python-version $REQUIREMENTS " = *" $file "* ]] ||
+    local file now
+    now=" $(echo $(deciding)) "
+    for file in .python-version requirements.txt requirements/*.txt requirements/locked/*.txt; do
+        if [[ $now = *" $file "* ]] ||
             grep -qxF "$(cksum "$file")" .venv/stamp 2>/dev/null; then
             cksum "$file"
         fi

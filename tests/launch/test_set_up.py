@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
-    "basename",
     "bash",
     "cat",
     "cksum",
@@ -90,6 +89,14 @@ def test_requirements_are_installed_once_and_again_when_they_change(set_up):
         with open(set_up.repository / name, "a") as file:
             file.write("another==1.0\n")
     assert set_up("python -c ''").returncode == 0
+    assert installs(set_up) == 2
+
+
+def test_another_version_of_a_package_that_pins_bring_along_is_installed(set_up):
+    assert set_up().returncode == set_up().returncode == 0
+    lock = set_up.repository / "requirements/locked/requirements.txt"
+    lock.write_text(lock.read_text() + "# another\n")
+    assert set_up().returncode == set_up().returncode == 0
     assert installs(set_up) == 2
 
 
