@@ -100,7 +100,7 @@ class Estimate:
         return self.useful / (self.bound(target) * target.flops)
 
     def tokens_per_second(self, target: Target) -> float:
-        """FLOP/s of one device, at the bound."""
+        """Tokens per second of one device, at the bound."""
         return self.tokens / self.bound(target) / self.mesh.devices
 
 
