@@ -30,7 +30,7 @@ SLOTS = 32  # trajectories that an actor samples at once
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Disk operations of a process."""
+    """Settings of a process."""
 
     role: str  # "learner" or "actors"
     folder: str  # of the store

@@ -166,7 +166,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 class Ended:
-    """True if a signal has told the program to end. The second signal ends it at once."""
+    """Word of a signal that the program is to end. The second signal ends it at once."""
 
     def __init__(self) -> None:
         self._told = threading.Event()
