@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rl_code.feedback.checks import check_event
+from rl_code.feedback.identity import bearer_key
 from rl_code.feedback.records import Event
 from rl_code.feedback.store import FeedbackStore
 
@@ -162,10 +163,9 @@ def _read_event(fields: Any) -> Event:
 
 def _user(request: Request, find_user: Callable[[str], str | None]) -> tuple[str, str]:
     """The API key of a request, and whose it is."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    key = key.strip()
-    user = find_user(key) if scheme.lower() == "bearer" else None
-    if user is None:
+    key = bearer_key(request.headers.get("authorization", ""))
+    user = None if key is None else find_user(key)
+    if key is None or user is None:
         raise _Refused(
             401, "send a known API key as the header Authorization: Bearer KEY", "invalid_api_key"
         )

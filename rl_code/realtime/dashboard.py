@@ -36,6 +36,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from models.marks import encodable_all
+from rl_code.feedback.identity import bearer_key
 from rl_code.feedback.tables import SUSPECTS, TRAINING_SETS
 from rl_code.read_config import ConfigError
 from rl_code.realtime.cycle import STATES, CycleConfig
@@ -238,8 +239,7 @@ def _samples(sessions: Sessions, count: int) -> list[dict[str, Any]]:
 
 def _key(request: Request) -> str:
     """The key of a request; "" for none."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    return bearer_key(request.headers.get("authorization", "")) or ""
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rl_code.feedback.identity import bearer_key
 from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
 
 # Seconds that the head and the body of a request may take.
@@ -206,8 +208,4 @@ def key_of(scope: Scope) -> str:
     path = scope["path"]
     if path.startswith("/clients/"):
         return path.split("/")[2]
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, key = value.decode("latin-1").partition(" ")
-            return key.strip() if scheme.lower() == "bearer" else ""
-    return ""
+    return bearer_key(Headers(scope=scope).get("authorization", "")) or ""
