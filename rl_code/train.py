@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +64,7 @@ from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.versions import OtherBits, Publisher
-from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, own
+from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, fork_command, own
 
 
 def train(
@@ -210,10 +209,10 @@ def _fork_named(workdir: Path) -> Iterator[None]:
         yield
     except (OtherBits, ConsumedOtherwise) as error:
         step = max(checkpoint_steps(workdir), default=0)
-        words = [str(workdir), f"--step={step}", "--other_bits", f"--workdir={workdir}-{step}"]
+        command = fork_command(workdir, f"--step={step}", ending=str(step))
         raise type(error)(
             f"{error}. Or go on with other bits in a fork, which keeps the record before step "
-            f"{step} and says where bits change, by\n    python -m launch.fork {shlex.join(words)}"
+            f"{step} and says where bits change, by\n    {command}"
         ) from error
 
 

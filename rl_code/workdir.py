@@ -75,9 +75,14 @@ def _for_devices(workdir: Path, there: Any, config: RunConfig) -> str:
     if not of_devices:
         return ""
     values = ((key, read_config.lookup(config, key)) for key in of_devices)
-    flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values)
+    command = fork_command(workdir, *(f"--config.{key}={value}" for key, value in values))
     return (
         " On other devices sums round differently, so a run goes on there in a fork, which keeps "
-        f"the record and says where bits change, by\n    python -m launch.fork {workdir} "
-        f"--other_bits {flags} --workdir={workdir}-fork"
+        f"the record and says where bits change, by\n    {command}"
     )
+
+
+def fork_command(workdir: Path, *flags: str, ending: str = "fork") -> str:
+    """Command by which a run goes on with other bits, in a folder whose name has this ending."""
+    words = [str(workdir), "--other_bits", *flags, f"--workdir={workdir}-{ending}"]
+    return f"python -m launch.fork {shlex.join(words)}"

@@ -19,14 +19,16 @@ def config(**changes) -> RunConfig:
 
 
 def test_a_run_that_is_to_go_on_on_other_devices_is_told_of_the_fork(tmp_path):
-    workdir.own(tmp_path, config())
-    workdir.check(tmp_path, config())
+    run = tmp_path / "a run"
+    run.mkdir()
+    workdir.own(run, config())
+    workdir.check(run, config())
     with pytest.raises(ConfigError, match=r"another config: .*mesh\.data = 2 there, 4") as error:
-        workdir.check(tmp_path, config(mesh=dict(data=4)))
+        workdir.check(run, config(mesh=dict(data=4)))
     assert str(error.value).endswith(
-        f"\n    python -m launch.fork {tmp_path} --other_bits --config.mesh.data=4 "
-        f"--workdir={tmp_path}-fork"
+        f"\n    python -m launch.fork '{run}' --other_bits --config.mesh.data=4 "
+        f"'--workdir={run}-fork'"
     )
     with pytest.raises(ConfigError, match="seed = 0 there, 7 here") as error:
-        workdir.check(tmp_path, config(seed=7))
+        workdir.check(run, config(seed=7))
     assert "launch.fork" not in str(error.value)

@@ -307,7 +307,7 @@ def test_a_learner_that_does_not_repeat_its_updates_names_the_fork_that_goes_on(
     command = str(caught.value).split("\n    ")[-1]
     fork_folder = f"{workdir}-2"
     assert command == (
-        f"python -m launch.fork {workdir} --step=2 --other_bits --workdir={fork_folder}"
+        f"python -m launch.fork {workdir} --other_bits --step=2 --workdir={fork_folder}"
     )
     make_fork(workdir, Path(fork_folder), 2, config, other_bits=True)
     train(config, fork_folder)
