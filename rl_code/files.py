@@ -63,7 +63,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         sync(path.parent)
 
 
-def write_once(path: Path, data: bytes, aside: Path, *, synced: bool = True) -> bool:
+def write_once(
+    path: Path, data: bytes, aside: Path, *, synced: bool = True, private: bool = False
+) -> bool:
     """Gives ``path`` its content; returns False and changes nothing when it has one already.
 
     The content is written aside and then linked to its name: link(2) fails when the name exists,
@@ -74,11 +76,12 @@ def write_once(path: Path, data: bytes, aside: Path, *, synced: bool = True) -> 
         afterwards.
       synced: whether the file must survive a loss of power once this returns. It survives a killed
         process either way.
+      private: whether nobody else may read it.
 
     Raises OSError.
     """
     try:
-        _write(aside, data, synced)
+        _write(aside, data, synced, private)
         return link_once(aside, path, synced=synced)
     finally:
         # Also of a file that could not be written. What cannot be deleted now is deleted when its

@@ -16,6 +16,8 @@ import re
 import secrets
 from pathlib import Path
 
+from rl_code.files import write_once
+
 # Bytes below which a secret can be guessed.
 _SHORTEST_SECRET = 16
 _SECRET_BYTES = 32
@@ -92,18 +94,9 @@ def load_secret(path: str | os.PathLike) -> bytes:
     path = Path(path)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "w") as out:
-            out.write(secrets.token_hex(_SECRET_BYTES) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(own, path)  # fails where another process was first
-        except FileExistsError:
-            pass
-        finally:
-            own.unlink()
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        made = secrets.token_hex(_SECRET_BYTES) + "\n"
+        write_once(path, made.encode(), aside, private=True)
     try:
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except ValueError as error:
