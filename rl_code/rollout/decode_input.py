@@ -148,10 +148,9 @@ def decode_input(
                 inputs.adapters[at] = row.adapter
             if inputs.texts is not None:
                 texts.put(row, inputs.texts[at])
-            if inputs.ways is not None:
-                inputs.ways.temperatures[at] = row.own.temperature
-                inputs.ways.top_ps[at] = row.own.top_p
-                ways = inputs.ways
+            if (ways := inputs.ways) is not None:
+                ways.temperatures[at] = row.own.temperature
+                ways.top_ps[at] = row.own.top_p
                 row.own.prepare(row.message, ways.biases[at], ways.allowed[at])
                 inputs.keys[at, 1] += np.uint32(row.own.redrawn)
             # The pages of the shared prefix go into a tile, which several rows read together. Those
