@@ -55,6 +55,13 @@ class Named:
         )
 
 
+def reads_as_object(text: str) -> bool:
+    """True if a text has the form ``package.module:object``."""
+    module, colon, attributes = text.partition(":")
+    parts = (*module.split("."), *attributes.split("."))
+    return bool(colon) and all(part.isidentifier() for part in parts)
+
+
 def find(family: Mapping[str, Any], name: str, path: str) -> Any:
     """The object that a config's ``name`` stands for.
 
@@ -72,10 +79,10 @@ def find(family: Mapping[str, Any], name: str, path: str) -> Any:
             f"{path} = {name!r}: expected one of {', '.join(map(repr, sorted(family)))}, or "
             f"package.module:object.{hint}"
         )
-    module_name, _, attributes = name.partition(":")
     # before the import: what reads like no object is no reason to run a module (``trust``)
-    if not all(part.isidentifier() for part in (*module_name.split("."), *attributes.split("."))):
+    if not reads_as_object(name):
         raise ConfigError(f"{path} = {name!r}: expected a name, or package.module:object")
+    module_name, _, attributes = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -61,7 +61,7 @@ def check(config: Any, path: Path) -> None:
 def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """Yield what would run code of others: dotted keys, and what is named there."""
     if isinstance(value, str):
-        if _outside(value) or _starts_programs(value):
+        if named.reads_as_object(value) and (_outside(value) or _starts_programs(value)):
             yield key, repr(value)
     elif isinstance(value, Mapping):
         if value.get("name") in _PROGRAMS:
@@ -76,10 +76,7 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _starts_programs(text: str) -> bool:
-    """True for ``package.module:object`` of this tree that is one of ``_PROGRAMS``."""
-    module, colon, _ = text.partition(":")
-    if not colon or module.partition(".")[0] not in _TREE:
-        return False
+    """True for an object of this tree that is one of ``_PROGRAMS``."""
     try:
         found = named.find({}, text, "")
     except ConfigError:  # no object
@@ -88,12 +85,8 @@ def _starts_programs(text: str) -> bool:
 
 
 def _outside(text: str) -> bool:
-    """True for ``package.module:object`` of a package that does not lie in this tree."""
-    module, colon, names = text.partition(":")
-    parts = [*module.split("."), *names.split(".")]
-    if not colon or not all(part.isidentifier() for part in parts):
-        return False
-    top = parts[0]
+    """True for an object, ``package.module:object``, whose package does not lie in this tree."""
+    top = text.partition(":")[0].partition(".")[0]
     found = importlib.util.find_spec(top) if top in _TREE else None  # which does not import it
     if found is None:
         return True
