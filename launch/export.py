@@ -33,7 +33,7 @@ from absl import flags
 
 from launch import command
 from launch.workdir import WORKDIR
-from models import huggingface, peft
+from models import huggingface, huggingface_config, json_files, peft
 from models.sharding import MeshConfig, make_mesh
 from rl_code import checkpoint, origin
 from rl_code.checkpoint import CheckpointError
@@ -74,8 +74,8 @@ def export(
         raise ConfigError(
             f"--adapter: {workdir} trained no adapters (config.model.lora); leave the flag out"
         )
-    config = dataclasses.replace(huggingface.read_config(kept), lora=lora)
-    content = huggingface.read_json(kept / "config.json")
+    config = dataclasses.replace(huggingface_config.read_config(kept), lora=lora)
+    content = json_files.read_json(kept / "config.json")
     if origin.ATTENTION in content:
         raise ConfigError(
             f"the model attends by {content[origin.ATTENTION]}, for which Hugging Face has no "
@@ -90,7 +90,7 @@ def export(
         return step
     if lora is not None:
         model = origin.merge(model, mesh)
-    special = huggingface.special_ids(content)
+    special = huggingface_config.special_ids(content)
     huggingface.save(
         out,
         model,
@@ -101,10 +101,10 @@ def export(
     )
     if jax.process_index() == 0:
         for path in kept.iterdir():
-            if path.name not in ("config.json", huggingface.GENERATION_FILE):
+            if path.name not in ("config.json", huggingface_config.GENERATION_FILE):
                 shutil.copyfile(path, out / path.name)
         # Tokens alone: engines then stop where training did, and sample as their users say.
-        huggingface.write_json(out / huggingface.GENERATION_FILE, special)
+        json_files.write_json(out / huggingface_config.GENERATION_FILE, special)
     return step
 
 

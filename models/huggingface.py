@@ -1,5 +1,5 @@
-"""Reads and writes Hugging Face checkpoints: ``config.json`` and safetensors, in one file or in
-several with an index.
+"""Reads and writes Hugging Face checkpoints: safetensors, in one file or in several with an index,
+and a ``config.json`` (``models.huggingface_config``).
 
 ``models.families`` says which architectures there are and what is special about each. Tensors are
 read by slices straight into their shards, and written one at a time (``models.weights``).
@@ -8,7 +8,6 @@ read by slices straight into their shards, and written one at a time (``models.w
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,148 +23,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import families, weights
+from models import weights
 from models.families.parameters import Parameter
-from models.functions import RopeScaling
+from models.huggingface_config import config_to_dict
+from models.json_files import read_json, write_json
 from models.model_config import ModelConfig
 from models.transformer import Transformer
 
 INDEX = "model.safetensors.index.json"
-GENERATION_FILE = "generation_config.json"
-
-
-def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
-    """ModelConfig of the contents of a ``config.json``; dtypes stay float32.
-
-    Raises ValueError naming a key that is missing or whose value this model cannot compute.
-    """
-
-    def need(key: str) -> Any:
-        if key not in hf:
-            raise ValueError(f"config.json has no {key!r}")
-        return hf[key]
-
-    try:
-        family = families.of_architecture(need("model_type"))
-    except ValueError as error:
-        raise ValueError(f"model_type {error}") from error
-    for key, harmless in family.harmless.items():
-        if key in hf and hf[key] not in harmless:
-            raise ValueError(
-                f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
-            )
-    layers = need("num_hidden_layers")
-    if hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers:
-        raise ValueError(
-            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is "
-            f"supported, once for each of num_hidden_layers={layers!r}"
-        )
-    family.check_windows(hf, layers)
-    rope = _rope(hf)
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise ValueError(
-            f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
-            "not supported, only 1"
-        )
-    return ModelConfig(
-        vocab_size=need("vocab_size"),
-        embed_dim=need("hidden_size"),
-        mlp_dim=need("intermediate_size"),
-        num_layers=layers,
-        num_heads=need("num_attention_heads"),
-        num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
-        head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
-        rope_theta=rope["rope_theta"],
-        norm_eps=need("rms_norm_eps"),
-        tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
-        **family.options,
-        rope_scaling=_rope_scaling(rope),
-        moe=None if family.experts is None else family.experts.read(hf, need),
-    )
-
-
-def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]:
-    """The contents of the ``config.json`` of a model.
-
-    max_positions: the longest context that the model was trained for, in tokens. Raises ValueError
-    for a model that is of no known architecture, or that has other methods of attention.
-    """
-    family = families.of_config(config)
-    if set(config.attention) != set(ModelConfig.attention):
-        raise ValueError(
-            f"config.json has no words for attention={config.attention}, only for "
-            f"{ModelConfig.attention}"
-        )
-    scaling = config.rope_scaling
-    return {
-        "architectures": [family.huggingface_class],
-        "model_type": family.architecture,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed_dim,
-        "intermediate_size": config.mlp_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
-        "max_position_embeddings": max_positions,
-        "tie_word_embeddings": config.tied_embeddings,
-        "torch_dtype": config.param_dtype,
-        **({} if config.moe is None else family.experts.write(config.moe)),
-    }
-
-
-def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The ids of special tokens in a ``config.json`` or ``generation_config.json``."""
-    return {key: value for key, value in content.items() if key.endswith("_token_id")}
-
-
-def stop_ids(content: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the tokens that end a turn by such a file, which gives one, a list or none. Raises
-    ValueError for anything else.
-    """
-    found = content.get("eos_token_id")
-    ids = [] if found is None else found if isinstance(found, list) else [found]
-    if not all(type(one) is int and one >= 0 for one in ids):
-        raise ValueError(f"eos_token_id={found!r} must be the id of a token, or a list of ids")
-    return frozenset(ids)
-
-
-def max_positions(content: Mapping[str, Any]) -> int | None:
-    """The longest context that a ``config.json`` names; None without one. Raises ValueError."""
-    found = content.get("max_position_embeddings")
-    if found is not None and (type(found) is not int or found < 1):
-        raise ValueError(f"max_position_embeddings={found!r} must be a whole number from 1 on")
-    return found
-
-
-def read_config(directory: str | Path) -> ModelConfig:
-    """The ModelConfig of a checkpoint's ``config.json``.
-
-    Raises ValueError that names the file and the key that is wrong.
-    """
-    path = Path(directory) / "config.json"
-    try:
-        return config_from_dict(read_json(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def load(directory: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
     """The model of a checkpoint, sharded over ``mesh``.
 
-    config: that of ``read_config``, perhaps with other dtypes.
+    config: that of ``huggingface_config.read_config``, perhaps with other dtypes.
 
     Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files
     that are broken.
@@ -341,9 +212,7 @@ class _Checkpoint:
     def _open(self) -> None:
         index = self.path / INDEX
         if index.exists():
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
+            names = sorted(set(read_json(index)["weight_map"].values()))
         else:
             names = ["model.safetensors"]
         for name in names:
@@ -371,81 +240,3 @@ class _Checkpoint:
                 self._owner[head].get_tensor(head), self._owner[table].get_tensor(table)
             ):
                 del self.shapes[head]
-
-
-# Keys of config.json itself that say something about RoPE.
-_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
-
-
-def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a ``config.json`` says about RoPE, in one place.
-
-    Newer files keep it in rope_parameters, older ones in rope_theta and rope_scaling. Of files that
-    have several of them, readers take different ones. So ValueError is raised where these differ.
-    """
-    found: dict[str, Any] = {}
-    where: dict[str, str] = {}
-    places = {"config.json": {key: hf.get(key) for key in _ROPE_KEYS}}
-    places |= {key: hf.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
-    for place, content in places.items():
-        if not isinstance(content, dict):
-            raise ValueError(f"config.json has {place}={content!r}, which is no object")
-        for key, value in content.items():
-            if isinstance(value, dict):
-                raise ValueError(
-                    f"config.json has {place}.{key}={value!r}; RoPE that differs by layer is not "
-                    "supported"
-                )
-            name = "rope_type" if key == "type" else key
-            if value is None:
-                continue
-            if name in found and found[name] != value:
-                raise ValueError(
-                    f"config.json has {name}={found[name]!r} in {where[name]} and {value!r} in "
-                    f"{place}, and readers take one or the other; keep the right one"
-                )
-            found.setdefault(name, value)
-            where.setdefault(name, place)
-    if "rope_theta" not in found:
-        raise ValueError("config.json has no 'rope_theta'")
-    return found
-
-
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        if rope.get("factor", 1) != 1:
-            raise ValueError(
-                f"config.json has factor={rope['factor']!r} for RoPE of type 'default', which has "
-                "none; say which rope_type it is for"
-            )
-        return None
-    if kind != "llama3":
-        raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
-    try:
-        return RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-        )
-    except TypeError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3': {error}") from error
-    except KeyError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises ValueError, which names the file, when it holds none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return content
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes an indented JSON file."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from models import families
-from models.huggingface import check_range, read_json, write_json
+from models.huggingface import check_range
+from models.json_files import read_json, write_json
 from models.lora import TARGETS, Adapters, LoRA, trained
 from models.model_config import ModelConfig
 from models.sharding import parameter_shardings

@@ -6,12 +6,11 @@ ValueError for what cannot be read or computed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from jax.sharding import Mesh
 
-from models import gguf_weights, huggingface
+from models import gguf_weights, huggingface, huggingface_config, json_files
 from models.model_config import ModelConfig
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -22,20 +21,20 @@ def is_pretrained(path: Path) -> bool:
     if not path.is_dir():
         return path.is_file()
     try:
-        return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return "model_type" in json_files.read_json(path / "config.json")
     except (OSError, ValueError):
         return False
 
 
 def read_config(path: Path) -> ModelConfig:
     """The model's shape, with dtypes float32."""
-    return huggingface.read_config(path) if path.is_dir() else gguf_weights.read_config(path)
+    return huggingface_config.read_config(path) if path.is_dir() else gguf_weights.read_config(path)
 
 
 def max_positions(path: Path) -> int | None:
     """The longest context that the model was trained for, where its files say it."""
     if path.is_dir():
-        return huggingface.max_positions(huggingface.read_json(path / "config.json"))
+        return huggingface_config.max_positions(json_files.read_json(path / "config.json"))
     return gguf_weights.max_positions(path)
 
 
@@ -43,9 +42,9 @@ def stop_ids(path: Path) -> frozenset[int]:
     """Ids of the tokens that end a turn by ``config.json`` and ``generation_config.json``; none for
     a GGUF file, which leaves that to its tokenizer.
     """
-    files = [path / name for name in ("config.json", huggingface.GENERATION_FILE)]
-    contents = [huggingface.read_json(file) for file in files if file.is_file()]
-    return frozenset().union(*map(huggingface.stop_ids, contents))
+    files = [path / name for name in ("config.json", huggingface_config.GENERATION_FILE)]
+    contents = [json_files.read_json(file) for file in files if file.is_file()]
+    return frozenset().union(*map(huggingface_config.stop_ids, contents))
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -7,13 +7,14 @@ read a tokenizer, and so does ``add_tokens``.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
+
+from models.json_files import read_json, write_json
 
 CONFIG_FILE = "tokenizer_config.json"
 _SPECIAL_FILE = "special_tokens_map.json"
@@ -78,8 +79,10 @@ def read_beside(folder: Path) -> Beside:
     """Contents of the files in a folder; nothing where there are none. Raises ValueError for files
     that are no JSON objects.
     """
-    config = _object(folder / CONFIG_FILE)
-    special = _object(folder / _SPECIAL_FILE)
+    config, special = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in (CONFIG_FILE, _SPECIAL_FILE)
+    )
     more = {name: value for name, value in special.items() if name in (*_NAMED, *_LISTED)}
     return Beside(folder, more | config)
 
@@ -97,8 +100,7 @@ def write_beside(
     default: the chat template without a name, if any. named: those with names.
     """
     for name, content in ((CONFIG_FILE, config), (_SPECIAL_FILE, special)):
-        text = json.dumps(content, indent=2) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+        write_json(folder / name, content)
     if default is not None:
         (folder / _TEMPLATE_FILE).write_text(default, encoding="utf-8")
     for name, text in named.items():
@@ -171,16 +173,3 @@ def _text(token: Any) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} for no file."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must be a JSON object, not {type(found).__name__}")
-    return found

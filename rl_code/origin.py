@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention.methods.api import METHODS
 from attention.methods.method import Method
-from models import families, huggingface, pretrained
+from models import families, huggingface_config, json_files, pretrained
 from models.layers import is_of_method, place_name
 from models.lora import LoRA, merged, new_adapters, trained, with_adapters
 from models.model_config import ModelConfig
@@ -283,7 +283,7 @@ def kept_adapters(folder: Path) -> LoRA | None:
 
     Raises ValueError where the folder's config.json is broken.
     """
-    content = huggingface.read_json(folder / "config.json").get(LORA)
+    content = json_files.read_json(folder / "config.json").get(LORA)
     return None if content is None else LoRA(**content | {"targets": tuple(content["targets"])})
 
 
@@ -450,14 +450,14 @@ def keep(
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
     dense = dataclasses.replace(config, attention=ModelConfig.attention, lora=None)
-    content = huggingface.config_to_dict(dense, max_positions=longest) | special
+    content = huggingface_config.config_to_dict(dense, max_positions=longest) | special
     if set(config.attention) != set(dense.attention):
         content[ATTENTION] = repr(config.attention)
     if config.lora is not None:
         content[LORA] = dataclasses.asdict(config.lora)
-    huggingface.write_json(folder / "config.json", content)
+    json_files.write_json(folder / "config.json", content)
     # Not the origin's file: its sampling settings are not those that this run samples with.
-    huggingface.write_json(folder / huggingface.GENERATION_FILE, special)
+    json_files.write_json(folder / huggingface_config.GENERATION_FILE, special)
     folder.rename(target)
 
 
@@ -466,13 +466,14 @@ def _add_stops(folder: Path, stop_ids: Collection[int]) -> None:
 
     Files are replaced and not changed, since a fork shares them with its parent.
     """
-    content = huggingface.read_json(folder / "config.json")
-    known = huggingface.stop_ids(content)
+    content = json_files.read_json(folder / "config.json")
+    known = huggingface_config.stop_ids(content)
     if known.issuperset(stop_ids):
         return
     ends = {"eos_token_id": sorted(known.union(stop_ids))}
-    kept = {"config.json": content, huggingface.GENERATION_FILE: huggingface.special_ids(content)}
+    special = huggingface_config.special_ids(content)
+    kept = {"config.json": content, huggingface_config.GENERATION_FILE: special}
     for name, before in kept.items():
         draft = folder / f".{name}"
-        huggingface.write_json(draft, before | ends)
+        json_files.write_json(draft, before | ends)
         draft.replace(folder / name)

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from attention.methods.api import METHODS
 from configs import quickstart
 from launch.export import export
-from models import huggingface, pretrained
+from models import huggingface, json_files, pretrained
 from models.chat import render
 from models.families import FAMILIES
 from models.padding import pad, pad_config
@@ -231,7 +231,7 @@ def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_
     np.testing.assert_allclose(
         logits(loaded, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5
     )
-    content = huggingface.read_json(tmp_path / "out" / "config.json")
+    content = json_files.read_json(tmp_path / "out" / "config.json")
     assert content["max_position_embeddings"] == 1024
 
 
@@ -364,9 +364,9 @@ def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
         assert dataclasses.replace(run.model_config, dtype="float32") == model.config
         assert run.tokenizer.vocab_size == tokenizer.vocab_size
         assert_same(run.init_model(), model)
-    content = huggingface.read_json(tmp_path / "hf" / "config.json")
+    content = json_files.read_json(tmp_path / "hf" / "config.json")
     shorter = content | {"max_position_embeddings": run.config.limits.tokens - 1}
-    huggingface.write_json(tmp_path / "hf" / "config.json", shorter)
+    json_files.write_json(tmp_path / "hf" / "config.json", shorter)
     words = r"config\.limits\.tokens = (\d+): the model at '.*hf' was trained for contexts of"
     with pytest.raises(ConfigError, match=words):
         Run(with_weights(str(tmp_path / "hf")), tmp_path / "other")
@@ -374,9 +374,9 @@ def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
         with_weights(str(tmp_path / "hf"), longer_context=True), tmp_path / "longer"
     ) as longer:
         longer.init_model()
-    kept = huggingface.read_json(tmp_path / "longer" / origin.FOLDER / "config.json")
+    kept = json_files.read_json(tmp_path / "longer" / origin.FOLDER / "config.json")
     assert kept["max_position_embeddings"] >= run.config.limits.tokens
-    huggingface.write_json(tmp_path / "hf" / "config.json", content | {"mlp_bias": True})
+    json_files.write_json(tmp_path / "hf" / "config.json", content | {"mlp_bias": True})
     with pytest.raises(ConfigError, match=r"config\.model\.weights = .*mlp_bias=True"):
         Run(with_weights(str(tmp_path / "hf")), tmp_path / "other")
 

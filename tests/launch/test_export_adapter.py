@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from launch.export import export
-from models import huggingface, peft
+from models import huggingface, huggingface_config, json_files, peft
 from models.families import FAMILIES, PRESETS
 from models.lora import LoRA, trained, with_trained
 from models.sharding import MESHES, make_mesh
@@ -72,7 +72,7 @@ def test_adapters_leave_alone_or_merged(workdir, adapted, tmp_path):
     alone, whole = tmp_path / "alone", tmp_path / "whole"
     assert export(workdir, alone, adapter=True) == 4
     assert sorted(path.name for path in alone.iterdir()) == [peft.CONFIG, peft.TENSORS]
-    assert huggingface.read_json(alone / peft.CONFIG)["base_model_name_or_path"] == str(
+    assert json_files.read_json(alone / peft.CONFIG)["base_model_name_or_path"] == str(
         GOLDEN / NAME
     )
     found = peft.load(alone, adapted.config, ONE)
@@ -82,13 +82,13 @@ def test_adapters_leave_alone_or_merged(workdir, adapted, tmp_path):
         assert np.array_equal(a, b)
     named = dict(base="hub/model", dtype="bfloat16")
     export(workdir, tmp_path / "named", adapter=True, **named)
-    content = huggingface.read_json(tmp_path / "named" / peft.CONFIG)
+    content = json_files.read_json(tmp_path / "named" / peft.CONFIG)
     assert content["base_model_name_or_path"] == "hub/model"
     stored = load_file(tmp_path / "named" / peft.TENSORS).values()
     assert {array.dtype for array in stored} == {jnp.dtype("bfloat16")}
 
     export(workdir, whole)
-    merged = huggingface.load(whole, huggingface.read_config(whole), ONE)
+    merged = huggingface.load(whole, huggingface_config.read_config(whole), ONE)
     tokens = np.load(GOLDEN / NAME / "logits.npz")["tokens"]
     base = np.load(GOLDEN / NAME / "logits.npz")["logits"]
     assert np.abs(logits(adapted, tokens) - base).max() > 0.1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import huggingface, peft
+from models import huggingface, huggingface_config, peft
 from models.lora import with_adapters
 from models.sharding import MESHES, MeshConfig, make_mesh
 from tests.models.test_huggingface import GOLDEN, logits
@@ -25,7 +25,7 @@ NAMES = sorted(path.name for path in ADAPTERS.iterdir())
 
 def load(directory: Path, name: str, mesh):
     """The golden base of this name with the adapters of a folder."""
-    config = huggingface.read_config(GOLDEN / name)
+    config = huggingface_config.read_config(GOLDEN / name)
     lora = peft.read_config(directory)
     base = huggingface.load(GOLDEN / name, config, mesh)
     adapters = peft.load(directory, dataclasses.replace(config, lora=lora), mesh)
@@ -72,7 +72,7 @@ def test_logits_are_those_of_peft_and_an_export_has_its_tensors(name, tmp_path):
 def test_adapters_of_another_kind_are_refused(change, words, tmp_path):
     folder = shutil.copytree(ADAPTERS / "llama_tied", tmp_path / "adapter")
     lora = peft.read_config(folder)
-    config = dataclasses.replace(huggingface.read_config(GOLDEN / "llama_tied"), lora=lora)
+    config = dataclasses.replace(huggingface_config.read_config(GOLDEN / "llama_tied"), lora=lora)
     content = json.loads((folder / peft.CONFIG).read_text())
     (folder / peft.CONFIG).write_text(json.dumps(content | change))
     with pytest.raises(ValueError, match=re.escape(words)):
@@ -82,7 +82,7 @@ def test_adapters_of_another_kind_are_refused(change, words, tmp_path):
 def test_adapters_of_another_base_are_refused(tmp_path):
     folder = shutil.copytree(ADAPTERS / "llama_tied", tmp_path / "adapter")
     lora = peft.read_config(folder)
-    config = dataclasses.replace(huggingface.read_config(GOLDEN / "llama_tied"), lora=lora)
+    config = dataclasses.replace(huggingface_config.read_config(GOLDEN / "llama_tied"), lora=lora)
     peft.check(folder, config)
     wide = dataclasses.replace(config, embed_dim=48)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -276,7 +276,7 @@ def test_what_is_wrong_beside_a_tokenizer_is_named(bare, config, named):
 
 
 def test_a_config_that_is_no_object_is_named(bare):
-    for text, named in (("{", "is no JSON"), ("[]", "must be a JSON object, not list")):
+    for text, named in (("{", "is not JSON"), ("[]", "holds no JSON object")):
         (bare / "tokenizer_config.json").write_text(text)
         with pytest.raises(ValueError, match=rf"tokenizer_config\.json {named}"):
             Tokenizer.from_file(bare)

@@ -1,0 +1,205 @@
+"""The ``config.json`` of a Hugging Face folder as a ModelConfig, and back.
+
+``models.families`` says which architectures there are and what is special about each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models import families
+from models.functions import RopeScaling
+from models.json_files import read_json
+from models.model_config import ModelConfig
+
+GENERATION_FILE = "generation_config.json"
+# Keys of config.json itself that say something about RoPE.
+_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
+
+
+def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
+    """ModelConfig of the contents of a ``config.json``; dtypes stay float32.
+
+    Raises ValueError naming a key that is missing or whose value this model cannot compute.
+    """
+
+    def need(key: str) -> Any:
+        if key not in hf:
+            raise ValueError(f"config.json has no {key!r}")
+        return hf[key]
+
+    try:
+        family = families.of_architecture(need("model_type"))
+    except ValueError as error:
+        raise ValueError(f"model_type {error}") from error
+    for key, harmless in family.harmless.items():
+        if key in hf and hf[key] not in harmless:
+            raise ValueError(
+                f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
+            )
+    layers = need("num_hidden_layers")
+    if hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers:
+        raise ValueError(
+            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is "
+            f"supported, once for each of num_hidden_layers={layers!r}"
+        )
+    family.check_windows(hf, layers)
+    rope = _rope(hf)
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(
+            f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
+            "not supported, only 1"
+        )
+    return ModelConfig(
+        vocab_size=need("vocab_size"),
+        embed_dim=need("hidden_size"),
+        mlp_dim=need("intermediate_size"),
+        num_layers=layers,
+        num_heads=need("num_attention_heads"),
+        num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
+        head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
+        rope_theta=rope["rope_theta"],
+        norm_eps=need("rms_norm_eps"),
+        tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
+        **family.options,
+        rope_scaling=_rope_scaling(rope),
+        moe=None if family.experts is None else family.experts.read(hf, need),
+    )
+
+
+def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]:
+    """The contents of the ``config.json`` of a model.
+
+    max_positions: the longest context that the model was trained for, in tokens. Raises ValueError
+    for a model that is of no known architecture, or that has other methods of attention.
+    """
+    family = families.of_config(config)
+    if set(config.attention) != set(ModelConfig.attention):
+        raise ValueError(
+            f"config.json has no words for attention={config.attention}, only for "
+            f"{ModelConfig.attention}"
+        )
+    scaling = config.rope_scaling
+    return {
+        "architectures": [family.huggingface_class],
+        "model_type": family.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None
+        if scaling is None
+        else {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+        },
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": config.tied_embeddings,
+        "torch_dtype": config.param_dtype,
+        **({} if config.moe is None else family.experts.write(config.moe)),
+    }
+
+
+def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of special tokens in a ``config.json`` or ``generation_config.json``."""
+    return {key: value for key, value in content.items() if key.endswith("_token_id")}
+
+
+def stop_ids(content: Mapping[str, Any]) -> frozenset[int]:
+    """Ids of the tokens that end a turn by such a file, which gives one, a list or none. Raises
+    ValueError for anything else.
+    """
+    found = content.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f"eos_token_id={found!r} must be the id of a token, or a list of ids")
+    return frozenset(ids)
+
+
+def max_positions(content: Mapping[str, Any]) -> int | None:
+    """The longest context that a ``config.json`` names; None without one. Raises ValueError."""
+    found = content.get("max_position_embeddings")
+    if found is not None and (type(found) is not int or found < 1):
+        raise ValueError(f"max_position_embeddings={found!r} must be a whole number from 1 on")
+    return found
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """The ModelConfig of a checkpoint's ``config.json``.
+
+    Raises ValueError that names the file and the key that is wrong.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        return config_from_dict(read_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a ``config.json`` says about RoPE, in one place.
+
+    Newer files keep it in rope_parameters, older ones in rope_theta and rope_scaling. Of files that
+    have several of them, readers take different ones. So ValueError is raised where these differ.
+    """
+    found: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    places = {"config.json": {key: hf.get(key) for key in _ROPE_KEYS}}
+    places |= {key: hf.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    for place, content in places.items():
+        if not isinstance(content, dict):
+            raise ValueError(f"config.json has {place}={content!r}, which is no object")
+        for key, value in content.items():
+            if isinstance(value, dict):
+                raise ValueError(
+                    f"config.json has {place}.{key}={value!r}; RoPE that differs by layer is not "
+                    "supported"
+                )
+            name = "rope_type" if key == "type" else key
+            if value is None:
+                continue
+            if name in found and found[name] != value:
+                raise ValueError(
+                    f"config.json has {name}={found[name]!r} in {where[name]} and {value!r} in "
+                    f"{place}, and readers take one or the other; keep the right one"
+                )
+            found.setdefault(name, value)
+            where.setdefault(name, place)
+    if "rope_theta" not in found:
+        raise ValueError("config.json has no 'rope_theta'")
+    return found
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        if rope.get("factor", 1) != 1:
+            raise ValueError(
+                f"config.json has factor={rope['factor']!r} for RoPE of type 'default', which has "
+                "none; say which rope_type it is for"
+            )
+        return None
+    if kind != "llama3":
+        raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
+    try:
+        return RopeScaling(
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_max_positions=int(rope["original_max_position_embeddings"]),
+        )
+    except TypeError as error:
+        raise ValueError(f"RoPE scaling of type 'llama3': {error}") from error
+    except KeyError as error:
+        raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
