@@ -77,31 +77,29 @@ def write_report(
         [Path(workdirs)] if isinstance(workdirs, str | os.PathLike) else list(map(Path, workdirs))
     )
     names = about.names(runs)
-    rows = [with_actors(run, read_metrics(run)) for run in runs]
-    results = [suite.load_all(run) for run in runs]
+    folders = dict(zip(names, runs, strict=True))
+    rows = {name: with_actors(run, read_metrics(run)) for name, run in folders.items()}
+    results = {name: suite.load_all(run) for name, run in folders.items()}
     limit = int(config.megabytes * 1e6)
     tables = {
-        "tiles": _tiles(rows[0], results[0]),
-        "warnings": [
-            warning
-            for name, own in zip(names, rows, strict=True)
-            for warning in silent(own, name if len(names) > 1 else "training")
-        ],
+        "tiles": _tiles(rows[names[0]], results[names[0]]),
+        "warnings": [warning for name, own in rows.items() for warning in silent(own, name)],
         "runs": about.runs(runs, names),
         "config": about.config_table(runs),
-        "suites": suites(dict(zip(names, results, strict=True)), config.ks),
+        "suites": suites(results, config.ks),
     }
-    warm_rows = [read_metrics(run / WARM_START) for run in runs]
     data = {
-        "curves": curves(dict(zip(names, rows, strict=True))),
-        "evaluations": by_step(dict(zip(names, results, strict=True)), config.ks),
-        "warm_start": curves(dict(zip(names, warm_rows, strict=True))),
+        "curves": curves(rows),
+        "evaluations": by_step(results, config.ks),
+        "warm_start": curves(
+            {name: read_metrics(run / WARM_START) for name, run in folders.items()}
+        ),
         "trajectories": {},
     }
     title = title or " and ".join(names)
     room = limit - len(_render(title, tables, data))
     data["trajectories"] = trajectories(
-        dict(zip(names, runs, strict=True)),
+        folders,
         steps=config.trajectory_steps,
         per_source=config.trajectories_per_step,
         room=room,
@@ -160,10 +158,10 @@ def silent(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     share = np.mean([1.0 - row["reward/signal_groups"] for row in known])
     malformed = np.mean([row.get("episode/malformed_calls", 0.0) for row in known])
     return [
-        f"In {len(without)} of {len(known)} steps of {name} no group had rewards that differ, so "
-        f"nothing was learned from them. Of all groups {share:.0%} had no signal; episodes had "
-        f"{malformed:.1f} malformed calls on average. The page docs/no_reward.md says what to look "
-        "at."
+        f"In {len(without)} of {len(known)} training steps of {name} no group had rewards that "
+        f"differ, so nothing was learned from them. Of all groups {share:.0%} had no signal; "
+        f"episodes had {malformed:.1f} malformed calls on average. The page docs/no_reward.md says "
+        "what to look at."
     ]
 
 

@@ -525,7 +525,7 @@ def test_a_run_that_learns_nothing_is_told_at_the_top(tmp_path):
     rows.append({"step": 3, "reward/signal_groups": 0.5})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_report(tmp_path, tmp_path / "report.html").read_text()
-    assert "In 3 of 4 steps of training no group had rewards that differ" in page
+    assert f"In 3 of 4 training steps of {tmp_path.name} no group had rewards that differ" in page
     assert "Of all groups 88% had no signal; episodes had 1.1 malformed calls" in page
     assert "docs/no_reward.md" in page
     rows = [row | {"reward/signal_groups": 0.5} for row in rows[:2]] + rows[2:]
