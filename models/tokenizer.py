@@ -59,19 +59,6 @@ _VISIBLE_MARK = re.compile(r"[^\w\s]")
 _CONTROL = gguf.TokenType.CONTROL
 _USER_DEFINED = gguf.TokenType.USER_DEFINED
 
-# What belongs to a tokenizer in a Hugging Face folder, apart from the tokenizer itself.
-# A class that reads tokenizer.json as it stands, for those who would take another (``save``).
-CLASS_FILE = "tokenization_as_written.py"
-_CLASS = "AsWritten"
-_CLASS_CODE = f'''"""The tokenizer of this folder, as tokenizer.json says."""
-
-from transformers import PreTrainedTokenizerFast
-
-
-class {_CLASS}(PreTrainedTokenizerFast):
-    """Reads tokenizer.json alone."""
-'''
-
 
 class Tokenizer:
     """Text to ids and back.
@@ -287,18 +274,9 @@ class Tokenizer:
         special = {"eos_token": self.eos, "pad_token": self.pad}
         if self.bos is not None:
             special["bos_token"] = self.bos
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,  # decoding gives the text back unchanged
-            **special,
-        }
-        if architecture == "qwen2" and not self._cuts_as_qwen2():
-            path.with_name(CLASS_FILE).write_text(_CLASS_CODE, encoding="utf-8")
-            config["auto_map"] = {
-                "AutoTokenizer": [None, f"{CLASS_FILE.removesuffix('.py')}.{_CLASS}"]
-            }
         template = chat_template if self.chat_template is None else self.chat_template
-        write_beside(path.parent, config, special, template, self.named_templates)
+        own_class = architecture == "qwen2" and not self._cuts_as_qwen2()
+        write_beside(path.parent, special, template, self.named_templates, own_class)
 
     def _cuts_as_qwen2(self) -> bool:
         """True if text is normalised and cut before merging as Qwen2's own class does it."""

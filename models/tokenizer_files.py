@@ -32,6 +32,17 @@ _NAMED = (
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 # Settings of a token, as tokenizer_config.json has them.
 _SETTINGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+# A class that reads tokenizer.json as it stands, for those who would take another.
+_CLASS_MODULE = "tokenization_as_written"
+_CLASS = "AsWritten"
+_CLASS_CODE = f'''"""The tokenizer of this folder, as tokenizer.json says."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class {_CLASS}(PreTrainedTokenizerFast):
+    """Reads tokenizer.json alone."""
+'''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +100,25 @@ def read_beside(folder: Path) -> Beside:
 
 def write_beside(
     folder: Path,
-    config: Mapping[str, Any],
     special: Mapping[str, str],
     default: str | None,
     named: Mapping[str, str],
+    own_class: bool,
 ) -> None:
     """Writes the files that ``read_beside`` reads.
 
-    config: content of tokenizer_config.json. special: texts of special tokens by their roles.
-    default: the chat template without a name, if any. named: those with names.
+    special: texts of special tokens by their roles. default: the chat template without a name, if
+    any. named: those with names. own_class: whether transformers needs a class that reads
+    tokenizer.json as it stands.
     """
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,  # decoding gives the text back unchanged
+        **special,
+    }
+    if own_class:
+        (folder / f"{_CLASS_MODULE}.py").write_text(_CLASS_CODE, encoding="utf-8")
+        config["auto_map"] = {"AutoTokenizer": [None, f"{_CLASS_MODULE}.{_CLASS}"]}
     for name, content in ((CONFIG_FILE, config), (_SPECIAL_FILE, special)):
         write_json(folder / name, content)
     if default is not None:
