@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_code.learner.advantages import rounding_of
+from rl_code.learner.advantages import differ, rewards_of
 from rl_code.rewards.combine import SIGNAL_ERROR
 from rl_code.rollout.actor import ActorStats
 from rl_code.schedule import solved
@@ -65,8 +65,8 @@ def has_signal(group: Group) -> bool:
     """True if the rewards of a group's valid trajectories differ, so that something can be learned
     from it.
     """
-    rewards = np.array([t.reward.total for t in group.trajectories if t.status != "fault"])
-    return bool(len(rewards) and np.ptp(rewards) > rounding_of(rewards))
+    rewards, valid = rewards_of(group)
+    return differ(rewards[valid])
 
 
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

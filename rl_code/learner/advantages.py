@@ -139,10 +139,12 @@ def _centre(
     """
     count = float(max(valid.sum(), 1))
     mean = np.sum(np.where(valid, rewards, 0.0)) / count
-    top = np.max(np.where(valid, rewards, -np.inf))
-    bottom = np.min(np.where(valid, rewards, np.inf))
-    differ = top - bottom > rounding_of(rewards[valid])
-    return np.where(valid & differ, rewards - mean, 0.0), count
+    return np.where(valid & differ(rewards[valid]), rewards - mean, 0.0), count
+
+
+def differ(rewards: Float[np.ndarray, " n"]) -> bool:
+    """True if rewards differ by more than rounding."""
+    return len(rewards) > 0 and bool(np.ptp(rewards) > rounding_of(rewards))
 
 
 def rounding_of(rewards: Float[np.ndarray, " n"]) -> float:
