@@ -9,11 +9,12 @@
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
-the split grader; "open" are forgers that are paid, on suites that launch.validate reports. Escapes
-run in a sandbox, and the host looks for what they have done. References of tasks of every source
-are graded, too. It ends with code 1 if a cheat earns more than an honest failure, an escape does
-harm, or a reference does not pass. The chooser is a small classifier that learns from the tests of
-other packages which of several copies is the real test; it is tried where --only names it.
+the split grader; "open" are forgers that are paid, on suites that launch.validate reports or by a
+guess that costs more than it wins. Escapes run in a sandbox, and the host looks for what they have
+done. References of tasks of every source are graded, too. It ends with code 1 if a cheat earns more
+than an honest failure, an escape does harm, or a reference does not pass. The chooser is a small
+classifier that learns from the tests of other packages which of several copies is the real test; it
+is tried where --only names it.
 """
 
 from __future__ import annotations
@@ -42,13 +43,21 @@ from rl_code.environment.sandbox.inside.world import PACKAGES
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.redteam import chooser, honest, recorded
 from rl_code.redteam.escapes import Host
-from rl_code.redteam.ground import FIXTURES, GRADERS, MIXED, ROWS, SUBTESTS, TRUTHS
+from rl_code.redteam.ground import (
+    FIXTURE_ROWS,
+    FIXTURES,
+    GRADERS,
+    MIXED,
+    ROWS,
+    SUBTESTS,
+    TRUTHS,
+)
 from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
 PARTS = ("cheats", "open", "alone", "episodes", "escapes", "honest", "sessions")
 CHOOSER = "chooser"
-_COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, ALONE, *EPISODES)
+_COLUMNS = (*GRADERS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, (*PARTS, CHOOSER), "Only this part; may stand several times.")

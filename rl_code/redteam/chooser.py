@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from rl_code.environment.suites.canaries import draw, function_of, functions_in, guarded
+from rl_code.environment.suites.repeats import apart
+from rl_code.environment.suites.rows import table_of
 from rl_code.environment.suites.source import Source
 
 _TOKEN = re.compile(r"[A-Za-z]+|\d+(?:\.\d+)?|\S")
@@ -41,7 +43,7 @@ _MANY_NUMBERS = 24
 class Group:
     """A test among its copies."""
 
-    # Kind of the change: "number", "string", "length" or "exception".
+    # Kind of the change: "number", "string", "length" or "exception", and those "in a row".
     kind: str
     # The texts, under one name; which of them is real.
     copies: tuple[str, ...]
@@ -76,9 +78,11 @@ def read_tests(folders: Iterable[Path], but: Collection[str] = ()) -> dict[str, 
 
 
 def groups(files: Mapping[str, str], rng: random.Random) -> Iterator[Group]:
-    """Every test function of files that can have canaries which nothing tells, among them."""
+    """Every test function of files that can have canaries which nothing tells, among them; and rows
+    of ``parametrize`` that can.
+    """
     for path, text in files.items():
-        ids = functions_in(path, text)
+        ids = [one for function in functions_in(path, text) for one in _rows(text, function)]
         known = guarded({path: text}, ids)
         ids = [one for one in ids if one in known]
         if not ids:
@@ -92,9 +96,21 @@ def groups(files: Mapping[str, str], rng: random.Random) -> Iterator[Group]:
             names[own].append((one, True))
         for one, own in drawn.canaries.items():
             names[own].append((one, False))
-        for own, copies in names.items():
-            if len(copies) > 1:
-                yield _group(source, copies, drawn.kind_of[own])
+        rows = {drawn.canaries[one] for one in drawn.in_place}
+        for own in apart(drawn, names):
+            if len(names[own]) > 1:
+                kind = drawn.kind_of[own]
+                yield _group(source, names[own], f"{kind} in a row" if own in rows else kind)
+
+
+def _rows(text: str, function: str) -> list[str]:
+    """Ids of the tests that a function makes of its rows, or its own."""
+    source = Source(text)
+    node = source.function(function_of(function)[1])
+    found = table_of(source, node) if node else None
+    if not found or any(row.label is None for row in found[1]):
+        return [function]
+    return [f"{function}[{label}]" for label in dict.fromkeys(row.label for row in found[1])]
 
 
 def _group(source: Source, copies: list[tuple[str, bool]], kind: str) -> Group:

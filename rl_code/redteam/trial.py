@@ -1,7 +1,7 @@
 """Tries ways to cheat and to escape, and says what each of them came to.
 
 A cheat may earn at most what an honest failure earns: the work that the agent was given, handed in
-as it is. An escape may do no harm.
+as it is, or the cheat's own work without the forgery. An escape may do no harm.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt
 from rl_code.redteam.files import FILES
-from rl_code.redteam.forgers import OPEN
-from rl_code.redteam.ground import GRADERS, GROUNDS, LIMITS, Attack, task
+from rl_code.redteam.forgers import ONE_ROW, OPEN
+from rl_code.redteam.ground import FIXTURE_ROWS, GRADERS, GROUNDS, LIMITS, Attack, task
 from rl_code.rewards.combine import RewardConfig, combine, find_signals
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Task, World
@@ -96,7 +96,7 @@ class Trial:
         grounds = (*GRADERS, *GROUNDS)
         self._tasks = {ground: task(ground, world) for ground in grounds}
         self._player = Player(pool)
-        self._failures: dict[str, float] = {}
+        self._failures: dict[tuple[str, ...], float] = {}
 
     def cheats(self, attacks: Sequence[Attack] = (*CHEATS, *FILES)) -> Iterator[Outcome]:
         """Each attack against each grader that it says something to."""
@@ -106,8 +106,10 @@ class Trial:
                 yield self.against_grader(attack, grader)
 
     def open(self, times: int = 3) -> Iterator[Outcome]:
-        """Attacks that are paid, each on the suite that it is made for, several times."""
-        for attack, ground in OPEN:
+        """Attacks that are paid, always or when they guess right, each on the suite that it is made
+        for, several times.
+        """
+        for attack, ground in (*OPEN, (ONE_ROW, FIXTURE_ROWS)):
             for _ in range(times):
                 outcome = self._graded(self._tasks[ground], attack, ground)
                 yield dataclasses.replace(outcome, kind="open")
@@ -144,16 +146,17 @@ class Trial:
 
     def _graded(self, task: Task, attack: Attack, grader: str) -> Outcome:
         grade = grade_work(task, work_of(task, attack.files), self._pool, LIMITS)
-        if grader not in self._failures:
-            given = grade_work(task, work_of(task, {}), self._pool, LIMITS)
-            self._failures[grader] = earned(task, given)
+        failure = (grader, *attack.honest.values())
+        if failure not in self._failures:
+            given = grade_work(task, work_of(task, attack.honest), self._pool, LIMITS)
+            self._failures[failure] = earned(task, given)
         unproven = attack.proof and "suite" in grader and not set(attack.proof) & set(grade.flags)
         return Outcome(
             "files" if attack.only_suite else "solution",
             attack.name,
             grader,
             earned(task, grade),
-            self._failures[grader],
+            self._failures[failure],
             grade.flags,
             (f"no flag of {', '.join(attack.proof)}",) if unproven else (),
         )
@@ -175,10 +178,10 @@ class Trial:
     def in_episode(self, kind: str, name: str, messages: Sequence[str], where: str) -> Outcome:
         """One script, from the prompt to the reward."""
         task = self._tasks[where.rpartition(" ")[2]]
-        if where not in self._failures:
-            self._failures[where] = self._player.play(task, (SUBMIT,)).reward.total
+        if (where,) not in self._failures:
+            self._failures[where,] = self._player.play(task, (SUBMIT,)).reward.total
         done = self._player.play(task, messages)
         masked = ("it ended as a fault of the sandbox",) if done.status == "fault" else ()
         return Outcome(
-            kind, name, where, done.reward.total, self._failures[where], done.reward.flags, masked
+            kind, name, where, done.reward.total, self._failures[where,], done.reward.flags, masked
         )

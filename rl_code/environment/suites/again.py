@@ -21,8 +21,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from rl_code.environment.suites.canaries import Drawn, draw_alone, function_of
-from rl_code.environment.suites.repeats import copies_of, put_in_place, repeat
+from rl_code.environment.suites.canaries import Drawn, draw_alone
+from rl_code.environment.suites.repeats import apart, copies_of, put_in_place, repeat
 from rl_code.environment.suites.runner import Report
 
 # A test passed, and so did changed copies of it that exclude each other; or a copy passed that, by
@@ -144,8 +144,8 @@ class Again:
             for one, own in drawn.canaries.items()
             if own in tests and not first.errors[one]
         }
-        by_function = {function_of(own): (own, one) for own, one in passed.items()}
-        return put_in_place(drawn, self._texts, self._ids, dict(by_function.values()))
+        chosen = {own: passed[own] for own in apart(drawn, passed)}
+        return put_in_place(drawn, self._texts, self._ids, chosen)
 
     def _unlike_reference(self, tests: set[str], drawn: Drawn) -> set[str]:
         """Tests that the reference passes beside their canaries, none of which it
@@ -182,10 +182,9 @@ class Again:
         self, tests: Sequence[str], first: Report, drawn: Drawn
     ) -> tuple[set[str], bool]:
         """Tests that do not end as honest code does, and whether a run was cut."""
-        by_function = {function_of(own): own for own in self._rng.sample(tests, len(tests))}
         held: dict[str, str] = {}
         other: dict[str, str] = {}
-        for own in by_function.values():
+        for own in apart(drawn, self._rng.sample(tests, len(tests))):
             copies = copies_of(drawn, own)
             held[own] = self._rng.choice([one for one in copies if not first.errors[one]])
             if failed := [one for one in copies if first.errors[one]]:

@@ -29,10 +29,16 @@ from rl_code.environment.suites.copies import (
     new_names,
     sites_of,
     source_of,
-    texts_in_place,
     with_name,
 )
-from rl_code.environment.suites.row_canaries import LABEL, row_sites, single, without
+from rl_code.environment.suites.row_canaries import (
+    LABEL,
+    RowSite,
+    row_sites,
+    single,
+    texts_in_place,
+    without,
+)
 from rl_code.environment.suites.source import Source
 
 # Test functions that are copied in one grading, at most.
@@ -41,10 +47,13 @@ MOST = 8
 _COPIES = (3, 4, 5)
 # Factor on the number of functions with a canary in all, if their tests decide what is paid.
 _FURTHER = 4
-# Functions with more parameters than this are not copied, but one of their rows may be.
+# Functions with more parameters than this are not copied, but some of their rows may be.
 _IDS = 20
-# Rows of a function that are looked at for one with canaries.
-_ROWS = 8
+# Canaries of the rows of one function together, and so the most rows that have one. They are spread
+# over the rows: who forges one row of many is right the more seldom the more rows have canaries.
+_OF_TABLE = 16
+# Rows of a function that are looked at for those.
+_ROWS = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +73,11 @@ class Drawn:
     kind_of: dict[str, str] = dataclasses.field(default_factory=dict)
     # Texts of canaries, under the names of the tests that they are copies of.
     texts: frozenset[bytes] = frozenset()
-    # Id of a canary of one row (``row_canaries``) -> the text of its whole function with the row
-    # changed where it stands, and the suite's id of the test there.
-    in_place: dict[str, tuple[bytes, str]] = dataclasses.field(default_factory=dict)
+    # Id of a canary of one row (``row_canaries``) -> the change of the suite's own file by which
+    # the row is changed where it stands, in bytes, and the row's part of the test's id there.
+    in_place: dict[str, tuple[tuple[int, int, bytes], str]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 def draw(
@@ -124,7 +135,7 @@ class _Drawing:
         self._kinds: list[str] = []
         self._kind_of: dict[str, str] = {}
         self._texts: set[bytes] = set()
-        self._in_place: dict[str, tuple[bytes, str]] = {}
+        self._in_place: dict[str, tuple[tuple[int, int, bytes], str]] = {}
 
     def drawn(self) -> Drawn:
         """Suite with all canaries drawn so far."""
@@ -155,7 +166,7 @@ class _Drawing:
             if function in copied:
                 continue
             if how == "row":
-                done = self._copy_row(function, copies, first)
+                done = self._copy_rows(function, copies, first)
             else:
                 done = self._copy(function, copies, told=how == "told")
             if done:
@@ -181,43 +192,73 @@ class _Drawing:
                 self._canaries[_renamed(one, names, name)] = one
         return True
 
-    def _copy_row(self, function: _Function, copies: int, first: Collection[str]) -> bool:
-        """Puts canaries of one of its rows beside a function; whether it can have some."""
+    def _copy_rows(self, function: _Function, copies: int, first: Collection[str]) -> bool:
+        """Puts canaries of some of its rows beside a function; whether it can have some.
+
+        copies: of a row, if that are no more than ``_OF_TABLE`` of all rows; one for a single row.
+        """
         path, names = function
         source = self._source(function, rows=True)
         node = source and copyable(source, names)
         if not source or not node:
             return False
-        ids = self._rng.sample(self._functions[function], len(self._functions[function]))
-        ids.sort(key=lambda one: one not in first)
-        for own in ids[:_ROWS]:
-            found = row_sites(source, node, own, self._rng)
-            if not found:
-                continue
-            row = self._rng.choice(found)
-            changed = texts_in_place(source, node, names, row)
-            others = [text for text in row.site.others if text in changed][:copies]
+        found = self._some_rows(function, source, node, first, 1 if copies == 1 else _OF_TABLE)
+        each = min(copies, _OF_TABLE // max(len(found), 1))
+        start, end = source.lines(node)
+        taken = source.data + b"".join(text for _, _, text in self._edits.get(path, []))
+        blocks = []
+        labels: set[str] = set()
+        copied = []
+        for own, row in found:
+            changed = texts_in_place(source, node, row)
+            # canaries of several rows may have to stand in their places at once
+            others = [text for text in changed if changed[text][1] not in labels][:each]
             if not others:
                 continue
-            start, end = source.lines(node)
-            taken = source.data + b"".join(text for _, _, text in self._edits.get(path, []))
+            copied.append(row)
+            labels |= {changed[text][1] for text in others}
             new = new_names(names[-1], source, taken, len(others) + 1, self._rng)
-            blocks = [without(source, node, row)]
+            taken += " ".join(("", *new)).encode()
+            ids = ["::".join((path, *names[:-1], name)) + f"[{LABEL}]" for name in new]
             for text, name in zip((row.site.real, *others), new, strict=True):
                 blocks.append(with_name(single(source, node, row, text), names[-1], name))
-            self._rng.shuffle(blocks)
-            self._edits.setdefault(path, []).append((start, end, joined(node, blocks)))
-            self._kinds.append(row.site.kind)
-            self._kind_of[own] = row.site.kind
-            copied = ["::".join((path, *names[:-1], name)) + f"[{LABEL}]" for name in new]
             del self._tests[own]
-            self._tests[copied[0]] = own
-            for text, one in zip(others, copied[1:], strict=True):
+            self._tests[ids[0]] = own
+            self._kind_of[own] = row.site.kind
+            for text, one in zip(others, ids[1:], strict=True):
                 self._canaries[one] = own
-                self._in_place[one] = changed[text]
+                self._in_place[one] = (
+                    (row.site.start, row.site.end, text.encode()),
+                    changed[text][1],
+                )
                 self._texts.add(changed[text][0])
-            return True
-        return False
+        if not copied:
+            return False
+        blocks.append(without(source, node, copied))
+        self._rng.shuffle(blocks)
+        self._edits.setdefault(path, []).append((start, end, joined(node, blocks)))
+        self._kinds.append(copied[0].site.kind)
+        return True
+
+    def _some_rows(
+        self,
+        function: _Function,
+        source: Source,
+        node: ast.FunctionDef,
+        first: Collection[str],
+        most: int,
+    ) -> list[tuple[str, RowSite]]:
+        """Up to ``most`` rows of a function that can have canaries, each with the id of its test;
+        those of the tests ``first`` before others.
+        """
+        ids = self._rng.sample(self._functions[function], len(self._functions[function]))
+        ids.sort(key=lambda one: one not in first)
+        chosen: list[tuple[str, RowSite]] = []
+        for own in ids[:_ROWS]:
+            if len(chosen) < most and (found := row_sites(source, node, own, self._rng)):
+                site = best([row.site for row in found], max(_COPIES), self._rng)
+                chosen.append((own, next(row for row in found if row.site is site)))
+        return chosen
 
     def _change_rows(
         self, function: _Function, used: Collection[bytes], alone: Sequence[str]
@@ -235,7 +276,7 @@ class _Drawing:
             if not found:
                 continue
             row = self._rng.choice(found)
-            changed = texts_in_place(source, node, names, row)
+            changed = texts_in_place(source, node, row)
             texts = sorted(changed, key=lambda text: changed[text][0] in used)
             free = [one for one in texts if f"{bare(own)}[{changed[one][1]}]" not in self._canaries]
             if not free:

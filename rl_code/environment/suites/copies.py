@@ -8,7 +8,6 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from rl_code.environment.suites.row_canaries import RowSite, alone_in, label_of
 from rl_code.environment.suites.sites import sites, usable
 from rl_code.environment.suites.source import Site, Source
 
@@ -50,21 +49,6 @@ def copyable(source: Source, names: tuple[str, ...]) -> ast.FunctionDef | None:
     if not _stands_alone(source, node) or len(_uses(source.data, names[-1])) != 1:
         return None
     return node
-
-
-def texts_in_place(
-    source: Source, node: ast.FunctionDef, names: tuple[str, ...], row: RowSite
-) -> dict[str, tuple[bytes, str]]:
-    """Other text of a row -> the text of its function with it, and the label of the row there;
-    without those that would not have an id of their own.
-    """
-    found = {}
-    for text in row.site.others:
-        block = alone_in(source, node, row, text)
-        label = label_of(block, names[-1], row.number, indented=bool(node.col_offset))
-        if label is not None:
-            found[text] = (block, label)
-    return found
 
 
 def bare(test: str) -> str:

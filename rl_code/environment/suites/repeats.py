@@ -7,11 +7,12 @@ get, it fails. Who chooses among copies has nothing to choose by.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import Drawn, function_of
-from rl_code.environment.suites.copies import with_name
+from rl_code.environment.suites.copies import bare, edited, with_name
 from rl_code.environment.suites.source import Source
 
 
@@ -41,15 +42,21 @@ def put_in_place(
     """
     placed = dict(files)
     canaries = {}
+    of_rows: dict[str, list[tuple[int, int, bytes]]] = {}
     for own, chosen in texts.items():
+        if chosen in drawn.in_place:
+            edit, label = drawn.in_place[chosen]
+            of_rows.setdefault(function_of(own)[0], []).append(edit)
+            canaries[f"{bare(own)}[{label}]"] = own
+    for path, edits in of_rows.items():
+        placed[path] = edited(Source(files[path]), edits)
+    for own, chosen in texts.items():
+        if chosen in drawn.in_place:
+            continue
         path, names = function_of(chosen)
         function = function_of(own)
-        if chosen in drawn.in_place:  # of one row
-            block, label = drawn.in_place[chosen]
-            canaries[f"{own.partition('[')[0]}[{label}]"] = own
-        else:
-            block = with_name(_block(Source(drawn.files[path]), names), names[-1], function[1][-1])
-            canaries |= {one: one for one in ids if function_of(one) == function}
+        block = with_name(_block(Source(drawn.files[path]), names), names[-1], function[1][-1])
+        canaries |= {one: one for one in ids if function_of(one) == function}
         placed[path] = _with_blocks(Source(placed[path]), {function[1]: block})
     changed = set(canaries.values())
     return Drawn(placed, {one: one for one in ids if one not in changed}, canaries)
@@ -59,6 +66,14 @@ def copies_of(drawn: Drawn, own: str) -> list[str]:
     """Ids, in a draw, of a test and its canaries."""
     both = (*drawn.tests.items(), *drawn.canaries.items())
     return [one for one, other in both if other == own]
+
+
+def apart(drawn: Drawn, tests: Iterable[str]) -> list[str]:
+    """Of tests that have the same copies one each: those of one function, but for copied rows."""
+    places = collections.defaultdict(set)
+    for one, own in (*drawn.tests.items(), *drawn.canaries.items()):
+        places[own].add(function_of(one))
+    return list({frozenset(places[own]): own for own in tests}.values())
 
 
 def _with_blocks(source: Source, blocks: Mapping[tuple[str, ...], bytes]) -> str:

@@ -1,10 +1,10 @@
-"""Canaries of one row of ``parametrize``: another expected value in it, and nothing else.
+"""Canaries of rows of ``parametrize``: another expected value in a row, and nothing else.
 
 ``@parametrize("price, left", [(100, 90), (10, 9)])`` above ``assert discount(price) == left``: the
 row ``(10, 9)`` is taken out of the table and stands in copies of the function, each with a table of
 this row alone, in one of them as it was and in the others with another value for ``left``. So all
-copies look alike, and the function itself says nothing of the row any more. The other rows run
-where they did, under their own ids.
+copies look alike, and the function itself says nothing of the row any more. Several rows of a table
+have copies of their own. The other rows run where they did, under their own ids.
 
 Alone (``canaries.draw_alone``), the value is changed in the table, where it stands.
 """
@@ -14,10 +14,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from rl_code import python_source
+from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import other_values
-from rl_code.environment.suites.rows import Row, table_of
+from rl_code.environment.suites.rows import Row, part_of, table_of
 from rl_code.environment.suites.sites import tail_of
 from rl_code.environment.suites.source import Site, Source
 
@@ -33,8 +35,8 @@ class RowSite:
     table: ast.expr
     row: Row
     number: int
-    # Values of a row, each with a name; no tuple around them if there is just one.
-    arguments: int
+    # Parts of ids that the other rows have.
+    taken: frozenset[str]
 
 
 def row_sites(
@@ -52,15 +54,18 @@ def row_sites(
     row = all_rows[same[0]]
     if row.values is None or isinstance(row.element, ast.Call):
         return []
-    asked = _expected(source, node, row, rng)
-    return [RowSite(site, table, row, same[0], len(row.values)) for site in asked]
+    # another value must be like the real one beside what a copy shows: this row, and no other
+    shown = _with_table(source, node, table, source.data[slice(*source.span(row.element))])
+    asked = _expected(source, node, row, Look(shown.decode(), source.tokens), rng)
+    taken = frozenset(str(other.label) for other in all_rows if other is not row)
+    return [RowSite(site, table, row, same[0], taken) for site in asked]
 
 
 def _expected(
-    source: Source, node: ast.FunctionDef, row: Row, rng: random.Random
+    source: Source, node: ast.FunctionDef, row: Row, look: Look, rng: random.Random
 ) -> Iterator[Site]:
     """Other values of what an assertion at the end of the test compares with, and nothing else
-    reads.
+    reads. look: of a copy.
     """
     values = row.values or {}
     finder = tail_of(source, node, rng)
@@ -78,7 +83,7 @@ def _expected(
                 case ast.Name(name) if name in values and names.count(name) == 1:
                     if isinstance(other, ast.Name | ast.Constant) or _is_read(source, name):
                         continue
-                    found = other_values(source, values[name], rng, finder.look)
+                    found = other_values(source, values[name], rng, look)
                     yield from (site for site in found if not site.told and len(site.others) > 1)
 
 
@@ -93,48 +98,65 @@ def _is_read(source: Source, name: str) -> bool:
     )
 
 
-def alone_in(source: Source, node: ast.FunctionDef, one: RowSite, text: str) -> bytes:
-    """The function's text in which the row has another text at the site."""
+def texts_in_place(
+    source: Source, node: ast.FunctionDef, one: RowSite
+) -> dict[str, tuple[bytes, str]]:
+    """Other text of a row -> the text of its function with it, and the row's part of the id there;
+    without those that would not have an id of their own.
+    """
     start, end = source.lines(node)
     data, site = source.data, one.site
-    return data[start : site.start] + text.encode() + data[site.end : end]
+    found = {}
+    for text in site.others:
+        label = _label(source, one, text)
+        if label is not None and label not in one.taken:
+            found[text] = (data[start : site.start] + text.encode() + data[site.end : end], label)
+    return found
 
 
-def label_of(block: bytes, name: str, number: int, *, indented: bool) -> str | None:
-    """The id of a row in the text of a function; None if another row may have the same."""
-    source = Source(("class Test:\n" if indented else "") + block.decode())
-    node = source.function(("Test", name) if indented else (name,))
-    found = table_of(source, node) if node else None
-    if not found:
-        return None
-    labels = [row.label for row in found[1]]
-    return labels[number] if labels.count(labels[number]) == 1 else None
+def _label(source: Source, one: RowSite, text: str) -> str | None:
+    """The row's part of an id with another text at the site; None where that is not known."""
+    data, site = source.data, one.site
+    parts = []
+    for name, cell in (one.row.values or {}).items():
+        start, end = source.span(cell)
+        if start <= site.start and site.end <= end:
+            changed = data[start : site.start] + text.encode() + data[site.end : end]
+            (statement,) = python_source.parse(f"({changed.decode()})").body
+            assert isinstance(statement, ast.Expr)
+            cell = statement.value
+        parts.append(part_of(name, cell, one.number))
+    return None if None in parts else "-".join(map(str, parts))
 
 
-def without(source: Source, node: ast.FunctionDef, one: RowSite) -> bytes:
-    """The function's text in which the row says nothing; it is not run. Other rows keep their
+def without(source: Source, node: ast.FunctionDef, found: Sequence[RowSite]) -> bytes:
+    """The function's text in which some rows say nothing; they are not run. Other rows keep their
     numbers.
     """
-    nothing = "..." if one.arguments == 1 and not _is_tuple(one) else _nothing(one.arguments)
     start, end = source.lines(node)
-    first, last = source.span(one.row.element)
-    return source.data[start:first] + nothing.encode() + source.data[last:end]
+    data = source.data[:end]
+    for one in sorted(found, key=lambda one: one.number, reverse=True):
+        first, last = source.span(one.row.element)
+        data = data[:first] + _nothing(one).encode() + data[last:]
+    return data[start:]
 
 
-def _nothing(count: int) -> str:
-    return f"({'..., ' * count})"
-
-
-def _is_tuple(one: RowSite) -> bool:
-    """True if the only value of a row stands in a tuple of its own."""
-    return one.row.element not in (one.row.values or {}).values()
+def _nothing(one: RowSite) -> str:
+    """A row of as many values that say nothing; without a tuple around it if the row has none."""
+    values = one.row.values or {}
+    return "..." if one.row.element in values.values() else f"({'..., ' * len(values)})"
 
 
 def single(source: Source, node: ast.FunctionDef, one: RowSite, text: str) -> bytes:
     """The function's text with a table of this row alone, with a text at the site."""
-    start, end = source.lines(node)
-    first, last = source.span(one.table)
     begin, close = source.span(one.row.element)
     data, site = source.data, one.site
     row = data[begin : site.start] + text.encode() + data[site.end : close]
+    return _with_table(source, node, one.table, row)
+
+
+def _with_table(source: Source, node: ast.FunctionDef, table: ast.expr, row: bytes) -> bytes:
+    start, end = source.lines(node)
+    first, last = source.span(table)
+    data = source.data
     return data[start:first] + b"[" + row + b'], ids=["' + LABEL.encode() + b'"]' + data[last:end]

@@ -135,13 +135,13 @@ def _row(
     if len(cells) != len(names) or any(isinstance(cell, ast.Starred) for cell in cells):
         return Row(element, label, None)
     if label is None:
-        parts = [_part(name, cell, number) for name, cell in zip(names, cells, strict=True)]
+        parts = [part_of(name, cell, number) for name, cell in zip(names, cells, strict=True)]
         label = None if None in parts else "-".join(map(str, parts))
     plain = not marked and all(map(is_literal, cells))
     return Row(element, label, dict(zip(names, cells, strict=True)) if plain else None)
 
 
-def _part(name: str, cell: ast.expr, number: int) -> str | None:
+def part_of(name: str, cell: ast.expr, number: int) -> str | None:
     """Text of a value in an id; None where that is not known."""
     if not is_literal(cell):
         return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import collections
 import random
 from typing import ClassVar
 
 import pytest
 
-from rl_code.environment.suites.canaries import draw, draw_alone, function_of, guarded
+from rl_code.environment.suites.again import CANARY_PASSED, Again
+from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, function_of, guarded
 from rl_code.environment.suites.repeats import put_in_place
 from rl_code.environment.suites.rows import rows
+from rl_code.environment.suites.runner import Report
 from rl_code.environment.suites.source import Source
 
 ROWS = """
@@ -176,8 +179,7 @@ def test_canaries_of_rows_fail_and_all_other_rows_pass(tmp_path, seed):
     drawn = draw({path: GUARDED}, ids, random.Random(seed), first=ids)
     assert sorted(drawn.tests.values()) == sorted(ids)
     rows_of = set(drawn.canaries.values()) - untouched
-    assert {function_of(one) for one in rows_of} == {function_of(one) for one in known}
-    assert len(rows_of) == 3  # one row of each function
+    assert rows_of == known
     ran = outcomes(tmp_path / f"beside_{seed}", drawn.files[path], {*drawn.tests, *drawn.canaries})
     assert ran == {**dict.fromkeys(drawn.tests, True), **dict.fromkeys(drawn.canaries, False)}
     # nothing but the copies says what the row asks for
@@ -207,3 +209,96 @@ def test_rows_are_changed_where_they_stand(tmp_path, seed):
         tmp_path / f"placed_{seed}", placed.files[path], {*placed.tests, *placed.canaries}
     )
     assert ran == {**dict.fromkeys(placed.tests, True), **dict.fromkeys(placed.canaries, False)}
+
+
+def table(count: int) -> tuple[str, dict[int, int], list[str]]:
+    """A suite of one function, its rows, and their ids."""
+    right = {4127 * (one + 2): 8254 * (one + 2) for one in range(count)}
+    text = (
+        f"import pytest\n@pytest.mark.parametrize('x, y', {[*right.items()]})\n"
+        "def test_twice(x, y, tmp_path):\n    assert f(x) == y\n"
+    )
+    return text, right, [f"{GUARDED_PATH}::test_twice[{x}-{y}]" for x, y in right.items()]
+
+
+@pytest.mark.parametrize(
+    ("count", "spread"), [(1, [5]), (3, [5] * 3), (7, [2] * 7), (30, [1] * 16)]
+)
+def test_canaries_are_spread_over_the_rows_of_a_table(count, spread):
+    text, _, ids = table(count)
+    copied = set()
+    for seed in range(3):
+        drawn = draw({GUARDED_PATH: text}, ids, random.Random(seed), first=ids)
+        found = collections.Counter(drawn.canaries.values())
+        assert len(found) == len(spread) and sorted(drawn.tests.values()) == sorted(ids)
+        assert all(1 <= each <= most for each, most in zip(found.values(), spread, strict=True))
+        assert spread[0] > 2 or max(found.values()) == spread[0]
+        copied.add(frozenset(found))
+    assert len(copied) == 1 or count > len(spread)  # others in another grading
+
+
+def ends(text: str, drawn: Drawn, passes) -> Report:
+    """Report of a run. passes: of a test's first value, its second one and the name of its copy,
+    "" for one that stands in the table.
+    """
+    namespace: dict = {"__name__": "tests"}
+    exec(drawn.files.get(GUARDED_PATH, text), namespace)
+    asked: dict[str, list] = {}
+    for name, function in namespace.items():
+        if name.startswith("test"):
+            mark = function.pytestmark[0]
+            for x, y in mark.args[1]:
+                row, copy = ("row", name) if mark.kwargs else (f"{x}-{y}", "")
+                asked[f"{GUARDED_PATH}::{name}[{row}]"] = [x, y, copy]
+    ids = [*drawn.tests, *drawn.canaries]
+    copies: dict[int, list[str]] = {}
+    for x, _, copy in map(asked.__getitem__, sorted(ids)):
+        copies.setdefault(x, []).append(copy)
+    errors = {one: "" if passes(*asked[one], copies[asked[one][0]]) else "failed" for one in ids}
+    return Report(errors, True, frozenset(), "")
+
+
+def looked_at(count: int, passes, seed: int) -> tuple[dict[str, str], set[str]]:
+    """Errors and flags of one grading, where the reference is right."""
+    text, right, ids = table(count)
+    rng = random.Random(seed)
+    drawn = draw({GUARDED_PATH: text}, ids, rng, first=ids)
+    first = ends(text, drawn, passes)
+    errors = {own: first.errors[one] for one, own in drawn.tests.items()}
+    again = Again(
+        lambda drawn: ends(text, drawn, passes),
+        lambda drawn: ends(text, drawn, lambda x, y, *_: right[x] == y),
+        {GUARDED_PATH: text},
+        ids,
+        rng,
+    )
+    return errors, again.look(first, drawn, errors)
+
+
+@pytest.mark.parametrize("forged", ["all rows", "one row"])
+@pytest.mark.parametrize("count", [1, 6])
+def test_who_reads_the_rows_is_paid_less_than_an_honest_failure(count, forged):
+    _, right, _ = table(count)
+    mine = {*right} if forged == "all rows" else {min(right)}
+    paid = []
+    for seed in range(24):
+
+        def passes(x, y, copy, copies, seed=seed):
+            if x not in mine:
+                return right[x] == y
+            return copy == random.Random(f"{seed} {copies}").choice(copies)
+
+        errors, flags = looked_at(count, passes, seed)
+        solved = sum(not error for error in errors.values())
+        part = 1.0 if solved == count else 0.2 * solved / count
+        paid.append(-0.5 if CANARY_PASSED in flags else part)
+    assert sum(paid) / len(paid) < 0.2 * (count - len(mine)) / count, paid
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 6])
+def test_honest_work_on_rows_is_paid_what_it_solves(wrong):
+    _, right, _ = table(6)
+    fails = [*right][:wrong]
+    for seed in range(4):
+        errors, flags = looked_at(6, lambda x, y, *_: y == right[x] + 2 * (x in fails), seed)
+        assert sum(map(bool, errors.values())) == wrong and not flags

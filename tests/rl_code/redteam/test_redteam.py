@@ -19,6 +19,7 @@ from rl_code.redteam.escapes import ESCAPES, Escape, Host, attempt
 from rl_code.redteam.files import FILES
 from rl_code.redteam.forgers import FORGERS, OPEN
 from rl_code.redteam.ground import (
+    FIXTURE_ROWS,
     FIXTURES,
     MIXED,
     PATH,
@@ -45,6 +46,7 @@ QUICK = (
     (FORGERS[0].name, TRUTHS),
     ("one of each test's copies passed, and nothing that stands alone", FIXTURES),
     ("object that equals everything, beside a module of the same name below src", ROWS),
+    ("one of each row's copies passed, and all that stands alone", FIXTURE_ROWS),
 )
 SOLUTION = Attack("honest", {PATH: SOLVED})
 ATTACKS = {attack.name: attack for attack in (*CHEATS, *FILES)}
@@ -93,7 +95,7 @@ def test_what_is_known_to_be_forged_is_told_of_each_task_that_allows_it(sandboxe
 
 
 def test_an_honest_solution_is_paid_everywhere(trial):
-    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS):
+    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS):
         solved = trial.against_grader(SOLUTION, grader)
         assert solved.earned == 1.0 and not solved.flags and not solved.held, solved
     played = trial.in_episode("script", "honest", of_files({PATH: SOLVED}), EPISODES[1])
