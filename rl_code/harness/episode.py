@@ -67,12 +67,13 @@ class AgentClient:
         request = pending.request
         if request.model not in ("", self._model):
             raise unknown_model(request.model, self.models())
-        if request.kind != "chat":
+        if not isinstance(request, ChatRequest):
             raise ApiError("an episode answers chats only", status=404)
         if request.n != 1:
             raise refuse("n", f"{request.n} is not supported, only 1", "unsupported_value")
         asked = dict(
             response_format=request.json_schema,
+            tool_choice=request.forced,
             top_logprobs=request.alternatives,
             logit_bias=request.logit_bias,
             presence_penalty=request.presence_penalty,

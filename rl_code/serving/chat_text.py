@@ -16,9 +16,9 @@ from typing import Any
 from models.marks import encodable_all
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
-from rl_code.serving.fields import ApiError, Request, check_depth, refuse
+from rl_code.serving.fields import ApiError, check_depth
 from rl_code.serving.grammars import Grammars
-from rl_code.serving.requests import Call, ChatRequest, Message
+from rl_code.serving.requests import Call, Message
 from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.
@@ -46,21 +46,6 @@ class ChatText:
         self.protocol, self._tokenizer = protocol, tokenizer
         self.stop_ids = stop_ids(protocol, tokenizer)
         self.grammars = Grammars(tokenizer, self.stop_ids)
-
-    def check(self, request: Request) -> None:
-        """Raises ApiError for a form of the answer, or of arguments, that cannot be kept."""
-        if request.json_schema and self.protocol.thinking(""):
-            # the thought, which the prompt begins, is no JSON
-            why = "this model thinks before it answers"
-            raise refuse("response_format", why, "unsupported_value")
-        tools = request.tools if isinstance(request, ChatRequest) else ()
-        for at, tool in enumerate(tools):
-            if tool.get("strict"):
-                try:
-                    self.grammars.start(json.dumps(tool.get("parameters", {})), 1)
-                except ValueError as error:
-                    param = f"tools[{at}].function.parameters"
-                    raise refuse(param, str(error), "unsupported_value") from error
 
     def begin(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0
@@ -120,15 +105,17 @@ class ChatText:
         tools: Sequence[Mapping[str, Any]],
         name: str,
         stop: Sequence[str] = (),
+        *,
+        may_be_json: bool = False,
     ) -> tuple[Message, tuple[ToolCall, ...]]:
         """A sampled message as the API writes it, and its calls as a trajectory records them.
 
         Where a call cannot be read, all of the text is the content, and the agent may say what is
         wrong with it. name: begins the ids of the calls. stop: texts of which the first that
-        occurs ends the message.
+        occurs ends the message. may_be_json: True if the message is JSON unless it is calls.
         """
         text = cut_at(self.text(tokens), stop)
-        if not tools or not self.protocol.has_call(text):
+        if not tools or (may_be_json and is_json(text)) or not self.protocol.has_call(text):
             return Message("assistant", text), ()
         declared = declared_tools(tools)
         try:
@@ -195,6 +182,13 @@ class ChatText:
 def cut_at(text: str, stop: Sequence[str]) -> str:
     """Text before the first occurrence of any stop text; the whole text without one."""
     return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
+
+
+def is_json(text: str) -> bool:
+    """True if a message that is calls between marks, or JSON, is JSON. Its strings may hold marks,
+    but it begins with none.
+    """
+    return not text.lstrip().startswith("<")
 
 
 @dataclasses.dataclass(frozen=True)

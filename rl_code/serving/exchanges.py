@@ -206,7 +206,8 @@ class ChatExchange:
         session = self._conversation.session
         with self._conversation.lock:
             sampled = tokens, logprobs, versions, self._request.stop
-            message, calls = session.answer(opening.context, *sampled)
+            may_be_json = bool(self._request.json_schema)
+            message, calls = session.answer(opening.context, *sampled, may_be_json=may_be_json)
             parent = session.nodes[opening.context].parent
         declared = [schema["name"] for schema in self._request.tools]
         return message, parent, counted(calls, message.content, declared, self._config)

@@ -191,8 +191,7 @@ class Fleet:
         try:
             sampling = loaded.host.service.sampling
             vocab = self._tokenizer.vocab_size
-            self.text.check(request)
-            ways = make_ways(request, sampling, self.text.grammars, vocab)
+            ways = make_ways(request, sampling, self.text, vocab)
             asked = self._asked(request, loaded, user, name or secrets.token_hex(16), arm, origin)
             exchange = self._exchange(request, loaded, conversation)
         except BaseException:

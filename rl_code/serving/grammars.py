@@ -1,8 +1,8 @@
-"""Answers that must be JSON of some schema: which tokens may come next.
+"""Answers that must have some form: which tokens may come next.
 
 ``llguidance`` keeps the state of a parser for each answer and says after each token which tokens
-can follow it. It runs on the text of tokens, so a schema holds for every tokenizer. Its limits
-bound the time and the memory that a schema can cost.
+can follow it. It runs on the text of tokens, so a grammar holds for every tokenizer. Its limits
+bound the time and the memory that a grammar can cost.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from jaxtyping import Bool
 
 from models.tokenizer import Tokenizer
 
-# The longest error about a schema, in characters.
+# The longest error about a grammar, and the longest grammar, in characters.
 _LONGEST_ERROR = 200
+_LONGEST_GRAMMAR = 1 << 17
+
+
+def json_grammar(schema: str) -> str:
+    """The grammar of JSON of a schema, which is given as text."""
+    return f"start: %json {schema}"
 
 
 class Grammars:
-    """Makes the state of answers of a schema. Safe to use from several threads."""
+    """Makes the state of answers of a grammar. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int]):
         """stop_ids: the tokens of which one may follow a whole answer."""
@@ -31,34 +37,50 @@ class Grammars:
         self._stop_ids = sorted(stop_ids)
         self._lock = threading.Lock()
 
-    def start(self, schema: str, count: int) -> list[Answer]:
+    def start(self, grammar: str, count: int) -> list[Answer]:
         """The states of so many new answers.
 
-        schema: a JSON schema as text. Raises ValueError for one that cannot be followed.
+        grammar: in Lark's notation. Raises ValueError for one that cannot be followed.
         """
-        first = self._matcher(schema)
+        first = self._matcher(grammar)
         others = [first.deep_copy() for _ in range(count - 1)]
         return [Answer(one, self._stop_ids) for one in (first, *others)]
 
     def misfit(self, schema: Mapping[str, Any], value: Any) -> str:
         """Reason why a value does not match a schema; "" if it does."""
         try:
-            matcher = self._matcher(json.dumps(schema))
+            matcher = self._matcher(json_grammar(json.dumps(schema)))
         except ValueError as error:
             return str(error)
         tokens = self._words.tokenize_str(json.dumps(value, ensure_ascii=False))
         fits = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
         return "" if fits else "the arguments do not have the tool's schema"
 
-    def _matcher(self, schema: str) -> Any:
+    def is_special(self, text: str) -> bool:
+        """True if a text is one special token."""
+        try:
+            token = self._tokenizer.token_id(text)
+        except ValueError:
+            return False
+        return self._locked_words().is_special_token(token)
+
+    def _matcher(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
-        with self._lock:
-            words = self._words
-        matcher = LLMatcher(words, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+        if len(grammar) > _LONGEST_GRAMMAR:
+            raise ValueError(
+                f"the schema cannot be followed: {len(grammar)} characters of a grammar, at most "
+                f"{_LONGEST_GRAMMAR} are read"
+            )
+        words = self._locked_words()
+        matcher = LLMatcher(words, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if error := matcher.get_error():
             raise ValueError(f"the schema cannot be followed: {error[:_LONGEST_ERROR]}")
         return matcher
+
+    def _locked_words(self) -> Any:
+        with self._lock:
+            return self._words
 
     @functools.cached_property
     def _words(self) -> Any:

@@ -119,6 +119,8 @@ class ChatRequest(Request):
     messages: tuple[Message, ...]
     # Schemas of functions, each the value of "function" in the API's form.
     tools: tuple[Mapping[str, Any], ...] = ()
+    # Names of the tools of which the message must call at least one; () where it need not.
+    forced: tuple[str, ...] = ()
     # True if a message may have several calls.
     parallel: bool = True
 
@@ -143,19 +145,19 @@ def read_request(body: bytes) -> ChatRequest:
     logprobs = typed(fields, "logprobs", bool, False)
     tools = _tools(fields.get("tools"))
     json_schema = _json_schema(fields.get("response_format"))
-    tools = _chosen(fields.get("tool_choice"), tools)
-    if tools and json_schema:
-        why = 'with tools only {"type": "text"} is supported'
-        raise refuse("response_format", why, "unsupported_value")
+    choice = fields.get("tool_choice")
+    forced, one = _forced(choice, [tool["name"] for tool in tools])
+    parallel = typed(fields, "parallel_tool_calls", bool, True)
     read = common(fields)
     end_user = short_text(fields, "safety_identifier", _LONGEST_HINT) or read.pop("end_user")
     return ChatRequest(
         messages=tuple(in_order_of_calls([_message(one, at) for at, one in enumerate(messages)])),
-        tools=tools,
-        parallel=typed(fields, "parallel_tool_calls", bool, True),
+        tools=() if choice == "none" else tools,
+        forced=forced,
+        parallel=parallel and not one,
         logprobs=logprobs,
         alternatives=_alternatives(fields, logprobs),
-        json_schema=json_schema,
+        json_schema="" if forced else json_schema,  # calls alone have no content
         unheeded=_hints(fields),
         **read | {"end_user": end_user},
     )
@@ -182,12 +184,61 @@ def _hints(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in _HINTS if fields.get(key) is not None)
 
 
-def _chosen(choice: Any, tools: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
-    """The tools that may be called."""
-    if choice not in (None, "auto", "none"):
-        why = f"{show(choice)} is not supported, only 'auto' or 'none'"
-        raise refuse("tool_choice", why, "unsupported_value")
-    return () if choice == "none" else tools
+def _forced(choice: Any, tools: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """The names of the tools of which one must be called, () for none, and whether it is called
+    only once.
+
+    tools: names of all tools.
+    """
+    if choice in (None, "auto", "none"):
+        return (), False
+    if choice == "required":
+        names, one = tools, False
+    else:
+        kind = choice.get("type") if isinstance(choice, dict) else None
+        if kind == "function":
+            check_parts(choice, {"type", "function"}, "tool_choice")
+            names, one = [_name_of(choice.get("function"), "tool_choice.function")], True
+        elif kind == "allowed_tools":
+            check_parts(choice, {"type", "allowed_tools"}, "tool_choice")
+            names, one = _allowed(choice.get("allowed_tools")), False
+        else:
+            why = f"{show(choice)} must be 'none', 'auto', 'required' or name functions"
+            raise refuse("tool_choice", why, "unsupported_value")
+    for name in names:
+        if name not in tools:
+            raise refuse("tool_choice", f"{show(name)} is none of the tools")
+    if not names:
+        raise refuse("tool_choice", "there are no tools to call")
+    return tuple(dict.fromkeys(names)), one
+
+
+def _allowed(value: Any) -> list[str]:
+    """The names in the choice of a part of the tools."""
+    param = "tool_choice.allowed_tools"
+    if not isinstance(value, dict) or not isinstance(value.get("tools"), list):
+        raise refuse(param, "must have a mode, and tools as a list")
+    check_parts(value, {"mode", "tools"}, param)
+    if value.get("mode") != "required":
+        # the message may then be text, for which there is no grammar
+        why = f"{show(value.get('mode'))} is not supported, only 'required'"
+        raise refuse(f"{param}.mode", why, "unsupported_value")
+    names = []
+    for at, tool in enumerate(value["tools"]):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise refuse(f"{param}.tools[{at}]", "must be of the type function")
+        check_parts(tool, {"type", "function"}, f"{param}.tools[{at}]")
+        names.append(_name_of(tool.get("function"), f"{param}.tools[{at}].function"))
+    return names
+
+
+def _name_of(function: Any, param: str) -> str:
+    """The name of a function in a choice."""
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise refuse(param, "must have a name")
+    check_parts(function, {"name"}, param)
+    return name
 
 
 def _json_schema(value: Any) -> str:

@@ -142,14 +142,17 @@ class Session:
         logprobs: Sequence[float],
         versions: Sequence[int],
         stop: Sequence[str] = (),
+        *,
+        may_be_json: bool = False,
     ) -> tuple[Message, tuple[ToolCall, ...]]:
         """Records what was sampled behind a context, and returns it as a message of the API.
 
-        stop: texts that end the message and are not shown.
+        stop: texts that end the message and are not shown. may_be_json: as of ``ChatText.read``.
         """
         node = self.nodes[context]
         name = f"{self._name}_{next(self._answers)}"
-        message, calls = self._text.read(tokens, node.tools, name, stop)
+        form = dict(may_be_json=may_be_json)
+        message, calls = self._text.read(tokens, node.tools, name, stop, **form)
         node.transcript.add_sampled(list(tokens), list(logprobs), list(versions), calls)
         node.cut = tokens[-1] not in self._text.stop_ids
         node.messages.append(message)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_code.environment.protocols.protocol import Protocol
-from rl_code.serving.chat_text import declared_tools
+from rl_code.serving.chat_text import declared_tools, is_json
 from rl_code.serving.fields import Request
 from rl_code.serving.requests import ChatRequest
 
@@ -23,6 +23,8 @@ class Stopping(Protocol):
     # Protocol that reads calls, if the first call ends the message, and the tools to call.
     inner: Protocol | None = None
     tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # True if the message is JSON unless it is calls.
+    may_be_json: bool = False
 
     def stopped(self, text: str) -> bool:
         return any(each in text for each in self.texts) or self._has_call(text)
@@ -31,6 +33,8 @@ class Stopping(Protocol):
         """True if a text holds a whole call. The end mark may stand in an argument, so each one is
         tried.
         """
+        if self.may_be_json and is_json(text):
+            return False
         end = -1
         while self.inner is not None and (end := text.find(_CALL_END, end + 1)) >= 0:
             head = text[: end + len(_CALL_END)]
@@ -54,4 +58,5 @@ def stopping(protocol: Protocol, request: Request) -> Protocol:
         texts=request.stop,
         inner=protocol if one_call else None,
         tools=declared_tools(request.tools) if one_call else {},
+        may_be_json=bool(request.json_schema),
     )

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from rl_code.rollout.sampling import SamplingConfig
+from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import Request, refuse
-from rl_code.serving.grammars import Answer, Grammars
+from rl_code.serving.forms import start_forms
+from rl_code.serving.grammars import Answer
+from rl_code.serving.requests import ChatRequest
 
 # The least share of the probability that is kept, since top_p=0 is to keep the most likely token.
 _LEAST_TOP_P = 1e-9
@@ -57,24 +60,19 @@ class Way:
 
 
 def make_ways(
-    request: Request, own: SamplingConfig, grammars: Grammars, vocab: int
+    request: Request, own: SamplingConfig, text: ChatText, vocab: int
 ) -> list[Way] | None:
     """The ways of the answers to a request; None where the server's own will do.
 
     own: how the server samples. vocab: tokens of the tokenizer. Raises ApiError.
     """
+    forms = start_forms(request, text.protocol, text.grammars)
     if not (differs(request, own) or request.alternatives):
         return None
     for token, _ in request.logit_bias:
         if token >= vocab:
             raise refuse("logit_bias", f"token {token} must be below {vocab}")
-    answers: list[Answer | None] = [None] * request.n
-    if request.json_schema:
-        try:
-            answers = [*grammars.start(request.json_schema, request.n)]
-        except ValueError as error:
-            raise refuse("response_format", str(error), "unsupported_value") from error
-    return [Way(request, own, answer) for answer in answers]
+    return [Way(request, own, form) for form in forms]
 
 
 def differs(request: Request, own: SamplingConfig) -> dict[str, Any]:
@@ -91,4 +89,6 @@ def differs(request: Request, own: SamplingConfig) -> dict[str, Any]:
         asked["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
     if request.json_schema:
         asked["json_schema"] = request.json_schema
+    if isinstance(request, ChatRequest) and request.forced:
+        asked["tool_choice"] = list(request.forced)
     return asked

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from models.chat import render
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.grammar import grammar_of_message
 from rl_code.environment.protocols.protocol import Protocol, answer, own_template
 from rl_code.environment.protocols.reading import (
     THOUGHT,
@@ -98,9 +99,32 @@ class Chat(Protocol):
             for call in self._read(text).calls
         )
 
+    def grammar(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        special: Callable[[str], bool],
+        *,
+        many: bool = True,
+        content: str = "",
+    ) -> str:
+        if content and self.calls == "bare":
+            raise ValueError("calls of this model are JSON without marks, so no other JSON can be")
+        return grammar_of_message(
+            self.calls,
+            functions,
+            special,
+            many=many and self.calls != "bare",
+            thinking=self._opens_thought,
+            content=content,
+        )
+
     def _read(self, text: str) -> Reading:
-        thinking = self.own is not None and self.own.opens_thought
-        return _READERS[self.calls](text, thinking=thinking)
+        return _READERS[self.calls](text, thinking=self._opens_thought)
+
+    @property
+    def _opens_thought(self) -> bool:
+        """True if the prompt begins a thought."""
+        return self.own is not None and self.own.opens_thought
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer(self.family, results, self.own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from models.chat import render_tool_results
@@ -102,6 +102,22 @@ class Protocol:
         Raises ValueError for one that the protocol has no place for.
         """
         raise ValueError(f"the protocol {type(self).__name__} has no place for conversations")
+
+    def grammar(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        special: Callable[[str], bool],
+        *,
+        many: bool = True,
+        content: str = "",
+    ) -> str:
+        """Grammar of a message that must call some functions, or else be JSON, as
+        ``protocols.grammar`` writes it.
+
+        many: True if there may be several calls. content: the schema of the JSON; "" for calls
+        alone. Raises ValueError where there is none.
+        """
+        raise ValueError(f"the protocol {type(self).__name__} has no grammar of calls")
 
     def stopped(self, text: str) -> bool:
         """True if the text sampled so far is complete without a stop token; once True it stays

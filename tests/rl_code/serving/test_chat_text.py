@@ -14,6 +14,7 @@ from rl_code.serving.answers import Accepted, Answer, Mailbox, Pending
 from rl_code.serving.bodies import stream, whole_body
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import ApiError
+from rl_code.serving.forms import start_forms
 from rl_code.serving.requests import ChatRequest, Message, read_request
 from tests.rl_code.harness.chats import chat_tokenizer
 
@@ -143,7 +144,7 @@ def test_calls_of_a_strict_tool_have_its_schema():
     tools = ({"name": "bash", "strict": True, "parameters": parameters},)
     text = text_of("hermes")
     request = ChatRequest(messages=(Message("user", "go"),), tools=tools)
-    text.check(request)
+    assert start_forms(request, text.protocol, text.grammars) == [None]
     for arguments, fits in (({"command": "ls"}, True), ({}, False), ({"command": 3}, False)):
         call = json.dumps({"name": "bash", "arguments": arguments})
         said = TOKENIZER.encode(f"<tool_call>\n{call}\n</tool_call>")
@@ -153,4 +154,5 @@ def test_calls_of_a_strict_tool_have_its_schema():
     assert text.read(said, loose, "n")[0].calls
     wrong = ({**tools[0], "parameters": {"type": "int"}},)
     with pytest.raises(ApiError, match="cannot be followed"):
-        text.check(ChatRequest(messages=request.messages, tools=wrong))
+        asked = ChatRequest(messages=request.messages, tools=wrong)
+        start_forms(asked, text.protocol, text.grammars)

@@ -28,6 +28,10 @@ def form(**more):
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA} | more}
 
 
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
 def chat(**options):
     return read_request(json.dumps({"messages": HELLO, **options}).encode())
 
@@ -98,6 +102,16 @@ def test_what_usual_clients_send_is_read():
     assert json.loads(chat(response_format=given).json_schema) == SCHEMA
     assert json.loads(chat(response_format={"type": "json_object"}).json_schema)
     assert chat(tools=[TOOL], tool_choice="none").tools == ()
+    one, two = {"type": "function", "function": {"name": "read"}}, tool(name="write")
+    for choice, forced, parallel in (
+        ("required", ("read", "write"), True),
+        (one, ("read",), False),
+        (allowed("required", one), ("read",), True),
+        ("auto", (), True),
+    ):
+        request = chat(tools=[TOOL, two], tool_choice=choice, response_format=form())
+        assert (request.forced, request.parallel) == (forced, parallel)
+        assert len(request.tools) == 2 and bool(request.json_schema) == (not forced)
     assert read_completion(b'{"prompt": "a", "logprobs": 3}').alternatives == 3
 
 
@@ -117,12 +131,18 @@ def test_what_usual_clients_send_is_read():
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"odd": 1}}, "stream_options.odd"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"messages": [{**HELLO[0], "odd": 1}]}, "messages[0].odd"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "odd": 1}]}]}, "messages[0]"),
-        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": tool(name="write"), "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice.function"),
+        ({"tool_choice": {**tool(), "odd": 1}, "tools": [TOOL]}, "tool_choice.odd"),
+        ({"tool_choice": allowed("auto"), "tools": [TOOL]}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": allowed("required"), "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}, "tools": [TOOL]}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"stop": 0}, "stop"),
         ({"stop": False}, "stop"),

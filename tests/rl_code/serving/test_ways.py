@@ -12,7 +12,7 @@ import pytest
 from rl_code.realtime.training import groups_of
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.serving.completions import read_completion
-from rl_code.serving.grammars import Grammars
+from rl_code.serving.grammars import Grammars, json_grammar
 from rl_code.serving.warm_up import Trial
 from rl_code.serving.ways import Way
 from rl_code.types import Reward
@@ -127,7 +127,7 @@ def test_programs_are_compiled_before_others_ask(served):
 def test_guesses_that_fit_a_schema_are_kept():
     tokenizer = chat_tokenizer()
     grammars = Grammars(tokenizer, [tokenizer.token_id("<|im_end|>")])
-    (answer,) = grammars.start(json.dumps(SCHEMA), 1)
+    (answer,) = grammars.start(json_grammar(json.dumps(SCHEMA)), 1)
     request = read_completion(b'{"prompt": "a"}')
     way = Way(request, SamplingConfig(), answer)
     fits = tokenizer.encode('{"ok": true, "kind": "')

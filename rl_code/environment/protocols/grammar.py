@@ -1,0 +1,130 @@
+"""Grammars of messages that must be calls, in Lark's notation as ``llguidance`` reads it.
+
+Calls have the layout of the chat templates, and arguments the schemas of their functions. A message
+may begin with a thought. What a grammar allows the protocol's reader reads as these calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rl_code.environment.protocols.reading import CALL, CALLED, THINK, THOUGHT
+from rl_code.environment.tools.schema import Arguments
+
+# Any text, and the white space behind a thought.
+_TERMINALS = ("TEXT: /(?s:.*)/", r"SPACE: /\s+/")
+# Keys that can stand in a tag.
+_KEY = re.compile(r"[^<>\s](?:[^<>\n]{0,198}[^<>\s])?")
+_DEFINITIONS = ("$defs", "definitions")
+
+type Special = Callable[[str], bool]
+
+
+def grammar_of_message(
+    form: str,
+    functions: Sequence[Mapping[str, Any]],
+    special: Special,
+    *,
+    many: bool,
+    thinking: bool,
+    content: str,
+) -> str:
+    """Grammar of a message that is calls, behind at most one thought, or else JSON.
+
+    form: a key of FORMS. functions: what may be called, as ``{"name": ..., "parameters": {...}}``;
+    the parameters are the schema of an object. special: tells the marks that are special tokens.
+    many: True if there may be several calls. thinking: True if the message begins inside a thought.
+    content: the schema of JSON, as text, that may stand in place of calls; "" for none. Raises
+    ValueError for functions that cannot be called in this form.
+    """
+    choices = [f"call_{number}" for number in range(len(functions))]
+    calls = 'call ("\\n" call)*' if many else "call"
+    thought = f"rest_of_thought SPACE? {calls}"
+    starts = [thought] if thinking else [f"{_mark(THINK, special)} {thought}", calls]
+    if content:
+        starts.append(f"%json {content}")
+    rules = [
+        f"start: {' | '.join(starts)}",
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+    ]
+    for name, function in zip(choices, functions, strict=True):
+        rules += FORMS[form](name, function, special)
+    return "\n".join((*rules, *_TERMINALS))
+
+
+def _json_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
+    """Rules of a call of one function, as JSON between marks. name: of the first rule."""
+    body = _json_body(function, "arguments")
+    return [f'{name}: {_mark(CALL, special)} "\\n" {body} "\\n" {_mark(CALLED, special)}']
+
+
+def _bare_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
+    """As ``_json_call``, without marks."""
+    return [f"{name}: {_json_body(function, 'parameters')}"]
+
+
+def _json_body(function: Mapping[str, Any], key: str) -> str:
+    head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
+    return f'{_quoted(head)} %json {json.dumps(function["parameters"])} "}}"'
+
+
+def _tag_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
+    """As ``_json_call``, as tags. Texts end at the first line that is the end tag of a parameter.
+    Only parameters that the schema names are written, in its order.
+    """
+    arguments = Arguments(function)
+    parts = []
+    rules = [_rest(f"{name}_text", "\n</parameter>\n", special)]
+    for number, key in enumerate(arguments.properties):
+        needed = key in arguments.required
+        if not _KEY.fullmatch(key):
+            if needed:
+                raise ValueError(f"a tag cannot name the parameter {key[:40]!r}")
+            continue
+        part = f"{name}_{number}"
+        value = _value(arguments, key, function["parameters"])
+        ending = f'{value} "\\n</parameter>\\n"' if value else f"{name}_text"
+        rules.append(f"{part}: {_quoted(f'<parameter={key}>\n')} {ending}")
+        parts.append(part if needed else f"{part}?")
+    opening = _quoted(f"\n<function={function['name']}>\n")
+    begin, end = _mark(CALL, special), _mark(CALLED, special)
+    body = " ".join([opening, *parts, '"</function>\\n"'])
+    return [f"{name}: {begin} {body} {end}", *rules]
+
+
+FORMS: Mapping[str, Callable[[str, Mapping[str, Any], Special], list[str]]] = {
+    "json": _json_call,
+    "bare": _bare_call,
+    "tags": _tag_call,
+}
+
+
+def _value(arguments: Arguments, key: str, root: Mapping[str, Any]) -> str:
+    """What a parameter in tags may be; "" for any text."""
+    schema = arguments.properties[key]
+    texts = schema.get("enum", [schema.get("const")]) if isinstance(schema, Mapping) else ()
+    if texts and all(isinstance(text, str) for text in texts):
+        return f"({' | '.join(map(_quoted, texts))})"
+    if "string" in arguments.kinds(key):
+        return ""
+    # references lead to the definitions of the whole schema
+    whole = {word: root[word] for word in _DEFINITIONS if word in root} | dict(schema)
+    return f"%json {json.dumps(whole)}"
+
+
+def _mark(text: str, special: Special) -> str:
+    """A mark, which is one special token or a text."""
+    return text if special(text) else _quoted(text)
+
+
+def _rest(rule: str, end: str, special: Special) -> str:
+    """A rule for any text up to the first end of its kind."""
+    return f"{rule}: TEXT {end}" if special(end) else f"{rule}[lazy]: TEXT {_quoted(end)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
