@@ -29,6 +29,7 @@ class Journal:
 
     def __init__(self, run: Run, start: int):
         self._extra = run.config.metrics.extra_functions()
+        self._stops = run.config.metrics.on_error == "stop"
         self._stack = contextlib.ExitStack()
         writers = run.config.metrics.open_settings()
         config = read_config.to_dict(run.config)
@@ -66,7 +67,7 @@ class Journal:
         metrics = episode_metrics(groups, step) | learner | rest
         metrics["time/tokens_per_s"] = metrics["rollout/sampled_tokens"] / seconds
         metrics["time/compilations"] = self._compilations.count
-        metrics |= extra_metrics(self._extra, groups, metrics)
+        metrics |= extra_metrics(self._extra, groups, metrics, stops=self._stops)
         self._metrics.write(step, metrics)
         malformed = metrics["episode/malformed_calls"]
         self.progress.update(

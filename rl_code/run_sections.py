@@ -22,6 +22,7 @@ from rl_code.learner.update import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError, at_least, follows
+from rl_code.rewards.combine import check_on_error
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -365,6 +366,12 @@ class MetricsConfig:
     # Metrics beside the usual ones: keys of step_metrics.METRICS, or package.module:object, with
     # their settings.
     extra: tuple[Named, ...] = ()
+    # An exception of an extra metric: "count" it in metrics/errors and leave the metric out of the
+    # step, or "stop" the run.
+    on_error: str = "count"
+
+    def __post_init__(self) -> None:
+        check_on_error(self.on_error)
 
     def open_settings(self) -> tuple[WriterSettings, ...]:
         """The writers with their settings. Raises ConfigError."""

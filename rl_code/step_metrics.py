@@ -6,19 +6,23 @@ A metric of one's own is a function of the step's groups and of the learner's me
         return {"lengths/longest": max(...)}
 
 or a frozen dataclass with settings that is called in the same way. The config lists those that are
-active in ``metrics.extra``.
+active in ``metrics.extra``. An exception of one is an outcome of the step: its numbers are left out
+and METRIC_ERRORS counts it. With ``metrics.on_error="stop"`` the run ends instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from rl_code.learner.advantages import differ, rewards_of
-from rl_code.rewards.combine import SIGNAL_ERROR
+from rl_code.metrics import as_number
+from rl_code.read_config import ConfigError
+from rl_code.rewards.combine import SIGNAL_ERROR, described
 from rl_code.rollout.actor import ActorStats
 from rl_code.schedule import solved
 from rl_code.types import Group
@@ -38,27 +42,53 @@ def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict
 
 # Those that a config may name in ``metrics.extra``.
 METRICS: dict[str, Metric] = {"sampled_lengths": sampled_lengths}
+# How many of them raised an exception in a step.
+METRIC_ERRORS = "metrics/errors"
 
 
 def extra_metrics(
-    metrics: Iterable[Metric], groups: Sequence[Group], known: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Compute the metrics of ``metrics.extra`` for a step.
+    metrics: Collection[Metric],
+    groups: Sequence[Group],
+    known: Mapping[str, Any],
+    *,
+    stops: bool = False,
+) -> dict[str, int | float]:
+    """Compute the metrics of ``metrics.extra`` for a step, and count those that raised.
 
-    known: the metrics that the step has anyway; the functions get them too.
+    known: the metrics that the step has anyway; the functions get them too. stops: True if an
+    exception ends the run.
 
-    Raises ValueError for a name that is not ``group/name`` or that the step has already.
+    Raises ConfigError, and what a metric raises that ends the run; ValueError where it gives no
+    number, or a name that is not ``group/name`` or that the step has already.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, int | float] = {METRIC_ERRORS: 0.0} if metrics else {}
     for metric in metrics:
-        for name, value in metric(groups, known).items():
-            if "/" not in name or name in known or name in found:
-                raise ValueError(
-                    f"{metric!r} gives the metric {name!r}: expected a name like group/name that "
-                    "no other metric has"
-                )
-            found[name] = value
+        try:
+            found |= _numbers(metric, groups, known, found)
+        except ConfigError:
+            raise
+        # a library may leave by sys.exit, too
+        except (Exception, SystemExit) as raised:
+            if stops:
+                raise
+            logging.warning("the metric %r failed: %s", metric, described(raised))
+            found[METRIC_ERRORS] += 1.0
     return found
+
+
+def _numbers(
+    metric: Metric, groups: Sequence[Group], known: Mapping[str, Any], others: Mapping[str, Any]
+) -> dict[str, int | float]:
+    """The numbers of one metric. others: those of the metrics before it."""
+    numbers = {}
+    for name, value in metric(groups, known).items():
+        if "/" not in name or name in known or name in others:
+            raise ValueError(
+                f"{metric!r} gives the metric {name!r}: expected a name like group/name that no "
+                "other metric has"
+            )
+        numbers[name] = as_number(name, value)
+    return numbers
 
 
 def has_signal(group: Group) -> bool:

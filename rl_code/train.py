@@ -51,7 +51,7 @@ from rl_code.rollout.group_source import (
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, check_rows, refuse_sync
 from rl_code.schedule import solved
-from rl_code.step_metrics import StepTimes, actor_metrics
+from rl_code.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store.errors import ConsumedOtherwise, StoreError
 from rl_code.store.group_records import GroupRecord
@@ -246,6 +246,8 @@ def _score(config: RunConfig, metrics: Mapping[str, Any]) -> float | None:
     name = config.checkpoint.best
     if name is None or (name not in metrics and name.startswith(during.METRICS)):
         return None  # no evaluation after this step
+    if name not in metrics and metrics.get(METRIC_ERRORS):
+        return None  # it is that of a metric which failed
     if name not in metrics:
         raise ConfigError(
             f"config.checkpoint.best = {name!r}: no such metric; there are {', '.join(metrics)}"

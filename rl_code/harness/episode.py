@@ -38,6 +38,7 @@ from rl_code.rewards.finished import Grade
 from rl_code.serving.answers import Accepted, Answer, Pending
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import ApiError, refuse, unknown_model
+from rl_code.serving.requests import ChatRequest
 from rl_code.serving.session import Session, Step
 from rl_code.serving.stops import stopping
 from rl_code.types import Context, Limits, Task, Trajectory, Turn

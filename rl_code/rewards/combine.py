@@ -217,7 +217,7 @@ def components_of[T](
                 "the reward signal %r of %s failed: %s",
                 one.config.component,
                 name,
-                _described(raised),
+                described(raised),
             )
             components[one.config.component] = 0.0
             error = True
@@ -226,7 +226,7 @@ def components_of[T](
     return components, error
 
 
-def _described(raised: BaseException) -> str:
+def described(raised: BaseException) -> str:
     """An exception with its traceback, of which the middle is left out where it is long: its
     message may hold all that the agent wrote.
     """

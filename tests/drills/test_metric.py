@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from configs import quickstart
@@ -10,6 +12,7 @@ from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.step_metrics import episode_metrics, extra_metrics
+from rl_code.train import _score
 from tests.rl_code.test_metrics import _group
 
 
@@ -47,6 +50,49 @@ def test_a_wrong_metric_is_named_when_the_config_is_built(outside):
 
 def test_a_name_that_another_metric_has_is_refused():
     with pytest.raises(ValueError, match=r"'reward/total'.* no other metric has"):
-        extra_metrics([lambda groups, known: {"reward/total": 0.0}], [], {"reward/total": 1.0})
+        total = {"reward/total": 0.0}
+        extra_metrics([lambda groups, known: total], [], {"reward/total": 1.0}, stops=True)
     with pytest.raises(ValueError, match="'distance'"):
-        extra_metrics([lambda groups, known: {"distance": 0.0}], [], {})
+        extra_metrics([lambda groups, known: {"distance": 0.0}], [], {}, stops=True)
+
+
+def _leaves(groups, known):
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda groups, known: {"own/share": 1 / len(groups)},
+        _leaves,
+        lambda groups, known: {"own/name": "text"},
+        lambda groups, known: {"reward/total": 0.0},
+        lambda groups, known: {3: 0.0},
+        lambda groups, known: None,
+    ],
+)
+def test_an_exception_of_a_metric_is_counted_or_stops_the_run(wrong):
+    def right(groups, known):
+        return {"own/right": len(groups)}
+
+    known = {"reward/total": 1.0}
+    found = extra_metrics([wrong, right], [], known)
+    assert found == {"metrics/errors": 1.0, "own/right": 0}
+    with pytest.raises((Exception, SystemExit)):
+        extra_metrics([wrong, right], [], known, stops=True)
+
+
+def test_what_becomes_of_exceptions_is_a_key_of_the_config():
+    assert configured().metrics.on_error == "count"
+    assert configured(on_error="stop").metrics.on_error == "stop"
+    with pytest.raises(ConfigError, match="on_error='ignore' must be 'count' or 'stop'"):
+        configured(on_error="ignore")
+
+
+def test_the_best_checkpoint_is_not_chosen_by_a_metric_that_failed():
+    settings = quickstart.get_config("smoke").to_dict()
+    settings["checkpoint"] = settings["checkpoint"] | {"best": "own/share"}
+    config = build(RunConfig, settings)
+    assert _score(config, {"metrics/errors": 1.0}) is None
+    with pytest.raises(ConfigError, match=r"own/share.*no such metric"):
+        _score(config, {"metrics/errors": 0.0})
