@@ -24,7 +24,7 @@ from rl_code.environment.suite_grader import unguarded
 from rl_code.environment.suites.applied import Base, Protected
 from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.sites import name_of
-from rl_code.environment.suites.source import Source
+from rl_code.environment.suites.source import source_of
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import GUARDS, Cache
 from rl_code.types import Suite, Task
@@ -80,7 +80,7 @@ def exposed(task: Task, suite: Suite, pool: SandboxPool) -> list[str]:
         own = {path for path, text in suite.files.items() if text is not None}
         paths = (base.paths() | task.files.keys()) - own
         for path, names in functions.items():
-            source = _source(suite.files.get(path) or base.text(path))
+            source = source_of(suite.files.get(path) or base.text(path))
             if source is None:
                 continue
             nodes = [node for one in names if (node := source.function(one)) is not None]
@@ -95,13 +95,6 @@ def exposed(task: Task, suite: Suite, pool: SandboxPool) -> list[str]:
         *([f"its tests read {read}, which the work may change"] if data else []),
         *([f"its tests assert by {asserting}, which the work may change"] if helpers else []),
     ]
-
-
-def _source(text: str | None) -> Source | None:
-    try:
-        return None if text is None else Source(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _data(tree: ast.Module, paths: Collection[str]) -> Iterator[str]:

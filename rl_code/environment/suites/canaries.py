@@ -22,13 +22,11 @@ from rl_code.environment.suites.copies import (
     best,
     changed_at,
     copyable,
-    edited,
     group_of,
     inherited,
     joined,
     new_names,
     sites_of,
-    source_of,
     with_name,
 )
 from rl_code.environment.suites.row_canaries import (
@@ -39,7 +37,7 @@ from rl_code.environment.suites.row_canaries import (
     texts_in_place,
     without,
 )
-from rl_code.environment.suites.source import Source
+from rl_code.environment.suites.source import Source, source_of
 
 # Test functions that are copied in one grading, at most.
 MOST = 8
@@ -139,7 +137,8 @@ class _Drawing:
 
     def drawn(self) -> Drawn:
         """Suite with all canaries drawn so far."""
-        written = {path: edited(self._sources[path], edits) for path, edits in self._edits.items()}
+        sources = ((path, self._sources[path]) for path in self._edits)
+        written = {path: one.edited(self._edits[path]) for path, one in sources if one is not None}
         kinds = tuple(self._kinds)
         texts = frozenset(self._texts)
         return Drawn(

@@ -14,13 +14,6 @@ from rl_code.environment.suites.source import Site, Source
 _WORDS = ("again", "basic", "cases", "default", "extra", "more", "other", "simple", "values")
 
 
-def source_of(text: str | None) -> Source | None:
-    try:
-        return None if text is None else Source(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Group:
     """A test and its canaries."""
@@ -73,7 +66,7 @@ def group_of(
     if not found or node is None:
         return None
     start, end = source.lines(node)
-    block = source.data[start:end]
+    block = source.block(node)
     name = names[-1]
     site = best(found, copies, rng)
     enough = min(copies, len(site.others))
@@ -158,12 +151,3 @@ def _name(name: str, words_of: frozenset[str], taken: bytes, rng: random.Random)
         if not _uses(taken, new):
             return new
         words.append(f"{word}_{rng.choice(_WORDS)}")
-
-
-def edited(source: Source | None, edits: Sequence[tuple[int, int, bytes]]) -> str:
-    """A file's text with edits in it, which do not overlap."""
-    assert source is not None
-    data = source.data
-    for start, end, text in sorted(edits, reverse=True):
-        data = data[:start] + text + data[end:]
-    return data.decode()

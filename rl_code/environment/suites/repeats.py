@@ -83,14 +83,10 @@ def _with_blocks(source: Source, blocks: Mapping[tuple[str, ...], bytes]) -> str
         node = source.function(names)
         assert node is not None
         edits.append((*source.lines(node), text))
-    data = source.data
-    for start, end, text in sorted(edits, reverse=True):
-        data = data[:start] + text + data[end:]
-    return data.decode()
+    return source.edited(edits)
 
 
 def _block(source: Source, names: tuple[str, ...]) -> bytes:
     node = source.function(names)
     assert node is not None
-    start, end = source.lines(node)
-    return source.data[start:end]
+    return source.block(node)

@@ -109,8 +109,7 @@ def sites(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Sit
 
 def tail_of(source: Source, node: ast.FunctionDef, rng: random.Random) -> Finder:
     """Search for sites in a test function."""
-    start, end = source.lines(node)
-    look = Look(source.data[start:end].decode(), source.tokens)
+    look = Look(source.block(node).decode(), source.tokens)
     return Finder(source, node, rng, look)
 
 

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rl_code import python_source
 from rl_code.environment.suites.alike import TOKEN
@@ -37,7 +37,9 @@ class Site:
 
 
 class Source:
-    """A test file: its text and syntax tree. Raises SyntaxError for no Python."""
+    """A test file: its text and syntax tree. Raises SyntaxError for no Python, and UnicodeError for
+    a text that no encoding can carry.
+    """
 
     def __init__(self, text: str):
         self.data = text.encode()
@@ -77,6 +79,18 @@ class Source:
         assert node.end_lineno is not None
         return self.place(first, 0), self._starts[node.end_lineno]
 
+    def block(self, node: ast.FunctionDef) -> bytes:
+        """The lines of a function."""
+        start, end = self.lines(node)
+        return self.data[start:end]
+
+    def edited(self, edits: Iterable[tuple[int, int, bytes]]) -> str:
+        """The file's text with other texts between two places each, which do not overlap."""
+        data = self.data
+        for start, end, text in sorted(edits, reverse=True):
+            data = data[:start] + text + data[end:]
+        return data.decode()
+
     def function(self, names: Sequence[str]) -> ast.FunctionDef | None:
         """The test function of this name, behind those of its classes, if there is just one."""
         body: list[ast.stmt] = self.tree.body
@@ -91,3 +105,11 @@ class Source:
                 return None
             body = found[0].body
         return found[0] if names and isinstance(found[0], ast.FunctionDef) else None
+
+
+def source_of(text: str | None) -> Source | None:
+    """A test file; None where there is none, or no Python."""
+    try:
+        return None if text is None else Source(text)
+    except (SyntaxError, UnicodeError):
+        return None

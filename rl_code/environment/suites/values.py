@@ -20,7 +20,7 @@ from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.literals import is_literal
 from rl_code.environment.suites.rows import rows
 from rl_code.environment.suites.sites import name_of
-from rl_code.environment.suites.source import Source
+from rl_code.environment.suites.source import Source, source_of
 
 # Assertions of one grading that are repeated, at most.
 MOST = 12
@@ -87,13 +87,8 @@ def gives_another_value(error: str) -> bool:
 
 def _plain_source(text: str | None) -> Source | None:
     """A test file at whose top nothing happens but imports and definitions; else None."""
-    if text is None or _HIDDEN_STATE.search(text):
-        return None
-    try:
-        source = Source(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    for node in source.tree.body:
+    source = None if text is None or _HIDDEN_STATE.search(text) else source_of(text)
+    for node in source.tree.body if source else ():
         match node:
             case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
                 continue
