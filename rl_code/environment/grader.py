@@ -120,46 +120,37 @@ class _Mark:
     starved: bool = False
 
 
+@dataclasses.dataclass
 class _Grading:
     """One grading. It holds the candidate's sandbox, and that of the checker if one is needed. It
     remembers whether tests that got too little CPU time may still be run once more.
     """
 
-    def __init__(
-        self,
-        path: str,
-        entry_point: str,
-        snapshot: Snapshot,
-        sandbox: Sandbox,
-        pool: SandboxPool,
-        timeout_s: float,
-        stack: contextlib.ExitStack,
-    ):
-        self._path = path
-        self._entry_point = entry_point
-        self._snapshot = snapshot
-        self._sandbox = sandbox
-        self._pool = pool
-        self._timeout_s = timeout_s
-        self._stack = stack
-        self._checker: Sandbox | None = None
-        self._again = True
+    path: str
+    entry_point: str
+    snapshot: Snapshot
+    sandbox: Sandbox
+    pool: SandboxPool
+    timeout_s: float
+    stack: contextlib.ExitStack
+    _checker: Sandbox | None = None
+    _again: bool = True
 
     @property
     def lost(self) -> bool:
         """True if one of its sandboxes is gone."""
-        return self._sandbox.lost or (self._checker is not None and self._checker.lost)
+        return self.sandbox.lost or (self._checker is not None and self._checker.lost)
 
     def cases(self, cases: Sequence[Case]) -> list[_Mark]:
         """One mark per case. They run in an order that the candidate cannot foresee."""
         if not cases:
             return []
-        order = _order(cases, self._snapshot.get(self._path))
+        order = _order(cases, self.snapshot.get(self.path))
         results = run_cases(
-            self._sandbox, self._path, self._entry_point, [cases[i] for i in order], self._timeout_s
+            self.sandbox, self.path, self.entry_point, [cases[i] for i in order], self.timeout_s
         )
         marks = [
-            _case_mark(self._entry_point, cases[i], result)
+            _case_mark(self.entry_point, cases[i], result)
             for i, result in zip(order, results, strict=True)
         ]
         marks = self._regraded(marks, lambda late: self.cases([cases[order[i]] for i in late]))
@@ -170,12 +161,12 @@ class _Grading:
         if not statements:
             return []
         if self._checker is None:
-            self._checker = self._stack.enter_context(self._pool.open({}))
+            self._checker = self.stack.enter_context(self.pool.open({}))
         checked = self._checker.check(
-            self._entry_point,
+            self.entry_point,
             statements,
-            lambda left: self._sandbox.caller(self._path, self._entry_point, left, self._timeout_s),
-            timeout_s=self._timeout_s,
+            lambda left: self.sandbox.caller(self.path, self.entry_point, left, self.timeout_s),
+            timeout_s=self.timeout_s,
         )
         marks = [
             _Mark(one.error, one.flags | (one.causes & _CAUSES), bool(one.error) and one.starved)

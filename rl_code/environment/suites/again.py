@@ -18,6 +18,7 @@ else each time is paid for no test.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,27 +40,19 @@ _CHANGES_OF_OTHERS = 6
 _CUT = {"timeout", "killed", "exited"}
 
 
+@dataclasses.dataclass
 class Again:
-    """Looks again at the tests of one grading.
+    """Looks again at the tests of one grading."""
 
-    run: a run of the work with a draw of the suite. reference: the same of the task's reference;
-    None where there is none. texts: path -> text of the suite's files of tests.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[Drawn], Report],
-        reference: Callable[[Drawn], Report] | None,
-        texts: Mapping[str, str],
-        ids: Sequence[str],
-        rng: random.Random,
-    ):
-        self._run = run
-        self._reference = reference
-        self._texts = texts
-        self._ids = ids
-        self._rng = rng
-        self._first_of_reference: Report | None = None
+    # Runs the work with a draw of the suite.
+    run: Callable[[Drawn], Report]
+    # Runs the task's reference with one; None where there is none.
+    reference: Callable[[Drawn], Report] | None
+    # Path -> text of the suite's files of tests, and the ids of all its tests.
+    texts: Mapping[str, str]
+    ids: Sequence[str]
+    rng: random.Random
+    _first_of_reference: Report | None = None
 
     def look(self, first: Report, drawn: Drawn, errors: dict[str, str]) -> set[str]:
         """Changes ``errors`` (the suite's own id -> "" or why it did not pass), and returns flags.
@@ -74,7 +67,7 @@ class Again:
             return set()
         if "timeout" in first.flags and not suspects:  # no time is left
             return set()
-        plain = self._run(Drawn({}, {one: one for one in self._ids}, {}))
+        plain = self.run(Drawn({}, {one: one for one in self.ids}, {}))
         cut = bool(plain.flags & _CUT)
         flags = set(plain.flags)
         for own in () if cut else errors:
@@ -103,11 +96,11 @@ class Again:
         for count in range(_CHANGES_OF_OTHERS if alone else 0):
             if count >= _CHANGES and not (needs_more and alone.difference(*passed)):
                 break
-            changed = draw_alone(self._texts, self._ids, self._rng, alone, used)
+            changed = draw_alone(self.texts, self.ids, self.rng, alone, used)
             if not changed.canaries:
                 break
             used |= changed.texts
-            report = self._run(changed)
+            report = self.run(changed)
             flags |= report.flags
             passed.append(passed_canaries(report, changed))
         once = set().union(*passed)
@@ -120,14 +113,14 @@ class Again:
             # nor may a canary that passed beside the test pass in its place; where the test itself
             # passed both times, too, that is proof
             placed = self._in_place(others, first, drawn)
-            report = self._run(placed)
+            report = self.run(placed)
             flags |= report.flags
             if found := passed_canaries(report, placed):
                 found = found - self._passed_by_reference(placed)
                 beside = {own for one, own in drawn.tests.items() if not first.errors[one]}
                 once, always = once | found, always | (found & beside & alone)
         unlike = self._unlike_reference(suspects - once, drawn)
-        if unlike and not self._reference:
+        if unlike and not self.reference:
             unlike = self._inconsistent(sorted(unlike), first, drawn)[0]
         for own in alone:
             errors[own] = _CONTRADICTED if own in once | unlike else ""
@@ -135,7 +128,7 @@ class Again:
 
     def _passed_by_reference(self, drawn: Drawn) -> set[str]:
         """Tests of which the reference passes a canary."""
-        return passed_canaries(self._reference(drawn), drawn) if self._reference else set()
+        return passed_canaries(self.reference(drawn), drawn) if self.reference else set()
 
     def _in_place(self, tests: set[str], first: Report, drawn: Drawn) -> Drawn:
         """The suite with canaries that passed in the first run in place of these tests."""
@@ -145,17 +138,17 @@ class Again:
             if own in tests and not first.errors[one]
         }
         chosen = {own: passed[own] for own in apart(drawn, passed)}
-        return put_in_place(drawn, self._texts, self._ids, chosen)
+        return put_in_place(drawn, self.texts, self.ids, chosen)
 
     def _unlike_reference(self, tests: set[str], drawn: Drawn) -> set[str]:
         """Tests that the reference passes beside their canaries, none of which it
         passes: it is not what tests leave behind that left them in question. All where there is no
         reference.
         """
-        if not tests or not self._reference:
+        if not tests or not self.reference:
             return tests
         if self._first_of_reference is None:
-            self._first_of_reference = self._reference(drawn)
+            self._first_of_reference = self.reference(drawn)
         report = self._first_of_reference
         passed = {own for one, own in drawn.tests.items() if not report.errors[one]}
         return (tests & passed) - passed_canaries(report, drawn)
@@ -167,7 +160,7 @@ class Again:
         found, cut = self._inconsistent(given_up, first, drawn)
         if not found:
             return set()
-        same = self._run(drawn)
+        same = self.run(drawn)
         if not cut and all(
             bool(first.errors[one]) == bool(same.errors[one])
             for own in found
@@ -184,19 +177,19 @@ class Again:
         """Tests that do not end as honest code does, and whether a run was cut."""
         held: dict[str, str] = {}
         other: dict[str, str] = {}
-        for own in apart(drawn, self._rng.sample(tests, len(tests))):
+        for own in apart(drawn, self.rng.sample(tests, len(tests))):
             copies = copies_of(drawn, own)
-            held[own] = self._rng.choice([one for one in copies if not first.errors[one]])
+            held[own] = self.rng.choice([one for one in copies if not first.errors[one]])
             if failed := [one for one in copies if first.errors[one]]:
-                other[own] = self._rng.choice(failed)
+                other[own] = self.rng.choice(failed)
         runs = [(held, True), (other, False)]
-        self._rng.shuffle(runs)
+        self.rng.shuffle(runs)
         found: set[str] = set()
         cut = False
         for texts, passes in runs:
             if not texts:
                 continue
-            report = self._run(repeat(drawn, texts))
+            report = self.run(repeat(drawn, texts))
             cut = cut or bool(report.flags & _CUT)
             found |= {own for own in texts if (not report.errors[held[own]]) != passes}
         return found, cut
