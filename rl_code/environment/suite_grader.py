@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import random
 import time
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.suites.again import Again
-from rl_code.environment.suites.applied import Base, applied, laid_over, solved
+from rl_code.environment.suites.applied import Base, applied, deleted, laid_over, solved
 from rl_code.environment.suites.canaries import MOST, Drawn, draw, function_of, guarded
 from rl_code.environment.suites.ids import from_workspace
 from rl_code.environment.suites.runner import Report, run_suite
@@ -110,8 +111,6 @@ class _Grading:
         self._base = base
         self._deadline = time.monotonic() + timeout_s
         self._canaries = canaries
-        # Subtests that may be skipped, once they have been looked up.
-        self._skipped: Mapping[str, tuple[str, ...]] | None = None
         # Nobody else can foresee what is drawn.
         self._rng = random.SystemRandom()
 
@@ -120,20 +119,15 @@ class _Grading:
         first run.
         """
         files = applied(self._task, self._suite, work, self._base)
-        drawn = draw(
-            self._texts() if self._canaries else {},
-            self._suite.ids,
-            self._rng,
-            self._canaries,
-            self._suite.fail_to_pass,
-        )
+        texts = self._texts if self._canaries else {}
+        drawn = draw(texts, self._suite.ids, self._rng, self._canaries, self._suite.fail_to_pass)
         report = self._run(files, drawn)
         ended = {own: report.errors[one] for one, own in drawn.tests.items()}
         errors = {own: ended[own] for own in self._suite.ids}
         again = Again(
             lambda drawn: self._run(files, drawn),
-            (lambda drawn: self._run(self._solved(), drawn)) if self._has_reference else None,
-            self._texts(),
+            (lambda drawn: self._run(self._solved, drawn)) if self._has_reference else None,
+            texts,
             self._suite.ids,
             self._rng,
         )
@@ -159,9 +153,10 @@ class _Grading:
     def unguarded(self) -> tuple[str, ...]:
         """See the function of this name."""
         by_value = {one for value in self._values() for one in value.tests}
-        known = by_value | guarded(self._texts(), self._suite.fail_to_pass)
+        known = by_value | guarded(self._texts, self._suite.fail_to_pass)
         return tuple(self._named[one] for one in self._suite.fail_to_pass if one not in known)
 
+    @functools.cached_property
     def _texts(self) -> dict[str, str]:
         """Path -> text of the files that tests are in."""
         paths = dict.fromkeys(one.partition("::")[0] for one in self._suite.ids)
@@ -184,10 +179,6 @@ class _Grading:
         """The report, in which a test has failed that skipped a subtest that the reference does not
         skip, or without one the files that the agent started from.
         """
-        if self._skipped is None:
-            known = self._solved() if self._has_reference else self._task.files
-            plain = Drawn({}, {one: one for one in self._suite.ids}, {})
-            self._skipped = self._try_run(known, plain)[0].skipped
         errors = dict(report.errors)
         for one, own in {**drawn.tests, **drawn.canaries}.items():
             others = set(report.skipped.get(one, ())) - set(self._skipped.get(own, ()))
@@ -195,13 +186,21 @@ class _Grading:
                 errors[one] = f"a subtest was skipped: {min(others)}"
         return dataclasses.replace(report, errors=errors)
 
+    @functools.cached_property
+    def _skipped(self) -> Mapping[str, tuple[str, ...]]:
+        """Test -> subtests that may be skipped."""
+        known = self._solved if self._has_reference else self._task.files
+        plain = Drawn({}, {one: one for one in self._suite.ids}, {})
+        return self._try_run(known, plain)[0].skipped
+
     def _try_run(self, files: Snapshot, drawn: Drawn) -> tuple[Report, bool]:
         """Report of one run of the suite, and True if its sandbox was lost."""
         # files in the suite's order, so that what one of them changes for the next is the same in
         # every run
-        files_of = [one.partition("::")[0] for one in self._suite.ids]
+        in_order = dict.fromkeys(one.partition("::")[0] for one in self._suite.ids)
+        places = {path: place for place, path in enumerate(in_order)}
         ids = [*drawn.tests, *drawn.canaries]
-        ids.sort(key=lambda one: files_of.index(one.partition("::")[0]))
+        ids.sort(key=lambda one: places[one.partition("::")[0]])
         laid = {**self._suite.files, **drawn.files}
         try:
             whole = laid_over(self._task, files, laid.items())
@@ -232,12 +231,9 @@ class _Grading:
 
     @property
     def _has_reference(self) -> bool:
-        return bool(self._task.reference or self._deleted())
+        return bool(self._task.reference or deleted(self._task))
 
-    def _deleted(self) -> tuple[str, ...]:
-        """Paths that the reference takes away."""
-        return tuple(self._task.meta.get("deleted", ()))
-
+    @functools.cached_property
     def _solved(self) -> Snapshot:
         """The reference, as work that is graded."""
         return applied(self._task, self._suite, solved(self._task), self._base)
@@ -254,7 +250,7 @@ class _Grading:
         found = self._some(found)
         failed, flags = self._by_value(found, files)
         if self._has_reference:
-            unsure, _ = self._by_value(list(failed), self._solved()) if failed else ({}, set())
+            unsure, _ = self._by_value(list(failed), self._solved) if failed else ({}, set())
             failed = {value: error for value, error in failed.items() if value not in unsure}
         for value, error in failed.items():
             if other := gives_another_value(error):
@@ -283,11 +279,11 @@ class _Grading:
 
         new: paths of modules that an agent may have made where no reference tells.
         """
-        paths = (self._base.paths() | self._task.reference.keys()) - set(self._deleted())
+        paths = (self._base.paths() | self._task.reference.keys()) - set(deleted(self._task))
         tests = [path for path in self._suite.files if path.endswith("conftest.py")]
         configured = {path for path in paths if path.endswith("conftest.py")} | set(tests)
         texts = [self._suite.files.get(path) or self._base.text(path) or "" for path in configured]
-        return values(self._texts(), self._suite.ids, paths, texts, new)
+        return values(self._texts, self._suite.ids, paths, texts, new)
 
     def _by_value(self, found: list[Value], files: Snapshot) -> tuple[dict[Value, str], set[str]]:
         """Assertions that fail in the split grader, with errors, and its proofs of cheating."""

@@ -22,12 +22,11 @@ from rl_code.environment.grading import grade_in_words
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suite_grader import SuiteError, passes
-from rl_code.environment.suites.applied import solved
+from rl_code.environment.suites.applied import deleted, solved
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
-from rl_code.tasks.guards import Guards, guards_of
-from rl_code.tasks.guards import some as _some
+from rl_code.tasks.guards import Guards, guards_of, some
 from rl_code.tasks.source import FAULT, NoTask, Refusal
 from rl_code.types import Limits, Task, Tests
 
@@ -114,7 +113,7 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
     names = [*names_of(task.visible_tests, "visible "), *names_of(task.hidden_tests)]
     if not names:
         return NO_TESTS, ""
-    if not task.reference and not task.meta.get("deleted"):
+    if not task.reference and not deleted(task):
         return NO_REFERENCE, ""
     for files, check in ((task.files, _before), (solved(task), _after)):
         graded = [grade_in_words(task, files, pool, limits) for _ in range(runs)]
@@ -126,7 +125,7 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
         for grade in grades[1:]:
             if _passed(grade) != first:
                 pairs = zip(names, first, _passed(grade), strict=True)
-                return DIFFERS, _some([name for name, one, other in pairs if one != other])
+                return DIFFERS, some([name for name, one, other in pairs if one != other])
         if found := check(task, dict(zip(names, graded[0][1], strict=True)), grades[0]):
             return found
     return "", ""
@@ -144,9 +143,9 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
     if suite is None:
         return None
     if early := [id for id in suite.fail_to_pass if passes(errors[id])]:
-        return PASSES_BEFORE, _some(early)
+        return PASSES_BEFORE, some(early)
     if broken := [id for id in suite.pass_to_pass if errors[id]]:
-        return BROKEN_BEFORE, f"{_some(broken)}: {_why(errors[broken[0]])}"
+        return BROKEN_BEFORE, f"{some(broken)}: {_why(errors[broken[0]])}"
     return None
 
 
@@ -157,7 +156,7 @@ def _after(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, st
     failed = [name for name, error in errors.items() if error]
     flags = f" ({', '.join(grade.flags)})" if grade.flags else ""
     why = f": {_why(errors[failed[0]])}" if failed else ""
-    return REFERENCE_FAILS, f"{_some(failed)}{flags}{why}"
+    return REFERENCE_FAILS, f"{some(failed)}{flags}{why}"
 
 
 def names_of(tests: Tests, kind: str = "") -> list[str]:

@@ -135,10 +135,15 @@ def laid_over(
     return result
 
 
+def deleted(task: Task) -> tuple[str, ...]:
+    """Paths that the reference of a task takes away."""
+    return tuple(task.meta.get("deleted", ()))
+
+
 def solved(task: Task) -> dict[str, str | File]:
     """The files of a task with its reference in place."""
-    gone = dict.fromkeys(task.meta.get("deleted", ()))
-    return laid_over(task, task.files, {**task.reference, **gone}.items())
+    changes = {**task.reference, **dict.fromkeys(deleted(task))}
+    return laid_over(task, task.files, changes.items())
 
 
 class Protected:
