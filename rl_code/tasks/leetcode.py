@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,8 @@ from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import RowError, count_rows, each_task, malformed, parse_python
-from rl_code.tasks.source import SourceOfWorlds, store_of, unreadable
+from rl_code.tasks.records import count_rows, each_task, malformed, parse_python
+from rl_code.tasks.source import SourceOfWorlds, builders_of, store_of
 from rl_code.tasks.worlds import NoWorld, packages_layer
 from rl_code.types import Case, Task, Tests, World
 
@@ -95,13 +94,7 @@ class LeetCode(SourceOfWorlds):
     ) -> Iterator[tuple[str, Callable[[], Task]]]:
         file = Path(self.path)
         rows = each_task(file, _FIELDS, lambda line, row: _task(file, line, row, self))
-        for id, found in rows:
-            yield (
-                id,
-                unreadable(found)
-                if isinstance(found, RowError)
-                else functools.partial(self._with_packages, found, pool),
-            )
+        return builders_of(rows, lambda task: self._with_packages(task, pool))
 
     def _with_packages(self, task: Task, pool: SandboxPool | None) -> Task:
         """The task with a world, if its reference imports packages. Raises NoWorld."""

@@ -16,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from rl_code import python_source
 from rl_code.environment.sandbox.errors import SandboxFault
@@ -131,12 +131,19 @@ def each(
     return each_task(file, kinds, make, columns["id"])
 
 
-def each_task(
+class HasId(Protocol):
+    """A task, or what one is built of."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def each_task[T: HasId](
     path: Path,
     columns: Mapping[str, type | tuple[type, ...]],
-    make: Callable[[int, dict[str, Any]], Task | None],
+    make: Callable[[int, dict[str, Any]], T | None],
     named: str = "task_id",
-) -> Iterator[Read]:
+) -> Iterator[tuple[str, T | RowError]]:
     """(id, task) of every row, or (id, why there is none) for one that cannot be read, lacks a
     column, has the id of another one, or of which ``make`` makes none.
 
@@ -159,7 +166,9 @@ def each_task(
         except (TaskFileError, SandboxFault):
             raise
         except Exception as error:  # rows may hold anything: each has a verdict of its own
-            yield place_of(path, line), unforeseen(path, line, error)
+            words = f"{type(error).__name__}: {error}"[:300]
+            wrong = f"{path}, line {line}: expected a row of a task, found {words}"
+            yield place_of(path, line), RowError(wrong)
         else:
             seen.add(task.id)
             yield task.id, task
@@ -178,12 +187,6 @@ def readable(rows: Iterable[Read]) -> list[Task]:
 def place_of(path: Path, line: int) -> str:
     """The name of a row that has no task."""
     return f"{path.name}:{line}"
-
-
-def unforeseen(path: Path, line: int, error: Exception) -> RowError:
-    """Says that no task can be made of a row, where no reader has foreseen why."""
-    words = f"{type(error).__name__}: {error}"
-    return RowError(f"{path}, line {line}: expected a row of a task, found {words[:300]}")
 
 
 def _task(

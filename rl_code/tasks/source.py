@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -140,13 +141,18 @@ _ADVICE = (
 )
 
 
-def unreadable(error: RowError) -> Callable[[], Task]:
-    """A builder for a row that cannot be read, which says so."""
+def builders_of[T](
+    rows: Iterable[tuple[str, T | RowError]], build: Callable[[T], Task]
+) -> Iterator[tuple[str, Callable[[], Task]]]:
+    """(id, what builds the task) of each row; for one that cannot be read, that raises why."""
 
-    def build() -> Task:
-        raise error
+    def built(found: T | RowError) -> Task:
+        if isinstance(found, RowError):
+            raise found
+        return build(found)
 
-    return build
+    for id, found in rows:
+        yield id, functools.partial(built, found)
 
 
 @dataclasses.dataclass(frozen=True)

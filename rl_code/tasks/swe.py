@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,15 +28,8 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File
 from rl_code.tasks.patches import PatchError, Scratch
-from rl_code.tasks.records import (
-    RowError,
-    count_rows,
-    each_row,
-    malformed,
-    place_of,
-    unforeseen,
-)
-from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of, unreadable
+from rl_code.tasks.records import count_rows, each_task
+from rl_code.tasks.source import NoTask, SourceOfWorlds, builders_of, store_of
 from rl_code.tasks.swe_rows import Row, read_row
 from rl_code.tasks.unittest_ids import ForeignId, UnittestIds
 from rl_code.tasks.worlds import (
@@ -77,22 +69,13 @@ class Swe(SourceOfWorlds):
     ) -> Iterator[tuple[str, Callable[[], Task]]]:
         store = store_of(pool, "swe")
         file = Path(self.path)
-        seen: set[str] = set()
-        for line, cells in each_row(file, {"problem_statement": str}):
-            try:
-                if isinstance(cells, RowError):
-                    raise cells
-                row = read_row(file, line, cells, self.breaks)
-                if row.id in seen:
-                    wanted = "an id that no other row has"
-                    malformed(file, line, "instance_id", wanted, repr(row.id))
-            except RowError as error:
-                yield place_of(file, line), unreadable(error)
-            except Exception as error:  # rows may hold anything: each has a verdict of its own
-                yield place_of(file, line), unreadable(unforeseen(file, line, error))
-            else:
-                seen.add(row.id)
-                yield row.id, functools.partial(_task, row, self, store)
+        rows = each_task(
+            file,
+            {"problem_statement": str},
+            lambda line, cells: read_row(file, line, cells, self.breaks),
+            "instance_id",
+        )
+        return builders_of(rows, lambda row: _task(row, self, store))
 
 
 def _task(row: Row, source: Swe, store: LayerStore) -> Task:
