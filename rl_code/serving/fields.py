@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from models.marks import encodable, encodable_all
-from rl_code.environment.tools.schema import load_json
+from rl_code.environment.tools.schema import is_deeper, load_json
 
 # Longest request, in bytes.
 MOST_BYTES = 8 * 2**20
@@ -225,17 +225,8 @@ def one_of(fields: Mapping[str, Any], key: str, values: Collection[str]) -> str 
 
 def check_depth(value: Any) -> None:
     """Raises ApiError for a value of JSON that is nested too deeply."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            child
-            for each in level
-            if isinstance(each, (dict, list))
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return
-    raise ApiError(f"the request is nested more than {_DEEPEST} deep", code="invalid_json")
+    if is_deeper(value, _DEEPEST):
+        raise ApiError(f"the request is nested more than {_DEEPEST} deep", code="invalid_json")
 
 
 def _number(fields: Mapping[str, Any], key: str, low: float, high: float) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_code.environment.servers.stream import Stream
-from rl_code.environment.tools.schema import Arguments, unknown_types
+from rl_code.environment.tools.schema import Arguments, is_deeper, unknown_types
 
 VERSION = "2025-06-18"
 # Tools and pages of a list that are read, characters of a description and of a schema, and how
@@ -135,7 +135,7 @@ def _parameters(schema: Any) -> dict[str, Any]:
     """A tool's schema with its arguments at the root, whatever parts it is made of. Raises
     ValueError where no call can be written by it.
     """
-    if not isinstance(schema, dict) or _depth(schema) > _DEEPEST:
+    if not isinstance(schema, dict) or is_deeper(schema, _DEEPEST + 1):
         raise ValueError(f"its schema is no object, or nested more than {_DEEPEST} deep")
     try:
         length = len(json.dumps(schema, allow_nan=False))
@@ -176,21 +176,6 @@ def _parameters(schema: Any) -> dict[str, Any]:
         # What a call does not name stays the server's business.
         "additionalProperties": others if isinstance(others, dict) else False,
     }
-
-
-def _depth(value: Any) -> int:
-    """Depth to which a value of JSON is nested, counted up to ``_DEEPEST`` + 1."""
-    level = [value]
-    for depth in range(_DEEPEST + 1):
-        level = [
-            child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return depth
-    return _DEEPEST + 1
 
 
 def _text(item: Any) -> str:

@@ -214,6 +214,21 @@ def unknown_types(schema: Any) -> list[str]:
     return unknown
 
 
+def is_deeper(value: Any, levels: int) -> bool:
+    """True if a value of JSON has more levels than these; a number or a text has one."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def load_json(text: str) -> Any:
     """The value that a text is in JSON. Raises ValueError, also for numbers that JSON does not have
     (NaN, Infinity, 1e999), and RecursionError or MemoryError for what has no end.
