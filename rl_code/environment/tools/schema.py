@@ -207,9 +207,9 @@ def unknown_types(schema: Any) -> list[str]:
         if not isinstance(part, Mapping) or id(part) in seen:
             continue
         seen.add(id(part))
-        kind = part.get("type")
-        names = [kind] if isinstance(kind, str) else kind if _listed(kind) else []
-        unknown += [str(name) for name in names if not isinstance(name, str) or name not in TYPES]
+        unknown += [
+            str(name) for name in _names(part) if not isinstance(name, str) or name not in TYPES
+        ]
         pending += [one for word in ("allOf", "anyOf", "oneOf") for one in _parts(part, word)]
     return unknown
 
@@ -291,11 +291,15 @@ def _parts(schema: Mapping[str, Any], word: str) -> Iterator[Any]:
     return iter(found if _listed(found) else ())
 
 
+def _names(schema: Mapping[str, Any]) -> Sequence[Any]:
+    """All that ``type`` names."""
+    kind = schema.get("type")
+    return [kind] if isinstance(kind, str) else kind if _listed(kind) else []
+
+
 def _named(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that ``type`` names and JSON schema has."""
-    kind = schema.get("type")
-    names = [kind] if isinstance(kind, str) else kind if _listed(kind) else []
-    return tuple(name for name in names if isinstance(name, str) and name in TYPES)
+    return tuple(name for name in _names(schema) if isinstance(name, str) and name in TYPES)
 
 
 def _of_values(schema: Mapping[str, Any]) -> tuple[str, ...]:
