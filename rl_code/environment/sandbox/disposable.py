@@ -15,7 +15,6 @@ import functools
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import threading
@@ -23,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl_code.environment.sandbox.inside import wire
+from rl_code.environment.sandbox.inside import meter, wire
 
 if TYPE_CHECKING:
     from rl_code.environment.sandbox.kept import KeptProcesses
@@ -139,11 +138,5 @@ def main(control: socket.socket) -> None:
         except Exception as error:  # whatever the text provoked is an outcome
             said = json.dumps(["raised", f"{type(error).__name__}: {error}"[:500]])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        retires = _memory_bytes() > _RETIRE_BYTES
+        retires = meter.resident(os.getpid()) > _RETIRE_BYTES
         wire.write_frame(control, f"{_RETIRES if retires else _STAYS}{said}")
-
-
-def _memory_bytes() -> int:
-    """Memory that this process holds."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()

@@ -16,13 +16,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import marshal
-import resource
+import os
 import signal
 import socket
 from typing import Any
 
 from rl_code.environment import compare
-from rl_code.environment.sandbox.inside import calls, wire
+from rl_code.environment.sandbox.inside import calls, meter, wire
 from rl_code.environment.tools.text import show
 
 # A process that holds more memory than this makes room for a fresh one.
@@ -58,16 +58,8 @@ def main(control: socket.socket) -> None:
         with socket.socket(fileno=descriptors[0]) as channel:
             channel.settimeout(timeout_s)
             verdicts = _answer(control, channel, questions)
-        retire = _memory_bytes() > RETIRE_BYTES
+        retire = meter.resident(os.getpid()) > RETIRE_BYTES
         _say(control, verdicts, "retire" if retire else "done")
-
-
-def _memory_bytes() -> int:
-    """Bytes of memory that this process holds. The kernel's maximum would count the process that
-    started this one, too.
-    """
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _answer(

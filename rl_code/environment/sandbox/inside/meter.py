@@ -50,7 +50,7 @@ class Meter:
             return "processes"
         allowed = self._limits["watched_mb"] << 20
         # Resident memory counts shared pages several times. It is read first because it is cheap.
-        if 0 < allowed < sum(map(_resident, pids)) and allowed < sum(map(_proportional, pids)):
+        if 0 < allowed < sum(map(resident, pids)) and allowed < sum(map(_proportional, pids)):
             return "memory"
         return ""
 
@@ -92,8 +92,10 @@ def _processor_s(pid: int) -> float:
     return sum(map(int, fields[USER_TIME : CHILDREN_SYSTEM_TIME + 1])) / TICKS
 
 
-def _resident(pid: int) -> int:
-    """Bytes of a process in memory, shared ones included."""
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory, shared ones included. The kernel's maximum (ru_maxrss)
+    would count the process that started it, too.
+    """
     fields = _read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * PAGE if fields else 0
 
