@@ -24,6 +24,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from rl_code import python_source
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES, WORKSPACE
 from rl_code.lines import split_lines
@@ -265,7 +266,7 @@ def _is_test(path: str, text: str) -> bool:
     if not _TEST_FILES.fullmatch(PurePosixPath(path).name):
         return False
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
+        tree = python_source.parse(text)
     except SyntaxError:
         return False
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

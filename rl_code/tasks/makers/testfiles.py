@@ -11,6 +11,7 @@ import builtins
 import functools
 from collections.abc import Iterator
 
+from rl_code import python_source
 from rl_code.lines import split_lines
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -24,10 +25,8 @@ def first_line(node: ast.AST) -> int:
     return min([node.lineno, *(one.lineno for one in decorators)])  # ty: ignore[missing-attribute]
 
 
-@functools.lru_cache(64)
-def parse(text: str) -> ast.Module:
-    """The syntax tree of a file, which is read only. Raises SyntaxError and ValueError."""
-    return ast.parse(text.removeprefix("\ufeff"))
+# Trees are read only.
+parse = functools.lru_cache(64)(python_source.parse)
 
 
 @functools.lru_cache(512)
