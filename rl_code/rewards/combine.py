@@ -19,6 +19,7 @@ from absl import logging
 
 from rl_code import named
 from rl_code.environment.sandbox.errors import SandboxFault
+from rl_code.environment.tools.text import cut_middle
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.finished import FinishedEpisode
@@ -230,8 +231,4 @@ def described(raised: BaseException) -> str:
     """An exception with its traceback, of which the middle is left out where it is long: its
     message may hold all that the agent wrote.
     """
-    text = "".join(traceback.format_exception(raised))
-    if len(text) <= _DESCRIBED:
-        return text
-    half = _DESCRIBED // 2
-    return f"{text[:half]}\n[{len(text) - _DESCRIBED} characters]\n{text[-half:]}"
+    return cut_middle("".join(traceback.format_exception(raised)), _DESCRIBED)
