@@ -23,6 +23,7 @@ from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.environment.suites.applied import deleted, solved
+from rl_code.environment.tools.text import one_line
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
@@ -145,7 +146,7 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
     if early := [id for id in suite.fail_to_pass if passes(errors[id])]:
         return PASSES_BEFORE, some(early)
     if broken := [id for id in suite.pass_to_pass if errors[id]]:
-        return BROKEN_BEFORE, f"{some(broken)}: {_why(errors[broken[0]])}"
+        return BROKEN_BEFORE, f"{some(broken)}: {one_line(errors[broken[0]], _SHOWN_CHARACTERS)}"
     return None
 
 
@@ -155,7 +156,7 @@ def _after(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, st
         return None
     failed = [name for name, error in errors.items() if error]
     flags = f" ({', '.join(grade.flags)})" if grade.flags else ""
-    why = f": {_why(errors[failed[0]])}" if failed else ""
+    why = f": {one_line(errors[failed[0]], _SHOWN_CHARACTERS)}" if failed else ""
     return REFERENCE_FAILS, f"{some(failed)}{flags}{why}"
 
 
@@ -169,12 +170,6 @@ def names_of(tests: Tests, kind: str = "") -> list[str]:
 
 def _passed(grade: Grade) -> tuple[bool, ...]:
     return grade.visible + grade.hidden
-
-
-def _why(error: str) -> str:
-    """The beginning of the reason that a test failed, on one line."""
-    words = " ".join(error.split())
-    return words if len(words) <= _SHOWN_CHARACTERS else f"{words[:_SHOWN_CHARACTERS]}..."
 
 
 # --- Many tasks -----------------------------------------------------------------------------------
