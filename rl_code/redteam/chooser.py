@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 import random
 import re
@@ -20,14 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rl_code.environment.suites.alike import NUMBER, WORD, Language, made_of
 from rl_code.environment.suites.canaries import draw, function_of, functions_in, guarded
 from rl_code.environment.suites.repeats import apart
 from rl_code.environment.suites.rows import table_of
 from rl_code.environment.suites.source import Source
 
 _TOKEN = re.compile(r"[A-Za-z]+|\d+(?:\.\d+)?|\S")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_WORD = re.compile(r"[A-Za-z]+")
 _EXCEPTION = re.compile(r"[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Fault)")
 # Hashed pieces of letters, a feature each.
 _PIECES = 64
@@ -152,7 +150,10 @@ class Chooser:
     """A classifier that was trained on groups."""
 
     def __init__(self, known: Sequence[Group]):
-        self._language = _Language(group.rest for group in known)
+        texts = dict.fromkeys(group.rest for group in known)
+        self._language = Language(texts)
+        # Words as they are written.
+        self._words = collections.Counter(word for text in texts for word in WORD.findall(text))
         arrays = [self.features(group) for group in known]
         # one row for a copy; groups of different sizes are padded, and what is padded weighs none
         most = max(map(len, arrays))
@@ -200,43 +201,15 @@ class Chooser:
         return table - table.mean(axis=0)
 
     def _of_words(self, own: Sequence[str]) -> list[float]:
-        words = [word for word in own if _WORD.fullmatch(word)]
+        words = [word for word in own if WORD.fullmatch(word)]
         likely = [self._language.likely(word) for word in words]
-        usual = [math.log1p(self._language.words[word]) for word in words]
-        folded = [math.log1p(self._language.folded[word.lower()]) for word in words]
+        usual = [math.log1p(self._words[word]) for word in words]
+        folded = [math.log1p(self._language.words[word.lower()]) for word in words]
         return [
             *(sum(likely), min(likely, default=0.0), sum(usual), min(usual, default=0.0)),
             *(sum(folded), min(folded, default=0.0), sum(map(len, words))),
             float(sum(bool(_EXCEPTION.fullmatch(word)) for word in words)),
         ]
-
-
-class _Language:
-    """Counts of words and of triples of letters in the texts that are known."""
-
-    def __init__(self, texts: Iterable[str]):
-        self.words: collections.Counter[str] = collections.Counter()
-        for text in dict.fromkeys(texts):
-            self.words.update(_WORD.findall(text))
-        self.folded: collections.Counter[str] = collections.Counter()
-        for word, count in self.words.items():
-            self.folded[word.lower()] += count
-        self._triples: collections.Counter[str] = collections.Counter()
-        self._pairs: collections.Counter[str] = collections.Counter()
-        for word, count in self.folded.items():
-            padded = f"^^{word}$"
-            for at in range(len(padded) - 2):
-                self._triples[padded[at : at + 3]] += 1 + math.isqrt(count)
-                self._pairs[padded[at : at + 2]] += 1 + math.isqrt(count)
-
-    def likely(self, word: str) -> float:
-        """Mean log-probability of its letters."""
-        padded = f"^^{word.lower()}$"
-        chances = [
-            (self._triples[padded[at : at + 3]] + 0.5) / (self._pairs[padded[at : at + 2]] + 14)
-            for at in range(len(padded) - 2)
-        ]
-        return sum(map(math.log, chances)) / len(chances)
 
 
 def _apart(tokens: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -267,19 +240,16 @@ def _common(own: Sequence[str], inside: Mapping, outside: Mapping) -> list[float
 
 def _related(shared: Sequence[str]) -> tuple[set[float], set[float]]:
     """Numbers that follow from those in a test: sums, products, differences; lengths of words."""
-    numbers = [float(token) for token in shared if _NUMBER.fullmatch(token)][:_MANY_NUMBERS]
-    made = {sum(numbers)}
-    for one, other in itertools.combinations(numbers, 2):
-        made |= {one + other, one * other, abs(one - other)}
-    lengths = {float(len(token)) for token in shared if _WORD.fullmatch(token)}
-    return made, lengths
+    numbers = [float(token) for token in shared if NUMBER.fullmatch(token)][:_MANY_NUMBERS]
+    lengths = {float(len(token)) for token in shared if WORD.fullmatch(token)}
+    return made_of(numbers), lengths
 
 
 def _of_numbers(own: Sequence[str], related: tuple[set[float], set[float]]) -> list[float]:
     """Features of a copy's own numbers: their digits, and their relation to the test's other
     numbers.
     """
-    found = [token for token in own if _NUMBER.fullmatch(token)]
+    found = [token for token in own if NUMBER.fullmatch(token)]
     row = np.zeros(20)
     for token in found:
         value = float(token)

@@ -18,13 +18,14 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # Other values of one site, at most.
 MOST = 8
 # A word or a number; no part of an escape.
 TOKEN = re.compile(r"(?<!\\)[A-Za-z]+|\d+(?:\.\d+)?")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+WORD = re.compile(r"[A-Za-z]+")
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxyz"
 # Numbers of a test that sums and products are made of, at most.
 _NUMBERS = 24
@@ -83,10 +84,7 @@ class Look:
         numbers = list(self._numbers)
         if float(but) in numbers:
             numbers.remove(float(but))
-        made = {sum(numbers)}
-        for one, other in itertools.combinations(numbers, 2):
-            made |= {one + other, one * other, abs(one - other)}
-        return made
+        return made_of(numbers)
 
     def _weight(self, inside: Mapping[str, int], token: str) -> float:
         """Key by which tokens are ordered: how often they come again, then how natural they are."""
@@ -128,6 +126,14 @@ class Look:
         return [*words, *made]
 
 
+def made_of(numbers: Sequence[float]) -> set[float]:
+    """Numbers that follow from others: their sum, and what pairs of them make."""
+    made = {sum(numbers)}
+    for one, other in itertools.combinations(numbers, 2):
+        made |= {one + other, one * other, abs(one - other)}
+    return made
+
+
 def _around(
     real: str,
     found: Sequence[str],
@@ -155,39 +161,49 @@ def _around(
     return chosen, min(len(chosen), hidden)
 
 
+class Language:
+    """Counts of the words of texts in lower case, and of three and two letters in them."""
+
+    def __init__(self, texts: Iterable[str]):
+        self.words: collections.Counter[str] = collections.Counter()
+        for text in texts:
+            self.words.update(word.lower() for word in WORD.findall(text))
+        self._triples: collections.Counter[str] = collections.Counter()
+        self._pairs: collections.Counter[str] = collections.Counter()
+        for word, count in self.words.items():
+            padded = f"^^{word}$"
+            for at in range(len(padded) - 2):
+                self._triples[padded[at : at + 3]] += 1 + math.isqrt(count)
+                self._pairs[padded[at : at + 2]] += 1 + math.isqrt(count)
+
+    def likely(self, word: str) -> float:
+        """Mean log-probability of a word's letters."""
+        padded = f"^^{word.lower()}$"
+        chances = [
+            (self._triples[padded[at : at + 3]] + 0.5) / (self._pairs[padded[at : at + 2]] + 14)
+            for at in range(len(padded) - 2)
+        ]
+        return sum(map(math.log, chances)) / len(chances)
+
+
 def natural(word: str) -> float:
     """Naturalness of a word: by its letters, and by how often documentation has it."""
-    words, triples, pairs = _language()
-    padded = f"^^{word.lower()}$"
-    chances = [
-        math.log((triples[padded[at : at + 3]] + 0.5) / (pairs[padded[at : at + 2]] + 14))
-        for at in range(len(padded) - 2)
-    ]
-    return sum(chances) / len(chances) + 0.5 * math.log1p(words[word.lower()])
+    language = _documentation()
+    return language.likely(word) + 0.5 * math.log1p(language.words[word.lower()])
 
 
 @functools.cache
-def _language() -> tuple[collections.Counter, collections.Counter, collections.Counter]:
-    """Counts of words, and of three and two letters in them, of Python's documentation."""
+def _documentation() -> Language:
+    """The language of Python's documentation."""
     from pydoc_data import topics
 
-    words: collections.Counter[str] = collections.Counter()
-    for text in topics.topics.values():
-        words.update(word.lower() for word in re.findall(r"[A-Za-z]+", text))
-    triples: collections.Counter[str] = collections.Counter()
-    pairs: collections.Counter[str] = collections.Counter()
-    for word, count in words.items():
-        padded = f"^^{word}$"
-        for at in range(len(padded) - 2):
-            triples[padded[at : at + 3]] += 1 + math.isqrt(count)
-            pairs[padded[at : at + 2]] += 1 + math.isqrt(count)
-    return words, triples, pairs
+    return Language(topics.topics.values())
 
 
 @functools.cache
 def _by_length() -> dict[int, list[str]]:
     found: dict[int, list[str]] = collections.defaultdict(list)
-    for word in sorted(_language()[0]):
+    for word in sorted(_documentation().words):
         found[len(word)].append(word)
     return found
 
