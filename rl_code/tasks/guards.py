@@ -25,6 +25,7 @@ from rl_code.environment.suites.applied import Base, Protected
 from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.sites import name_of
 from rl_code.environment.suites.source import source_of
+from rl_code.environment.suites.values import files_of, imports
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import GUARDS, Cache
 from rl_code.types import Suite, Task
@@ -145,35 +146,21 @@ def _helpers(
     tree: ast.Module, functions: Iterable[ast.FunctionDef], paths: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """Functions of the repository that assert for tests, and the files of their modules."""
-    bound: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for alias in node.names:
-                for module in (node.module, f"{node.module}.{alias.name}"):
-                    bound[alias.asname or alias.name] = _file_of(module, paths) or bound.get(
-                        alias.asname or alias.name, ""
-                    )
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                bound[alias.asname or alias.name] = _file_of(alias.name, paths)
+    bound = imports(ast.walk(tree))
     for function in functions:
         for node in ast.walk(function):
             match node:
                 case ast.Expr(ast.Call(ast.Name(name))):
-                    module = bound.get(name, "")
+                    known = bound.get(name)
                 case ast.Expr(ast.Call(ast.Attribute(outer, name))):
-                    module = bound.get(ast.unparse(outer), "")
+                    known = bound.get(ast.unparse(outer))
                 case _:
                     continue
-            if module and _HELPER.match(name):
-                yield name, module
-
-
-def _file_of(module: str, paths: Collection[str]) -> str:
-    """The file of a module of the repository; "" for one of another package."""
-    base = module.replace(".", "/")
-    places = (f"{root}{base}{end}" for root in ("", "src/") for end in (".py", "/__init__.py"))
-    return next((place for place in places if place in paths), "")
+            if known and _HELPER.match(name):
+                # what is imported may be a module itself
+                places = [*files_of(".".join(filter(None, known))), *files_of(known[0])]
+                if file := next((place for place in places if place in paths), ""):
+                    yield name, file
 
 
 def some(names: Sequence[str]) -> str:

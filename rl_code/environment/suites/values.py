@@ -71,7 +71,7 @@ def values(
         node = source and source.function(names)
         if not source or not node:
             continue
-        bound = _imports(source.tree.body)
+        bound = imports(source.tree.body)
         for one, row in rows(source, node, own).items():
             for call, statement in _assertions(map(_Put(row).visit, copy.deepcopy(node.body))):
                 place = _place(call, bound, paths, made_since)
@@ -100,18 +100,29 @@ def _plain_source(text: str | None) -> Source | None:
     return source
 
 
-def _imports(body: Sequence[ast.stmt]) -> dict[str, tuple[str, str]]:
-    """Name -> module that it comes from and its name there; "" for a module itself."""
+def imports(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, str]]:
+    """Name, perhaps with dots -> module that it comes from and its name there; "" for a module
+    itself.
+    """
     bound: dict[str, tuple[str, str]] = {}
-    for node in body:
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 bound[alias.asname or alias.name] = (node.module, alias.name)
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.asname or "." not in alias.name:
-                    bound[alias.asname or alias.name] = (alias.name, "")
+                bound[alias.asname or alias.name] = (alias.name, "")
     return bound
+
+
+def files_of(module: str) -> list[str]:
+    """Paths that the file of a module may have, at the root of a repository or below src, in the
+    order in which Python looks for them.
+    """
+    base = module.replace(".", "/")
+    return [
+        path for root in ("", "src/") for path in (f"{root}{base}/__init__.py", f"{root}{base}.py")
+    ]
 
 
 class _Put(ast.NodeTransformer):
@@ -176,8 +187,8 @@ def _place(
     paths: Collection[str],
     new: Collection[str],
 ) -> tuple[str, str] | None:
-    """File and name of the function that is called, if it is one of the repository: of a module
-    that lies at its root, or below src; of the files in ``new`` the one that Python finds first.
+    """File and name of the function that is called, if it is one of the repository; of the files in
+    ``new`` the one that Python finds first.
     """
     match call.func:
         case ast.Name(name) if bound.get(name, ("", ""))[1]:
@@ -186,10 +197,7 @@ def _place(
             module = ".".join(filter(None, bound[outer]))
         case _:
             return None
-    base = module.replace(".", "/")
-    places = [
-        path for root in ("", "src/") for path in (f"{root}{base}/__init__.py", f"{root}{base}.py")
-    ]
+    places = files_of(module)
     found = [path for path in places if path in paths]
     if not found:
         found = [path for path in places if path in new][:1]
