@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import signal
 import socket
 import time
@@ -270,7 +269,7 @@ def check_all(
         caller: Caller | None = None
         while len(marks) < len(statements):
             try:
-                match _said(child.channel):
+                match wire.read_json(child.channel, checker.CONTROL_BYTES):
                     case {"need": True} if caller is None:
                         caller = open_caller(max(deadline - time.monotonic(), 0.0))
                         stack.callback(caller.close)
@@ -288,7 +287,7 @@ def check_all(
                         starved = False
                     case _:
                         break
-            except (OSError, ValueError, RecursionError):  # WireError is a ValueError
+            except (OSError, ValueError):  # WireError is a ValueError
                 break
         if len(marks) < len(statements):
             error, cause = child.ending(timeout_s)
@@ -297,12 +296,6 @@ def check_all(
             rest = Checked(error, frozenset({*causes, cause}), frozenset(), starved)
             marks += [rest] * (len(statements) - len(marks))
     return marks
-
-
-def _said(channel: socket.socket) -> Any:
-    """Next message of the checker; None when it has ended."""
-    frame = wire.read_frame(channel, checker.CONTROL_BYTES)
-    return None if frame is None else json.loads(frame)
 
 
 def one_line(text: str) -> str:

@@ -91,9 +91,8 @@ class Connection:
         """The answer to the request sent before, as ``ask`` gives it."""
         try:
             self.slot.channel.settimeout(seconds + GRACE_S)
-            frame = wire.read_frame(self.slot.channel, self._sandboxes.frame_bytes)
-            answer = {} if frame is None else json.loads(frame)
-        except (OSError, ValueError, RecursionError) as error:  # WireError is a ValueError
+            answer = wire.read_json(self.slot.channel, self._sandboxes.frame_bytes)
+        except (OSError, wire.WireError) as error:
             raise self._lose(error) from error
         match answer:
             case {"ok": value}:

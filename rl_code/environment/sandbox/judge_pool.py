@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import marshal
 import socket
 from collections.abc import Sequence
@@ -93,13 +92,12 @@ def _ask(
         control.sendall(data[sent:])
         then = "more"
         while then == "more":
-            frame = wire.read_frame(control, REPLY_BYTES)
-            if frame is None:
+            answer = wire.read_json(control, REPLY_BYTES)
+            if answer is None:
                 raise ConnectionError("a value took too much time or memory to read")
-            then, said = json.loads(frame)
+            then, said = answer
             verdicts += [Verdict(*one) for one in said]
-    # WireError is a ValueError
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:  # WireError is a ValueError
         return [*verdicts, Verdict("costly", str(error))], False
     return verdicts, then == "done"
 

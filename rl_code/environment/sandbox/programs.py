@@ -111,9 +111,8 @@ class Programs(Child):
             self.channel.settimeout(max(deadline - time.monotonic(), 0.01))
             sent = socket.send_fds(self.channel, [data], list(passed)) if passed else 0
             self.channel.sendall(data[sent:])
-            frame = wire.read_frame(self.channel, self._frame_bytes)
-            answer = {} if frame is None else json.loads(frame)
-        except (OSError, ValueError, RecursionError) as error:  # WireError is a ValueError
+            answer = wire.read_json(self.channel, self._frame_bytes)
+        except (OSError, wire.WireError) as error:
             raise self._lose(str(error)) from error
         match answer:
             case {"ok": value}:

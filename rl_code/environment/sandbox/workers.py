@@ -167,9 +167,9 @@ class Sandboxes:
         try:
             slot.channel.settimeout(START_S)
             wire.write_frame(slot.channel, json.dumps(_PROBE))
-            frame = wire.read_frame(slot.channel, session.FRAME_BYTES)
-            answer = json.loads(frame) if frame else {"fault": "it ended at once"}
-        except (OSError, ValueError, RecursionError) as error:
+            answer = wire.read_json(slot.channel, session.FRAME_BYTES)
+            answer = {"fault": "it ended at once"} if answer is None else answer
+        except (OSError, wire.WireError) as error:
             answer = {"fault": str(error)}
         match answer:
             case {"ok": {"status": 0}}:
@@ -187,9 +187,8 @@ class Sandboxes:
             return True
         try:
             slot.channel.settimeout(START_S)
-            frame = wire.read_frame(slot.channel, session.FRAME_BYTES)
-            closed = frame is not None and json.loads(frame) == {"closed": 0}
-        except (OSError, ValueError, RecursionError):  # WireError is a ValueError
+            closed = wire.read_json(slot.channel, session.FRAME_BYTES) == {"closed": 0}
+        except (OSError, wire.WireError):
             return False
         slot.used = False
         return closed

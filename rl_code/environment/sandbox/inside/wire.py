@@ -63,6 +63,7 @@ __all__ = [
     "read",
     "read_exactly",
     "read_frame",
+    "read_json",
     "write",
     "write_frame",
 ]
@@ -155,6 +156,17 @@ def read_frame(channel: socket.socket, limit: int) -> str | None:
         return data.decode()
     except UnicodeDecodeError as error:
         raise WireError(f"a frame that is not UTF-8: {error}") from error
+
+
+def read_json(channel: socket.socket, limit: int) -> Any:
+    """The value of JSON that is the next text; None when the other side has closed. Raises as
+    ``read_frame``, and WireError for no JSON, or values that are nested too deeply.
+    """
+    frame = read_frame(channel, limit)
+    try:
+        return None if frame is None else json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a frame that is no JSON: {error}") from error
 
 
 def read_exactly(channel: socket.socket, size: int) -> bytes | None:
