@@ -49,6 +49,11 @@ def texts(snapshot: Snapshot) -> dict[str, str]:
     return found
 
 
+def folders_of(path: str) -> list[str]:
+    """The folders that a path lies in, the outermost first."""
+    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
+
+
 def to_session(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot as the session reads it (inside/files.py)."""
     return {

@@ -16,11 +16,11 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.sandbox.snapshot import File, texts
+from rl_code.environment.sandbox.snapshot import File, folders_of, texts
 from rl_code.environment.search.chunks import PARSED, Parser
 from rl_code.environment.search.index import Chunk, Index, make_chunks
 from rl_code.environment.tools.workspace import Workspace
@@ -159,7 +159,7 @@ class Library:
         contents = {
             path: text
             for path, text in below.texts.items()
-            if path not in changes and hiding.isdisjoint(_folders(path))
+            if path not in changes and hiding.isdisjoint(folders_of(path))
         }
         contents |= texts(changes)
         found = {path: text for path, text in contents.items() if _is_searched(path, text)}
@@ -228,11 +228,6 @@ class _Cache[K, V]:
 def _bytes_of(chunks: Sequence[Chunk]) -> int:
     """Bytes that chunks take, about: their text, its words, and what each has beside."""
     return sum(len(chunk.text) + len(chunk.words) + _CHUNK_BYTES for chunk in chunks)
-
-
-def _folders(path: str) -> Iterator[str]:
-    """The folders that a path lies in."""
-    return (path[:at] for at, letter in enumerate(path) if letter == "/")
 
 
 def _is_searched(path: str, text: str) -> bool:

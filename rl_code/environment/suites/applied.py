@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
+from rl_code.environment.sandbox.snapshot import folders_of
 from rl_code.environment.suites.project import merge
 from rl_code.types import Suite, Task
 
@@ -151,7 +152,7 @@ class Protected:
 
     def __init__(self, task: Task, suite: Suite, work: Snapshot, base: Base):
         files = {one.partition("::")[0] for one in suite.ids} | suite.files.keys()
-        folders = {folder for path in files for folder in _folders(path)}
+        folders = {folder for path in files for folder in folders_of(path)}
         self._files = files
         # On the way to a file of the suite there may be no link and no file.
         self._folders = folders
@@ -172,7 +173,7 @@ class Protected:
             return True
         if path in self._solution:
             return False
-        in_tests = any(folder in self._tests for folder in (path, *_folders(path)))
+        in_tests = any(folder in self._tests for folder in (path, *folders_of(path)))
         return in_tests or _TEST_FILE.fullmatch(name) is not None
 
     def _stands_in(self, path: str) -> bool:
@@ -236,9 +237,3 @@ def _merged(projects: dict[str, tuple[str, str]]) -> dict[str, str]:
         with contextlib.suppress(OutOfBounds):
             merged |= bounded(merge, _PROJECTS_CPU_S, differing)
     return merged
-
-
-def _folders(path: str) -> list[str]:
-    """The folders that a path lies in."""
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

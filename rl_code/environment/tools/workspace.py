@@ -17,6 +17,7 @@ from rl_code.environment.notes import notes_of
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
 from rl_code.environment.sandbox.pool import Closable, File, Sandbox, SandboxPool, Snapshot
 from rl_code.environment.sandbox.programs import Changes
+from rl_code.environment.sandbox.snapshot import folders_of
 from rl_code.types import Limits, Task
 
 # Least seconds that a call gets, so that a command can start at all.
@@ -91,8 +92,9 @@ class Workspace:
         if (sandbox := self._opened) is not None:
             sandbox.write_file(path, text)
             return
-        parents = {path[:i] for i, letter in enumerate(path) if letter == "/"}
-        if parents & self._files.keys() or any(name.startswith(path + "/") for name in self._files):
+        if self._files.keys() & folders_of(path) or any(
+            name.startswith(path + "/") for name in self._files
+        ):
             raise IsADirectoryError(path)
         self._files[path] = text
 
