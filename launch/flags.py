@@ -32,7 +32,7 @@ from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.recording import kept_config
 from rl_code.stop import Stopped
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.workdir import CONFIG_FILE
 
 _LAST_S = 60.0  # that a program which gave up may take to end

@@ -16,7 +16,7 @@ from absl import flags
 from launch import command
 from rl_code.realtime.cases import SessionFileError, case_of, read_sessions
 from rl_code.redteam.recorded import append_case
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 
 FLAGS = flags.FLAGS
 

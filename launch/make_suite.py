@@ -19,6 +19,7 @@ from launch import command
 from rl_code.files import write_atomically
 from rl_code.realtime.cases import SessionFileError, read_sessions, suite_rows
 from rl_code.tasks import records
+from rl_code.tasks.row_files import TaskFileError
 
 FLAGS = flags.FLAGS
 _SHOWN = 5
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
     if "fail_to_pass" not in columns:
         try:
             records.load(str(out), {name: name for name in columns})
-        except records.TaskFileError as error:
+        except TaskFileError as error:
             out.unlink()
             command.refuse(str(error))
     wrong += found.malformed

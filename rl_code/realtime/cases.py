@@ -26,14 +26,8 @@ from typing import Any
 
 from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.realtime.recorded import Joined
-from rl_code.tasks.records import (
-    COLUMNS,
-    REQUIRED,
-    REQUIRED_OF_SUITES,
-    RowError,
-    TaskFileError,
-    each_row,
-)
+from rl_code.tasks.records import COLUMNS, REQUIRED, REQUIRED_OF_SUITES
+from rl_code.tasks.row_files import RowError, TaskFileError, each_row
 
 RECORD, FILES = "record", "files"
 

@@ -20,6 +20,7 @@ from rl_code.files import make_private
 from rl_code.redteam.ground import LIMITS
 from rl_code.redteam.trial import Outcome, earned, work_of
 from rl_code.tasks import records
+from rl_code.tasks.row_files import RowError, TaskFileError, each_row, place_of
 from rl_code.types import Task
 
 KIND = "session"
@@ -45,10 +46,10 @@ def read_cases(path: Path) -> list[Case]:
     Raises TaskFileError where there is no such file, or nothing in it.
     """
     cases: dict[str, Case] = {}
-    for line, row in records.each_row(path, _COLUMNS):
-        place = records.place_of(path, line)
+    for line, row in each_row(path, _COLUMNS):
+        place = place_of(path, line)
         try:
-            if isinstance(row, records.RowError):
+            if isinstance(row, RowError):
                 raise row
             name, session, files = row["name"], row["session"], row["files"]
             if name in cases:
@@ -80,7 +81,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
     row.
     """
     if "fail_to_pass" in row:
-        raise records.TaskFileError(
+        raise TaskFileError(
             f"task {row.get('id')!r}: a suite needs a world of its own, which cases do not have yet"
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ from rl_code.tasks.leetcode import LeetCode
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.quixbugs import QuixBugs
-from rl_code.tasks.records import Read
+from rl_code.tasks.row_files import Read
 from rl_code.tasks.source import Source, SourceOfRows, store_of
 from rl_code.tasks.swe import Swe
 from rl_code.tasks.verifiers import Verifiers

@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.humaneval import docstring
-from rl_code.tasks.records import Read, each_task, malformed, parse_python, readable
+from rl_code.tasks.row_files import Read, each_task, malformed, parse_python, readable
 from rl_code.types import Task, Tests
 
 _FIELDS = {

@@ -19,7 +19,7 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import NoTask, read_text
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.types import Suite, Task, Tests, World

@@ -33,7 +33,7 @@ from rl_code.lines import split_lines
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import NoTask, read_text
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.tasks.worlds import Places

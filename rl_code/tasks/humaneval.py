@@ -17,7 +17,7 @@ from typing import Any
 
 from rl_code.lines import split_lines
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import Read, each_task, malformed, parse_python, readable
+from rl_code.tasks.row_files import Read, each_task, malformed, parse_python, readable
 from rl_code.types import Task, Tests
 
 _FIELDS = {

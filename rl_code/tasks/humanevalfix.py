@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import Read, each_task, malformed, parse_python
+from rl_code.tasks.row_files import Read, each_task, malformed, parse_python
 from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Task, Tests
 

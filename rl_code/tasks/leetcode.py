@@ -21,7 +21,7 @@ from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.records import count_rows, each_task, malformed, parse_python
+from rl_code.tasks.row_files import count_rows, each_task, malformed, parse_python
 from rl_code.tasks.source import SourceOfWorlds, builders_of, store_of
 from rl_code.tasks.worlds import NoWorld, packages_layer
 from rl_code.types import Case, Task, Tests, World

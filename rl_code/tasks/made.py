@@ -15,7 +15,7 @@ from typing import Any
 from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.inside.world import WORKSPACE
 from rl_code.tasks.makers.candidate import Change, broken
-from rl_code.tasks.records import Read, TaskFileError, each_task, malformed, readable
+from rl_code.tasks.row_files import Read, TaskFileError, each_task, malformed, readable
 from rl_code.types import Layer, Suite, Task, Tests, World
 
 FILE = "tasks.jsonl"

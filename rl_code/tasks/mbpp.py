@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
-from rl_code.tasks.records import (
+from rl_code.tasks.records import tests_of
+from rl_code.tasks.row_files import (
     Read,
     TaskFileError,
     each_task,
     malformed,
     parse_python,
     readable,
-    tests_of,
 )
 from rl_code.types import Task
 

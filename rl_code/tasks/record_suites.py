@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from rl_code.environment.layers.repository import RepositoryError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.tasks.patches import PatchError, Scratch
-from rl_code.tasks.records import malformed, read_world
+from rl_code.tasks.records import read_world
+from rl_code.tasks.row_files import malformed
 from rl_code.tasks.swe_rows import read_ids, read_object
 from rl_code.tasks.worlds import NoWorld, Places, bare, repository_layer
 from rl_code.types import Suite, Task, Tests, World

@@ -14,7 +14,7 @@ from absl import logging
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.records import Read, RowError, TaskFileError
+from rl_code.tasks.row_files import Read, RowError, TaskFileError
 from rl_code.types import Task
 
 # Worlds take a while to build: how many are built between two lines of the log.

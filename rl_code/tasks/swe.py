@@ -28,7 +28,7 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File
 from rl_code.tasks.patches import PatchError, Scratch
-from rl_code.tasks.records import count_rows, each_task
+from rl_code.tasks.row_files import count_rows, each_task
 from rl_code.tasks.source import NoTask, SourceOfWorlds, builders_of, store_of
 from rl_code.tasks.swe_rows import Row, read_row
 from rl_code.tasks.unittest_ids import ForeignId, UnittestIds

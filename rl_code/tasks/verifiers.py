@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.verifiers import META, list_rows
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import Source
 from rl_code.types import Task
 

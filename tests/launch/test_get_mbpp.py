@@ -12,7 +12,7 @@ import pytest
 from launch import get_mbpp
 from launch.get_mbpp import COLUMNS, convert
 from rl_code.tasks import mbpp
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from tests import programs
 
 needs_mbpp = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 from configs import quickstart
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train
 
 

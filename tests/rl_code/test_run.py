@@ -27,7 +27,7 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import SourceOfWorlds
 from tests.models.small import narrow_preset
 

@@ -24,7 +24,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train
 from tests.rl_code.harness.chats import LIMITS, agent_episode, chat_tokenizer, say
 

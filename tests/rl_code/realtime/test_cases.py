@@ -13,7 +13,8 @@ from rl_code.feedback.records import AnswerRecord, Event
 from rl_code.realtime import cases
 from rl_code.realtime.recorded import metrics_of, sessions_of
 from rl_code.redteam.recorded import append_case, outcomes, read_cases
-from rl_code.tasks.records import TaskFileError, load
+from rl_code.tasks.records import load
+from rl_code.tasks.row_files import TaskFileError
 from tests.rl_code.feedback import people
 
 ROW = {

@@ -8,7 +8,7 @@ from rl_code.environment.grading import grade_work
 from rl_code.named import Named
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Case, Limits
 from tests.rl_code.tasks import projects
 

@@ -15,7 +15,7 @@ import pytest
 from rl_code.named import Named
 from rl_code.tasks import evalplus, humaneval, mbpp
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import UNREADABLE, Refusal
 from rl_code.types import Case, Tests
 

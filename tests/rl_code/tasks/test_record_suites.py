@@ -9,7 +9,7 @@ import pytest
 from rl_code.named import Named
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Limits
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS

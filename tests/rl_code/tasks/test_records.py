@@ -11,7 +11,8 @@ import pytest
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError, load
+from rl_code.tasks.records import load
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Case, Layer, Tests, World
 
 ROWS = [

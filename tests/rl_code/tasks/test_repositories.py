@@ -30,9 +30,9 @@ from rl_code.tasks.demonstrations import (
     demonstrate,
 )
 from rl_code.tasks.programs import SPLITS
-from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.repositories import FAULTS, LEVELS, MOST_FILES, generate
 from rl_code.tasks.repository_past import commits_of
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere

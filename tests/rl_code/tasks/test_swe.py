@@ -13,7 +13,7 @@ from rl_code.evaluation.suites import SuiteConfig
 from rl_code.named import Named
 from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import Refusal
 from rl_code.tasks.swe_rows import statuses
 from rl_code.tasks.unittest_ids import ForeignId, UnittestIds

@@ -11,7 +11,7 @@ from rl_code.named import Named
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Limits
 from tests.rl_code.tasks import projects
 

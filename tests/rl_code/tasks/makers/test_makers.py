@@ -24,7 +24,7 @@ from rl_code.tasks.makers.candidate import Change, applied, broken
 from rl_code.tasks.makers.make import Maker, Settings, progress
 from rl_code.tasks.makers.package import PackageError, Pin
 from rl_code.tasks.makers.survey import Function, Survey, TestFunction
-from rl_code.tasks.records import TaskFileError
+from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Limits
 
 PRICES = '''"""Prices."""
