@@ -299,16 +299,15 @@ class EvalPlus(SourceOfRows):
     form: Form = "agent"
 
     def read(self, pool: SandboxPool | None) -> Iterator[Read]:
-        return evalplus.each(self.path, {}, self.form)
+        return evalplus.each(self.path, self.form)
 
     def finish(
         self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
     ) -> Sequence[Task]:
-        inputs: evalplus.Inputs = {}
-        for _ in evalplus.each(self.path, inputs, self.form):
-            pass
+        inputs = {task.id: task.meta["inputs"] for task in every}
+        tasks = [evalplus.without_inputs(task) for task in every]
         return _strengthened(
-            every, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
+            tasks, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
         )
 
 

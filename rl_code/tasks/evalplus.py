@@ -10,13 +10,14 @@ input is dropped.
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.humaneval import docstring
-from rl_code.tasks.row_files import Read, each_task, malformed, parse_python, readable
+from rl_code.tasks.row_files import Read, each_task, malformed, parse_python
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -29,33 +30,23 @@ _FIELDS = {
     "atol": (int, float),
 }
 
-Inputs = dict[str, list[tuple[Any, ...]]]
 
-
-def load(path: str, form: Form = "raw") -> tuple[list[Task], Inputs]:
-    """All tasks of ``each``, and their inputs. Raises TaskFileError, which names file, line and
-    field of the first malformed row.
-    """
-    inputs: Inputs = {}
-    return readable(each(path, inputs, form)), inputs
-
-
-def each(path: str, inputs: Inputs, form: Form = "raw") -> Iterator[Read]:
+def each(path: str, form: Form = "raw") -> Iterator[Read]:
     """The tasks of a file, without tests yet, or why a row has none.
 
-    inputs: filled with id -> argument tuples of the base and plus inputs, base first.
-    ``meta["tolerance"]`` of a task is the row's ``atol``.
+    ``meta["inputs"]`` of a task has argument tuples of the base and plus inputs, base first
+    (``without_inputs``), and ``meta["tolerance"]`` the row's ``atol``.
 
     Raises TaskFileError for a file that is missing or empty.
     """
     file = Path(path)
+    return each_task(file, _FIELDS, lambda line, row: _task(file, line, row, form))
 
-    def make(line: int, row: dict[str, Any]) -> Task:
-        task = _task(file, line, row, form)
-        inputs[task.id] = [tuple(given) for given in row["base_input"] + row["plus_input"]]
-        return task
 
-    return each_task(file, _FIELDS, make)
+def without_inputs(task: Task) -> Task:
+    """A task of ``each`` as it is played."""
+    meta = {key: value for key, value in task.meta.items() if key != "inputs"}
+    return dataclasses.replace(task, meta=meta)
 
 
 def _task(file: Path, line: int, row: dict[str, Any], form: Form) -> Task:
@@ -105,6 +96,7 @@ def _task(file: Path, line: int, row: dict[str, Any], form: Form) -> Task:
             "split": "test",
             "description": description,
             "tolerance": float(row["atol"]),
+            "inputs": [tuple(given) for given in row["base_input"] + row["plus_input"]],
         },
         **present(form, **texts),
     )

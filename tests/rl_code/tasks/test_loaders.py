@@ -15,7 +15,7 @@ import pytest
 from rl_code.named import Named
 from rl_code.tasks import evalplus, humaneval, mbpp
 from rl_code.tasks.api import find_source
-from rl_code.tasks.row_files import TaskFileError
+from rl_code.tasks.row_files import TaskFileError, readable
 from rl_code.tasks.source import UNREADABLE, Refusal
 from rl_code.types import Case, Tests
 
@@ -114,9 +114,15 @@ def test_gzipped_files_load(tmp_path):
     assert len(humaneval.load(str(path))) == 1
 
 
+def load_evalplus(path):
+    return readable(evalplus.each(path))
+
+
 def test_evalplus_keeps_inputs_and_tolerance(tmp_path):
-    tasks, inputs = evalplus.load(write(tmp_path, EVALPLUS_ROW, EVALPLUS_MBPP_ROW))
+    tasks = load_evalplus(write(tmp_path, EVALPLUS_ROW, EVALPLUS_MBPP_ROW))
+    inputs = {task.id: task.meta["inputs"] for task in tasks}
     assert inputs == {"HumanEval/0": [(1.0,), (2.0,), (0.0,)], "Mbpp/2": [(1, 2)]}
+    assert all("inputs" not in evalplus.without_inputs(task).meta for task in tasks)
     assert [task.meta["tolerance"] for task in tasks] == [1e-6, 0.0]
     assert tasks[1].prefill.startswith("def add(a, b=0):\n")
     assert tasks[1].meta["description"] == "Write a function to add."
@@ -127,7 +133,7 @@ def test_evalplus_keeps_inputs_and_tolerance(tmp_path):
 LOADERS = {
     "mbpp": (mbpp.load, MBPP_ROW),
     "humaneval": (humaneval.load, HUMANEVAL_ROW),
-    "evalplus": (evalplus.load, EVALPLUS_ROW),
+    "evalplus": (load_evalplus, EVALPLUS_ROW),
 }
 
 
