@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from models.marks import encodable
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.programs import ProgramsLost
 from rl_code.environment.search import parse
@@ -100,7 +101,7 @@ class Parser:
             start = time.monotonic() + _START_S
             _, self._stream = self._companion.start((*_COMMAND, _PROGRAM), "lines", start)
             seconds += _START_S
-        self._stream.write({"grammar": grammar, "text": text.encode("utf-8", "replace").decode()})
+        self._stream.write({"grammar": grammar, "text": encodable(text)})
         answer = self._stream.read(time.monotonic() + seconds)
         return _checked(answer.get("pieces"), text)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from models.marks import encodable
 from rl_code.environment.tools.schema import TYPES, Arguments, unknown_types
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
@@ -167,19 +168,10 @@ def _wrong(argument: Any) -> str:
             return f"has more than {_MOST_VALUES} values or is nested more than {_DEEPEST} deep"
         if type(value) in (int, float) and not -_LARGEST <= value < _LARGEST:  # nor NaN
             return "is out of range"
-        if type(value) is str and not _encodable(value):
+        if type(value) is str and encodable(value) != value:  # it could not be written to a file
             return "is not valid Unicode"
         if type(value) is dict:
             value = [*value, *value.values()]
         if type(value) is list:
             pending += [(item, depth + 1) for item in value[:_MOST_VALUES]]
     return ""
-
-
-def _encodable(text: str) -> bool:
-    """True if the text can be written to a file; lone surrogates, which JSON can spell, cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
