@@ -25,6 +25,15 @@ def parse(text: str) -> ast.Module:
         raise SyntaxError(f"it cannot be read: {type(error).__name__} {error}") from error
 
 
+def is_block(text: str) -> bool:
+    """True if the lines of statements, indented or not, are Python."""
+    try:
+        parse("if True:\n" + text if text[:1].isspace() else text)
+    except SyntaxError:
+        return False
+    return True
+
+
 def unparse(tree: ast.AST) -> str:
     """The text of a syntax tree. Raises SyntaxError for one that is nested too deeply."""
     try:

@@ -26,6 +26,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
+from rl_code import python_source
 from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import is_literal, other_values
 from rl_code.environment.suites.source import Site, Source
@@ -119,13 +120,7 @@ def _parses(source: Source, node: ast.FunctionDef, site: Site, text: str) -> boo
     """
     start, end = source.lines(node)
     data = source.data[start : site.start] + text.encode() + source.data[site.end : end]
-    # below a line that makes its indentation right
-    whole = ("if True:\n" if node.col_offset else "") + data.decode()
-    try:
-        ast.parse(whole)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    return python_source.is_block(data.decode())
 
 
 class Finder:

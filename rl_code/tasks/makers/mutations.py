@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rl_code import python_source
 from rl_code.lines import split_lines
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -222,16 +223,6 @@ def as_lines(begin: int, end: int, lines: list[str], edit: Edit) -> Lines | None
     else:
         new = split_lines(head + edit.text + tail, keepends=True)
     whole = lines[begin - 1 : first] + new + lines[last + 1 : end]
-    if new == old or not _is_python(whole):
+    if new == old or not python_source.is_block("".join(whole)):
         return None
     return Lines(first + 1, tuple(old), tuple(new))
-
-
-def _is_python(lines: list[str]) -> bool:
-    """True if the lines of a function, at any depth, can be parsed."""
-    outer = "if True:\n" if lines[0][0].isspace() else ""
-    try:
-        ast.parse("".join([outer, *lines]))
-    except (SyntaxError, ValueError):
-        return False
-    return True
