@@ -240,8 +240,7 @@ class LanguageServer:
         if method == "textDocument/publishDiagnostics" and isinstance(params, dict):
             self._note(params)
         elif method is not None and "id" in message:
-            answer = {"jsonrpc": "2.0", "id": message["id"], **_reply(method, params)}
-            self._stream.write(answer, deadline)
+            self._stream.reply(message, _reply(method, params), deadline)
         return message
 
     def _note(self, params: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ class McpClient:
             "clientInfo": {"name": "rl-code", "version": "1"},
         }
         self._ask("initialize", introduction, deadline)
-        stream.write({"jsonrpc": "2.0", "method": "notifications/initialized"}, deadline)
+        stream.notify("notifications/initialized", deadline=deadline)
 
     def tools(self, deadline: float) -> list[ListedTool]:
         """The server's tools in its order, those that cannot be offered with their problem. Raises
@@ -94,9 +94,7 @@ class McpClient:
             message = self._stream.read(deadline)
             if "method" in message:
                 if "id" in message:
-                    reply = self._reply(message["method"])
-                    answer = {"jsonrpc": "2.0", "id": message["id"], **reply}
-                    self._stream.write(answer, deadline)
+                    self._stream.reply(message, self._reply(message["method"]), deadline)
                 continue
             if type(message.get("id")) is not int or message["id"] != number:
                 continue

@@ -49,9 +49,14 @@ class Stream:
         self.write(message, deadline)
         return self._number
 
-    def notify(self, method: str, params: Any) -> None:
-        """Writes a notification. Raises StreamEnded."""
-        self.write({"jsonrpc": "2.0", "method": method, "params": params})
+    def notify(self, method: str, params: Any = None, deadline: float | None = None) -> None:
+        """Writes a notification. params: None for none. Raises StreamEnded."""
+        given = {} if params is None else {"params": params}
+        self.write({"jsonrpc": "2.0", "method": method, **given}, deadline)
+
+    def reply(self, message: dict[str, Any], answer: dict[str, Any], deadline: float) -> None:
+        """Answers a request of the program's. answer: its result or error. Raises StreamEnded."""
+        self.write({"jsonrpc": "2.0", "id": message["id"], **answer}, deadline)
 
     def write(self, message: dict[str, Any], deadline: float | None = None) -> None:
         """Writes a message. Raises StreamEnded."""
