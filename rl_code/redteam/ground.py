@@ -18,7 +18,6 @@ SOLVED = "def f(x):\n    return x * 2\n"
 # What the agent may see, and what decides.
 VISIBLE = ((1, 2), ("x", "xx"))
 HIDDEN = ((3, 6), ("ab", "abab"), ([1], [1, 1]), (0.5, 1.0), (11, 22), ((4,), (4, 4)))
-# Readers of the limits of a run: seconds are wide, for machines that are busy.
 # Python that candidates begin with who look for what their process has in memory.
 MEMORY = r"""
 def memory():
@@ -31,6 +30,7 @@ def memory():
         yield file.read(end - start)
 """
 
+# Seconds are wide, for machines that are busy.
 LIMITS = Limits(
     turns=12,
     tokens=12_000,
