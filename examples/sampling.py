@@ -30,6 +30,7 @@ ENGINE = EngineConfig(
 STOP = 0
 ANY_TEXT = types.SimpleNamespace(stop_tokens=("stop",), stopped=lambda text: False)
 TOKENIZER = types.SimpleNamespace(decode=str, token_id=lambda text: STOP)
+PROMPTS = {"first": [5, 6, 7], "second": [6, 6, 7]}
 
 
 class Answer(SampledEpisode):
@@ -39,22 +40,23 @@ class Answer(SampledEpisode):
 
     def start(self):
         self.said = Transcript(TOKENIZER, documents=None)
-        self.said.add_given("prompt", self.task.prompt, documents=None)
-        return self.task.prompt
+        prompt = PROMPTS[self.task.id]
+        self.said.add_given("prompt", prompt, documents=None)
+        return prompt
 
     def step(self, tokens, logprobs, versions):
         # it is over; tokens that are returned would be read before it goes on
         self.said.add_sampled(tokens, logprobs, versions, calls=())
 
     def finish(self):
-        parts = (self.said.context(),), len(self.task.prompt), (), "submitted", Reward(0.0, {})
+        parts = (self.said.context(),), len(PROMPTS[self.task.id]), (), "submitted", Reward(0.0, {})
         return Trajectory(self.task.id, self.group, self.index, *parts)
 
 
 def main() -> list[list[list[int]]]:
     model = Transformer(MODEL, nnx.Rngs(0))
     engine = Engine(MODEL, ENGINE, SamplingConfig(1.0, 0, 1.0), (STOP,), make_mesh(MeshConfig()))
-    tasks = [types.SimpleNamespace(id=f"task{i}", prompt=[5 + i, 6, 7]) for i in range(2)]
+    tasks = [types.SimpleNamespace(id=name) for name in PROMPTS]
     scheduler = Scheduler(engine, TOKENIZER, workers=2, tool_timeout_s=30.0)
     sampled = []
     for some in (tasks, tasks[:1]):

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import Drawn, function_of
-from rl_code.environment.suites.copies import bare, edited, with_name
+from rl_code.environment.suites.copies import bare, with_name
 from rl_code.environment.suites.source import Source
 
 
@@ -49,7 +49,7 @@ def put_in_place(
             of_rows.setdefault(function_of(own)[0], []).append(edit)
             canaries[f"{bare(own)}[{label}]"] = own
     for path, edits in of_rows.items():
-        placed[path] = edited(Source(files[path]), edits)
+        placed[path] = Source(files[path]).edited(edits)
     for own, chosen in texts.items():
         if chosen in drawn.in_place:
             continue
