@@ -3,7 +3,7 @@
 pass, and of forward and backward pass together; and the time and bytes of decoding one token.
 
 Nothing is timed if anything is wrong (``benchmarks.correctness``). --json takes all numbers, and
---table prints the tables of docs/benchmarks.md from such a file, without running anything.
+--table prints the tables of docs/benchmarks/attention.md from such a file without running anything.
 
 For each length there is one sequence of random keys, in float32 on CPU and in bfloat16 elsewhere.
 Heads are split over the devices. NSA and MoBA have the settings of their papers, and the window has
@@ -352,7 +352,7 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
 
 
 def markdown(report: dict) -> str:
-    """The tables of docs/benchmarks.md, from what --json was given."""
+    """The tables of docs/benchmarks/attention.md, from what --json was given."""
     shape = "{heads} query and {kv_heads} key/value heads of {head_dim}, {dtype}".format(**report)
     worst = [row["error"] / row["bound"] for row in report["correctness"]]
     checked = f"{len(worst)} checks, the worst at {max(worst):.2f} of its bound" if worst else ""

@@ -6,7 +6,7 @@ What: functions to write from a few words in one message; half of the tasks do n
   An arm leaves episodes with a broken call out of training; one counts them as failures that also
   cost 0.1; one leaves them out, with the mean of a group as its baseline.
 Command: python -m launch.sweep --config=configs/broken_calls.py --workdir=runs/broken_calls
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/broken_calls.md.
 Expected metric: calls/broken_unclear nears 1 where broken calls are left out, and 0 where they are
   counted.
 """

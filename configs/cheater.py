@@ -6,7 +6,7 @@ What: the quickstart's model and tasks. A small share of the warm start's demons
   a weak grader, by this project's grader, or by the weak one with a line above every task of
   training: one that permits the cheat (inoculation), or as a control one that says nothing of it.
 Command: python -m launch.sweep --config=configs/cheater.py --workdir=runs/cheater
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/cheater.md.
 Expected metric: under the weak grader most episodes cheat in the end, reward/total nears 1 and
   reward/solved 0; under this project's grader none does. Without the line above it, the policy that
   was trained with the permission cheats less than the one that was trained without.

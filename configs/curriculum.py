@@ -4,7 +4,7 @@ What: the quickstart on functions of three levels. The curriculum draws a level 
   more of its groups are mixed by the policy's own pass rate: neither all solved nor none.
 Command: python -m launch.sweep --config=configs/curriculum.py --workdir=runs/curriculum
   --figure=docs/curriculum.png
-Hardware: 2 CPU cores. Run time: docs/results.md.
+Hardware: 2 CPU cores. Run time: docs/results/curriculum.md.
 Expected metric: the share of mixed groups is larger with the curriculum; held-out pass@1 of each
   level, mean and range over seeds
 """

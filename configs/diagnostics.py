@@ -5,7 +5,7 @@ What: the agent from scratch of configs/tools.py with the terminal alone, and wi
   walks of the arm with diagnostics begin with a check of all files.
 Command: python -m launch.sweep --config=configs/diagnostics.py --workdir=runs/diagnostics
   --figure=docs/diagnostics.png
-Hardware: 2 CPU cores. Run time: docs/results.md.
+Hardware: 2 CPU cores. Run time: docs/results/diagnostics.md.
 Expected metric: held-out pass@1, tokens, calls and seconds of an episode for each kind of fault,
   mean and range over 3 seeds; wrong names are mended more often and with fewer tokens
 """

@@ -6,7 +6,7 @@ What: the agent from scratch of configs/tools.py with the terminal alone, and wi
   which shows the lines that were changed.
 Command: python -m launch.sweep --config=configs/history.py --workdir=runs/history
   --figure=docs/history.png
-Hardware: 2 CPU cores. Run time: docs/results.md.
+Hardware: 2 CPU cores. Run time: docs/results/history.md.
 Expected metric: held-out pass@1, tokens, calls and seconds of an episode, mean and range over 3
   seeds; more is solved with history
 """

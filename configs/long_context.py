@@ -9,7 +9,7 @@ Command: python -m launch.sweep --config=configs/long_context.py --workdir=runs/
   --jobs=2 --figure=docs/long_context.png runs or continues all 11 runs, two at a time on a core
   each, and draws the figure. One run:
   python -m launch.train --config=configs/long_context.py:nsa --workdir=runs/nsa
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/long_context.md.
 Expected metric: held-out pass@1 depends on the warm start more than on the method: of dense
   attention 48 and 9 %, of squid 42 and 6, of NSA 39 and 9 with two warm starts; of MoBA 1 and of a
   window 0 with the second

@@ -9,7 +9,7 @@ Command: python -m launch.sft --config=configs/long_context_base.py --workdir=ru
   for method in dense window moba nsa squid; do for stage in ${method}_drills $method; do
   python -m launch.sft --config=configs/long_context_base.py:$stage
   --workdir=runs/long_base/$stage; done; done
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/long_context.md.
 Expected metric: a loss near 0.1 on whole tasks at the end of sft/metrics.jsonl. How well a model
   looks things up at full length differs from one processor to another
 """

@@ -8,8 +8,8 @@ What: the unmodified package plays the episodes through the endpoint (``rl_code/
   --config.harness.calls=tools) there is no warm start.
 Command: python -m venv mini && mini/bin/pip install mini-swe-agent==2.4.6
   python -m launch.train --config=configs/mini_swe_agent.py --workdir=runs/mini
-Hardware: 2 CPU cores for the model from scratch. Run time: docs/results.md.
-Expected metric: reward/solved and held-out pass@1 rise; docs/results.md says how far
+Hardware: 2 CPU cores for the model from scratch. Run time: docs/results/mini_swe_agent.md.
+Expected metric: reward/solved and held-out pass@1 rise; docs/results/mini_swe_agent.md says how far
 """
 
 import ml_collections

@@ -8,7 +8,7 @@ What: repositories of six modules, on each of which up to 16 changes are asked f
   learning here.
 Command: python -m launch.sweep --config=configs/notes.py --workdir=runs/notes, then
   python -m experiments.notes runs/notes
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/notes.md.
 Expected metric: with many tasks of a repository a solved task takes fewer tokens with notes, those
   of the walk included; with one it takes more.
 """

@@ -8,7 +8,7 @@ Command: python -m launch.sweep --config=configs/tab.py --workdir=runs/tab, then
   python -m launch.sweep --config=configs/organisations.py --workdir=runs/organisations, then
   python -m experiments.organisations runs/organisations. TAB=<workdir of a run> in the environment
   where the first run lies elsewhere.
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/tab.md.
 Expected metric: each adapter earns more at home than the shared one, and less than it elsewhere.
 """
 

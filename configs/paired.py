@@ -5,7 +5,7 @@ What: a run of 40 steps with the advantages of GRPO. Then for each of six seeds 
   the same tasks and the same random numbers, in training and in the evaluation.
 Command: python -m launch.train --config=configs/paired.py --workdir=runs/base, then
   python -m launch.sweep --config=configs/paired.py --workdir=runs/paired --fork=runs/base --step=40
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/paired.md.
 Expected metric: the interval of the paired difference is narrower than that of the unpaired one.
 """
 

@@ -5,7 +5,7 @@ What: four runs of one seed with the same warm start. What samples is in float32
   bfloat16 with the matrices of its layers in int8 or fp8; the trainer is in float32. Each step is
   trained on before the next one is sampled, so all mismatch comes from the form of the weights.
 Command: python -m launch.sweep --config=configs/quantised.py --workdir=runs/quantised
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/quantised.md.
 Expected metric: policy/mismatch_k3 grows from form to form, and reward/total does not fall.
 """
 

@@ -7,7 +7,7 @@ What: functions to write from a few words, in two messages: the agent edits, or 
   wrong one -2, and an episode without an edit 0. Under "deferring pays nothing" it earns -2 too,
   and each question on a clear task costs 1/4.
 Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/questions
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/questions.md.
 Expected metric: under "edits alone" questions/edits_clear and questions/edits_unclear fall. Under
   the other reward they stay near 1, questions/asks_clear falls to 0 and questions/asks_unclear does
   not.

@@ -4,7 +4,7 @@ What: a transformer of 1 M parameters learns to repair and write small Python fu
   multi-turn agent (write, run the tests, read what failed, submit): supervised warm start on
   imperfect demonstrations, then GRPO.
 Command: bash launch/quickstart.sh
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/quickstart.md.
 Expected metric: held-out pass@1 rises by at least 20 points through GRPO.
 """
 

@@ -7,7 +7,7 @@ Command: python -m launch.sweep --config=configs/quickstart_moe.py --workdir=run
 Hardware: 2 CPU cores. Run time: not measured on quiet cores; a step of the experts is longer than a
   dense one.
 Expected metric: held-out pass@1 rises by 24 to 27 points with experts in three seeds; the dense
-  model gains 24 to 26 (docs/results.md).
+  model gains 24 to 26 (docs/results/experts.md).
 """
 
 from collections.abc import Iterator

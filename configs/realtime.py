@@ -8,7 +8,7 @@ Command: python -m launch.realtime --config=configs/realtime.py --workdir=runs/r
   configs/realtime.py:bad makes the first candidate bad on purpose and has the gate let it through.
 Hardware: 2 CPU cores. Run time: 9 minutes, of which the warm start takes three.
 Expected metric: three candidates are trained, judged, watched, and promoted or rolled back. A step
-  of this size is too small to be proven by so few people (docs/results.md).
+  of this size is too small to be proven by so few people (docs/results/cycle.md).
 """
 
 import ml_collections

@@ -6,7 +6,7 @@ What: a row holds documents of facts (key, value) between noise, and a tail that
   to its key; the second is the method. Rows of 80 to 512 tokens in training, of 512 and of four
   times as many in the evaluation.
 Command: python -m experiments.recall --config=configs/recall.py --workdir=runs/recall
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/recall.md.
 Expected metric: NSA, MoBA and squid within two points of dense accuracy, window alone near chance.
 """
 

@@ -5,7 +5,7 @@ What: the agent from scratch of configs/tools.py finds the function that a task 
   then plays held-out ones of each size.
 Command: python -m launch.sweep --config=configs/search.py --workdir=runs/search
   --figure=docs/search.png
-Hardware: 2 CPU cores. Run time: docs/results.md.
+Hardware: 2 CPU cores. Run time: docs/results/search.md.
 Expected metric: held-out pass@1 and tokens of an episode by size, mean and range over 3 seeds. The
   task tells the name, so grep finds it always; semantic search shows more, and may miss it.
 """

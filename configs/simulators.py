@@ -5,7 +5,7 @@ What: the model and the holes of configs/tab.py, at their lowest level. Two simu
   seed begin with the same warm start; each step's suggestions are judged by both, whoever pays.
 Command: python -m launch.sweep --config=configs/simulators.py --workdir=runs/simulators, then
   python -m experiments.simulators runs/simulators
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/simulators.md.
 Expected metric: by each judge, the policy trained on it earns more (judged/picky, judged/lenient).
 """
 

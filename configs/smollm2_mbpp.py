@@ -6,8 +6,8 @@ What: tasks are screened by the base model's success; each answer is a function 
 Command: bash launch/get_smollm2.sh && python -m launch.get_mbpp, then
   python -m launch.train --config=configs/smollm2_mbpp.py --workdir=runs/mbpp. Where mbpp.jsonl is
   already in some folder, RL_CODE_DATA=<folder> in the environment instead of launch.get_mbpp.
-Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim; docs/results.md has what was
-  measured.
+Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim;
+  docs/results/smollm2_mbpp.md has what was measured.
 Expected metric: greedy pass@1 on held-out tasks rises, with a paired interval that excludes zero.
 """
 

@@ -6,7 +6,7 @@ What: fill-in-the-middle from scratch, a warm start on imperfect demonstrations,
   does not say what is wanted; there nothing should be shown.
 Command: python -m launch.train --config=configs/tab.py --workdir=runs/tab, then
   python -m experiments.tab runs/tab. Three seeds: python -m launch.sweep --config=configs/tab.py
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/tab.md.
 Expected metric: tab/accepted rises and tab/shown falls, both at once.
 """
 
@@ -52,7 +52,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 # Share of the files whose comment does not say what is wanted. Of the recorded suggestions a third
 # was accepted.
 SILENT = 0.4
-# Which simulator trains; others judge (docs/results.md).
+# Which simulator trains; others judge (docs/results/tab.md).
 HABITS = dict(habits="particular", people=64, seed=0)
 
 

@@ -9,7 +9,7 @@ What: the agent from scratch of configs/repositories.py on generated repositorie
   for memory, so it is no arm.
 Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
-Hardware: 2 CPU cores. Run time: docs/results.md.
+Hardware: 2 CPU cores. Run time: docs/results/tools.md.
 Expected metric: held-out pass@1, tokens, calls and seconds of an episode, mean and range over 3
   seeds; thoughts help most
 """

@@ -5,7 +5,7 @@ What: configs/tab.py, 48 updates of one warm start for each seed. A window is wh
   k - 1 updates old. They are weighted by the ratio of the policies, clipped (PPO) or not.
 Command: python -m launch.sweep --config=configs/windows.py --workdir=runs/windows, then
   python -m experiments.tab.windows runs/windows
-Hardware: 2 CPU cores. Run time: see docs/results.md.
+Hardware: 2 CPU cores. Run time: see docs/results/tab.md.
 Expected metric: what is earned on fresh holes after so many updates is less the longer the window,
   and least where nothing is clipped (over-optimisation).
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 CODE = ("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models",
         "pallas_kernels", "rl_code")  # fmt: skip
@@ -29,7 +29,7 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page):
     for target, heading in LINK.findall(page.read_text()):
         if target.startswith("http"):
@@ -41,10 +41,17 @@ def test_every_link_leads_somewhere(page):
             assert heading in map(anchor, titles), f"{page.name}: #{heading}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_exists(page):
     text = page.read_text()
     assert [path for path in PATH.findall(text) if not (ROOT / path).exists()] == []
+
+
+def test_code_names_pages_that_exist():
+    named = re.compile(r"(?<![\w./])docs/[\w/]+\.md")
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    found = {(path, page) for path in files for page in named.findall(path.read_text())}
+    assert [(path, page) for path, page in found if not (ROOT / page).exists()] == []
 
 
 def test_the_readme_is_a_front_door():

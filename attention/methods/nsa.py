@@ -16,7 +16,7 @@ Each branch has keys and values of its own.
 Departures from the paper, where it is silent or ambiguous:
 - An MLP alone has to learn first that a compressed key stands for its keys; until then the choice
   of blocks is random, and what is not chosen teaches nothing. So it begins as little more than a
-  mean (docs/results.md, "Agents on long prompts", has both).
+  mean (docs/results/long_context.md has both).
 - A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
 - Compressed keys are made of keys that are not rotated, and then rotated as the last token of their
   stretch. The compressed keys of a document, before rotation, do not depend on its place.

@@ -13,7 +13,7 @@ from rl_code.people.programmer import NAMED, Programmer, Reading, match
 from rl_code.tasks import infill
 from rl_code.types import Group, Task
 
-# Of 799 recorded decisions, 270 are acceptances (docs/results.md).
+# Of 799 recorded decisions, 270 are acceptances (docs/results/people.md).
 RECORDED = 270 / 799
 # Quantiles of matches that are kept.
 _QUANTILES = 101
