@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_every_link_leads_somewhere(page):
 def test_every_path_exists(page):
     text = page.read_text()
     assert [path for path in PATH.findall(text) if not (ROOT / path).exists()] == []
+
+
+def test_every_page_is_in_the_table_of_contents_and_every_key_on_its_page():
+    site = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    listed = {f"docs/{name}" for names in site["CONTENTS"].values() for name in names}
+    below = "\n".join(site["contents"](f"docs/{name}") for name in ("results", "benchmarks"))
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = str(page.relative_to(ROOT).with_suffix(""))
+        assert name in listed or name.removeprefix("docs/") in below.splitlines(), name
+    keys = list(site["usage"].keys(site["RunConfig"]))
+    table = site["keys_page"](keys)
+    assert len(keys) > 200 and all(f"| `{key.name}` | " in table for key in keys)
 
 
 def test_code_names_pages_that_exist():

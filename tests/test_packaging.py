@@ -33,7 +33,8 @@ NOT_IMPORTED = {
     "ty": "a program",
     "uvloop": "uvicorn's event loop, as serving.endpoint has it",
 }
-OPTIONAL = ("aot", "cuda", "data", "lock", "peers", "postgres", "ray", "tpu", "trackio", "wandb")
+OPTIONAL = ("aot", "cuda", "data", "docs", "lock", "peers", "postgres", "ray", "tpu", "trackio",
+            "wandb")  # fmt: skip
 
 
 def pins(path: Path) -> dict[str, str]:

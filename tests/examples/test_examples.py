@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
+from matplotlib import pyplot
 
 from examples import grading, learning, own_model, recording, sampling
 from tests.rl_code.recording.conftest import recorded, stand_in  # noqa: F401
@@ -34,3 +39,20 @@ def test_a_model_of_ones_own_learns_to_repeat():
 def test_every_update_of_a_recording_is_made_again(recorded, capsys):  # noqa: F811
     assert recording.main(str(recorded), str(recorded)) == [True] * 5
     assert "the runs are equal" in capsys.readouterr().out
+
+
+def test_the_notebook_reads_a_recording(recorded, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("RUN", str(recorded))
+    pyplot.switch_backend("Agg")
+    notebook = json.loads(Path(recording.__file__).with_name("read_a_run.ipynb").read_text())
+    names = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec("".join(cell["source"]), names)
+    pyplot.close("all")
+    assert [row["step"] for row in names["rows"]] == names["store"].consumed() == [0, 1, 2, 3, 4]
+    said = capsys.readouterr().out
+    assert all(turn.text in said for turn in names["best"].turns)
+    assert " sampled tokens, 1 to 1 versions old" in said

@@ -104,7 +104,7 @@ def test_answers_on_their_way_end_before_the_server_does(tmp_path):
 def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
     tmp_path, monkeypatch
 ):
-    """The two commands of docs/environment.md, with a model that has not learned anything."""
+    """The two commands of docs/learning_from_people.md, with a model that has not learned anything."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     secret, url = tmp_path / "secret", f"sqlite:///{tmp_path / 'people.db'}"
     files = f"--database={url}", f"--secret={secret}"
