@@ -104,7 +104,7 @@ FORMS: Mapping[str, Callable[[str, Mapping[str, Any], Special], list[str]]] = {
 
 
 def _value(arguments: Arguments, key: str, root: Mapping[str, Any]) -> str:
-    """What a parameter in tags may be; "" for any text."""
+    """The rule of a parameter's value in tags; "" for any text."""
     schema = arguments.properties[key]
     texts = schema.get("enum", [schema.get("const")]) if isinstance(schema, Mapping) else ()
     if texts and all(isinstance(text, str) for text in texts):

@@ -69,7 +69,7 @@ def copies_of(drawn: Drawn, own: str) -> list[str]:
 
 
 def apart(drawn: Drawn, tests: Iterable[str]) -> list[str]:
-    """Of tests that have the same copies one each: those of one function, but for copied rows."""
+    """One test for each set of copies: those of one function share theirs, but for copied rows."""
     places = collections.defaultdict(set)
     for one, own in (*drawn.tests.items(), *drawn.canaries.items()):
         places[own].add(function_of(one))
