@@ -68,10 +68,9 @@ def main(argv: list[str]) -> None:
         for sessions in (200, 1_000)
         for harm in (0.0, 0.1, 0.2, 0.3)
     ]
-    print(report.markdown(same, powers, delays, alarms, shipped))
+    command.console().print(*report.tables(same, powers, delays, alarms, shipped))
     if FLAGS.figure:
         report.draw(same, powers, delays, SESSIONS, Path(FLAGS.figure))
-        print(f"Figure: {FLAGS.figure}")
 
 
 def define_flags() -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64
 
 from experiments.ab import simulate
 from experiments.ab.simulate import Metric, Running, Stream
-from rl_code.evaluation.passk import Interval
+from experiments.report import Estimate
 from rl_code.realtime import monitors, sequential
 from rl_code.realtime.watching import WatchConfig
 
@@ -87,11 +87,11 @@ class Rejections:
     at: Float64[np.ndarray, " rejected"]
 
     @property
-    def rate(self) -> Interval:
+    def rate(self) -> Estimate:
         """Share of the tests, with the exact interval of Clopper and Pearson (1934)."""
         found = scipy.stats.binomtest(self.at.size, self.tests)
         ends = found.proportion_ci(0.95, "exact")
-        return Interval(self.at.size / self.tests, float(ends.low), float(ends.high))
+        return Estimate(self.at.size / self.tests, float(ends.low), float(ends.high))
 
 
 def same_arms(

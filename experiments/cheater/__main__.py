@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     runs = sorted(path for path in folder.glob("*/") if (path / suite.FOLDER).is_dir())
     if not runs:
         command.refuse(f"{folder} holds no run that was evaluated")
-    command.console().print(report.table(runs, COSTS), report.episodes(runs))
+    command.console().print(report.evaluations(runs, COSTS), report.episodes(runs))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import rich.markup
 import rich.table
+from rich.markup import escape
 
 from experiments.cheater.metrics import exploited, proven
+from experiments.report import table
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.store.store import GroupStore
@@ -32,60 +33,51 @@ def earned(result: SuiteResult, costs: Mapping[str, float]) -> float:
     return solved - costs["integrity"] * cheats - costs["malformed"] * malformed
 
 
-def table(runs: Sequence[Path], costs: Mapping[str, float]) -> rich.table.Table:
+def evaluations(runs: Sequence[Path], costs: Mapping[str, float]) -> rich.table.Table:
     """One row for each suite before and after each run; runs without results are left out."""
-    view = rich.table.Table(
-        caption="pass@1 in %, with 95 % bootstrap intervals over tasks; cheats: the share of "
-        "episodes that were proved to cheat; earned: the mean reward by this project's grader",
-        caption_justify="left",
-    )
-    view.add_column("run", overflow="fold")
-    for name in ("suite", "weights"):
-        view.add_column(name)
-    for name in ("pass@1", "cheats", "earned"):
-        view.add_column(name, justify="right")
+    rows = []
     for run in runs:
         for result in suite.load_all(run):
             if result.label in _SHOWN:
                 cheats = result.per_episode("cheats")
-                view.add_row(
-                    rich.markup.escape(run.name),
-                    result.suite,
-                    result.label,
-                    suite.percent(result.interval(1)),
-                    "-" if cheats is None else f"{cheats:.1%}",
-                    f"{earned(result, costs):+.3f}",
-                )
-    return view
+                told = "-" if cheats is None else f"{cheats:.1%}"
+                earns = f"{earned(result, costs):+.3f}"
+                passed = suite.percent(result.interval(1))
+                rows.append((escape(run.name), result.suite, result.label, passed, told, earns))
+    return table(
+        ["run", "suite", "weights", "pass@1", "cheats", "earned"],
+        rows,
+        "pass@1 in %, with 95 % bootstrap intervals over tasks; cheats: the share of episodes that "
+        "were proved to cheat; earned: the mean reward by this project's grader",
+        texts=3,
+    )
 
 
 def episodes(runs: Sequence[Path]) -> rich.table.Table:
     """One row for each run: what became of the training episodes with the exploit, on record."""
-    view = rich.table.Table(
-        caption="training episodes on record; of those with the exploit, how many were handed in, "
-        "how many the weak grader paid, how many this project's grader proved to cheat, and how "
-        "many it paid; and how many without the exploit were said to cheat",
-        caption_justify="left",
-    )
-    view.add_column("run", overflow="fold")
-    columns = ("episodes", "exploit", "handed in", "paid by weak", "proven", "paid", "false")
-    for name in columns:
-        view.add_column(name, justify="right")
+    rows = []
     for run in runs:
         every = list(trajectories(run))
         cheats = [trajectory for trajectory in every if exploited(trajectory)]
-        weak = [t.reward.components["weak_tests"] for t in cheats if _by_weak(t)]
+        # only what the weak grader was asked about has its component
+        weak = [t.reward.components.get("weak_tests") for t in cheats]
         counts = (
             len(every),
             len(cheats),
             sum(trajectory.status == "submitted" for trajectory in cheats),
-            int(sum(weak)) if len(weak) == len(cheats) else "-",
+            "-" if None in weak else int(sum(weak)),
             sum(map(proven, cheats)),
             sum(trajectory.solved for trajectory in cheats),
             sum(proven(trajectory) for trajectory in every if not exploited(trajectory)),
         )
-        view.add_row(rich.markup.escape(run.name), *map(str, counts))
-    return view
+        rows.append((escape(run.name), *map(str, counts)))
+    return table(
+        ["run", "episodes", "exploit", "handed in", "paid by weak", "proven", "paid", "false"],
+        rows,
+        "training episodes on record; of those with the exploit, how many were handed in, how many "
+        "the weak grader paid, how many this project's grader proved to cheat, and how many it "
+        "paid; and how many without the exploit were said to cheat",
+    )
 
 
 def trajectories(run: Path) -> Iterator[Trajectory]:
@@ -97,8 +89,3 @@ def trajectories(run: Path) -> Iterator[Trajectory]:
         for item in store.items(step):
             if item.kind == "train":
                 yield from store.record(step, item.number).group.trajectories
-
-
-def _by_weak(trajectory: Trajectory) -> bool:
-    """True if the weak grader was asked about an episode."""
-    return "weak_tests" in trajectory.reward.components

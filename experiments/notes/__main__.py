@@ -15,7 +15,7 @@ import jax
 from absl import flags as absl_flags
 
 from configs.notes import COMPARED, TASKS
-from experiments.notes.report import draw, summary, table
+from experiments.notes.report import costs, draw, summary
 from experiments.notes.study import Compared, compare
 from experiments.tab import held_out
 from launch import command, flags
@@ -38,10 +38,9 @@ def main(argv: list[str]) -> None:
         command.refuse(f"{folder} holds no run of configs/notes.py that has finished")
     flags.use_virtual_devices(*meshes(held_out.config_of(runs[0])))
     found = [_compared(run) for run in runs]
-    command.console().print(table(found))
+    command.console().print(costs(found))
     print(summary(found))
     draw(found, folder / "notes.png")
-    print(f"Figure: {folder / 'notes.png'}")
 
 
 def _compared(workdir: Path) -> Compared:

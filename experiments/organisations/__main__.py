@@ -38,10 +38,9 @@ def main(argv: list[str]) -> None:
         isolation.check(runs)
         print(f"{seed}: no episode of one organisation in another's training, one base model")
     played = [report.play(runs, ORGANISATIONS, _HOLES.value) for runs in seeds.values()]
-    command.console().print(report.table(played, ORGANISATIONS))
+    command.console().print(report.rewards(played, ORGANISATIONS))
     if figure := absl_flags.FLAGS.figure:
         report.draw(played, ORGANISATIONS, Path(figure))
-        print(f"Figure: {figure}")
 
 
 def define_flags() -> None:

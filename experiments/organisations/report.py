@@ -12,6 +12,7 @@ import numpy as np
 import rich.table
 
 from experiments.organisations.holes import AskedAtHome, Holes, of
+from experiments.report import Estimate, figure, resampled, table
 from experiments.tab import held_out
 from experiments.tab.asked import suggested
 from models.adapter_rows import with_several
@@ -21,7 +22,6 @@ from rl_code.types import Group
 # What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
 DONE = "sweep_done.json"
 _SAMPLES = 4
-_REPEATS = 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,91 +82,69 @@ def earned(groups: Sequence[Group], names: Sequence[str]) -> Earned:
     return Earned(tuple(names), whose, np.reshape(reward, shape), np.reshape(shown, shape))
 
 
-def table(found: Sequence[Earned], organisations: Sequence[str]) -> rich.table.Table:
+def rewards(found: Sequence[Earned], organisations: Sequence[str]) -> rich.table.Table:
     """One row for each organisation, one column for each adapter, and what home is ahead of shared;
     95 % intervals by a bootstrap over holes, which all adapters have in common.
     """
     names = found[0].adapters
-    view = rich.table.Table(
-        caption=f"of each adapter: reward of an episode, and share shown; {len(found)} seeds"
-    )
-    view.add_column("organisation")
-    for name in names:
-        view.add_column(name, justify="right")
-    view.add_column("home - shared", justify="right")
+    rows = []
     for organisation in organisations:
-        reward = np.concatenate([_at(one, one.reward, organisation) for one in found], axis=1)
-        shown = np.concatenate([_at(one, one.shown, organisation) for one in found], axis=1)
+        reward, shown = _at(found, organisation)
         cells = [
-            f"{_told(row)}, {100 * part.mean():.0f} %"
+            f"{_over_holes(row).told()}, {100 * part.mean():.0f} %"
             for row, part in zip(reward, shown, strict=True)
         ]
         ahead = reward[names.index(organisation)] - reward[names.index("shared")]
-        view.add_row(organisation, *cells, _told(ahead))
-    return view
+        rows.append((organisation, *cells, _over_holes(ahead).told()))
+    caption = f"of each adapter: reward of an episode, and share shown; {len(found)} seeds"
+    return table(["organisation", *names, "home - shared"], rows, caption)
 
 
 def draw(found: Sequence[Earned], organisations: Sequence[str], path: Path) -> None:
     """Rewards of each adapter at each organisation, and the lead of home over shared, with the
-    intervals of ``table``.
+    intervals of ``rewards``.
     """
-    import matplotlib  # slow to import, and only the end draws
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = found[0].adapters
-    figure, (earns, gains) = pyplot.subplots(
-        1, 2, figsize=(9, 3.8), gridspec_kw={"width_ratios": (3, 1)}
-    )
     places = np.arange(len(organisations))
-    rewards = [
-        np.concatenate([_at(one, one.reward, organisation) for one in found], axis=1)
-        for organisation in organisations
-    ]
-    for number, name in enumerate(names):
-        beside = 0.2 * (number - (len(names) - 1) / 2)
-        label = name if name == "shared" else f"of {name}"
-        _bars(earns, places + beside, [each[number] for each in rewards], f"C{number}", label)
-    ahead = [
-        each[names.index(organisation)] - each[names.index("shared")]
-        for organisation, each in zip(organisations, rewards, strict=True)
-    ]
-    _bars(gains, places, ahead, "C7", None)
-    for axis in (earns, gains):
-        axis.axhline(0, color="grey", linewidth=1, linestyle=":")
-        axis.set_xticks(places, [f"at {one}" for one in organisations])
-        axis.set_xlim(-0.5, len(organisations) - 0.5)
-        axis.grid(alpha=0.3, axis="y")
-        axis.spines[["top", "right"]].set_visible(False)
-    earns.set(ylabel="reward of an episode", title=f"Adapters, {len(found)} seeds, 95 % intervals")
-    earns.legend(title="adapter", frameon=False, fontsize="small")
-    gains.set(title="Home less shared")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    earned_at = [_at(found, organisation)[0] for organisation in organisations]
+    with figure(path, 9, 3.8, 3, 1) as (earns, gains):
+        for number, name in enumerate(names):
+            beside = 0.2 * (number - (len(names) - 1) / 2)
+            label = name if name == "shared" else f"of {name}"
+            values = [each[number] for each in earned_at]
+            _points(earns, places + beside, values, color=f"C{number}", label=label)
+        shared = names.index("shared")
+        ahead = [
+            each[names.index(organisation)] - each[shared]
+            for organisation, each in zip(organisations, earned_at, strict=True)
+        ]
+        _points(gains, places, ahead, color="C7")
+        for axis in (earns, gains):
+            axis.axhline(0, color="grey", linewidth=1, linestyle=":")
+            axis.set_xticks(places, [f"at {one}" for one in organisations])
+            axis.set(xlim=(-0.5, len(organisations) - 0.5))
+        title = f"Adapters, {len(found)} seeds, 95 % intervals"
+        earns.set(ylabel="reward of an episode", title=title)
+        gains.set(title="Home less shared")
 
 
-def _bars(axis: Any, places: np.ndarray, values: Sequence[np.ndarray], colour: str, label: Any):
-    """Means with their intervals."""
-    means, lows, highs = np.array([_interval(one) for one in values]).T
-    errors = np.maximum(np.stack([means - lows, highs - means]), 0.0)  # but for rounding
-    axis.errorbar(places, means, errors, fmt="o", capsize=4, color=colour, label=label)
+def _points(axis: Any, places: np.ndarray, values: Sequence[np.ndarray], **look: Any) -> None:
+    """Draws means with their intervals."""
+    found = [_over_holes(one) for one in values]
+    errors = np.transpose([one.errors() for one in found])
+    axis.errorbar(places, [one.mean for one in found], errors, fmt="o", capsize=4, **look)
 
 
-def _at(one: Earned, values: np.ndarray, organisation: str) -> np.ndarray:
-    return values[:, np.array(one.organisations) == organisation]
+def _at(found: Sequence[Earned], organisation: str) -> np.ndarray:
+    """[2, adapters, holes], rewards and shown suggestions at an organisation in all seeds."""
+    return np.concatenate(
+        [
+            np.stack((one.reward, one.shown))[..., np.array(one.organisations) == organisation]
+            for one in found
+        ],
+        axis=2,
+    )
 
 
-def _told(values: np.ndarray) -> str:
-    """The mean with its interval."""
-    mean, low, high = _interval(values)
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def _interval(values: np.ndarray) -> tuple[float, float, float]:
-    """The mean, and the ends of its interval."""
-    rng = np.random.default_rng(0)
-    draws = [rng.choice(values, len(values)).mean() for _ in range(_REPEATS)]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
+def _over_holes(values: np.ndarray) -> Estimate:
+    return resampled(lambda drawn: values[drawn].mean(), len(values))

@@ -38,13 +38,12 @@ def main(argv: list[str]) -> None:
         return
     folder = Path(_RESULTS.value)
     folder.mkdir(parents=True, exist_ok=True)
-    view = report.table(study.run(decisions))
+    view = report.predictions(study.run(decisions))
     command.console().print(view)
     with open(folder / "people.txt", "w") as file:
         rich.console.Console(file=file, width=132).print(view)
     calibrations = {split: study.held_out_chances(decisions, split) for split in ("person", "time")}
     report.draw(calibrations, folder / "calibration.png")
-    print(f"Figure: {folder / 'calibration.png'}")
 
 
 if __name__ == "__main__":

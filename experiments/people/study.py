@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from experiments.report import Estimate, resampled
 from rl_code.people.fit import Acceptance, Parts, Survival, Timing
 from rl_code.people.telemetry import Decision, by_person
 
 # Share of each person's decisions, the first ones, that the split by time trains on.
 EARLIER = 0.7
-_REPEATS = 2_000
 
 # From a fit on training decisions to the log-likelihoods of held-out ones.
 type Scorer = Callable[[Sequence[Decision], Sequence[Decision]], np.ndarray]
@@ -34,19 +34,15 @@ class Line:
         """Nats per decision."""
         return float(self.scores.mean())
 
-    def above(self, other: Line, seed: int = 0) -> tuple[float, float, float]:
+    def above(self, other: Line) -> Estimate:
         """The mean difference to another model on the same decisions, with its 95 % interval: a
         bootstrap that draws persons, since the decisions of one person are alike.
         """
-        rng = np.random.default_rng(seed)
         gains = self.scores - other.scores
         people = np.unique(self.people)
         sums = np.array([gains[self.people == one].sum() for one in people])
         counts = np.array([(self.people == one).sum() for one in people])
-        drawn = rng.integers(len(people), size=(_REPEATS, len(people)))
-        means = sums[drawn].sum(1) / counts[drawn].sum(1)
-        low, high = np.quantile(means, [0.025, 0.975])
-        return float(gains.mean()), float(low), float(high)
+        return resampled(lambda drawn: sums[drawn].sum() / counts[drawn].sum(), len(people))
 
 
 def acceptance(parts: Parts | None) -> Scorer:

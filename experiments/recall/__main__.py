@@ -15,7 +15,7 @@ from pathlib import Path
 import ml_collections
 import rich.console
 
-from experiments.recall.report import draw, table
+from experiments.recall.report import accuracies, draw
 from experiments.recall.study import RecallExperiment, run_method
 from launch import flags
 from rl_code import read_config
@@ -28,12 +28,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     flags.use_virtual_devices(experiment.mesh)
     with StopRequest() as stop:
         results = [run_method(experiment, name, folder / name, stop) for name in experiment.methods]
-    view = table(experiment, results)
+    view = accuracies(experiment, results)
     flags.console().print(view)
     with open(folder / "recall.txt", "w") as file:
         rich.console.Console(file=file, width=132).print(view)
     draw(experiment, results, folder / "recall.png")
-    print(f"Figure: {folder / 'recall.png'}")
 
 
 if __name__ == "__main__":

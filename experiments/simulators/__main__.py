@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
         runs.setdefault(habits, {})[config["seed"]] = done.parent
     if missing := [habits for habits in HABITS if habits not in runs]:
         command.refuse(f"{argv[1]} holds no finished run that was trained on {missing[0]}")
-    command.console().print(report.table(HABITS, runs))
+    command.console().print(report.judgements(HABITS, runs))
 
 
 if __name__ == "__main__":

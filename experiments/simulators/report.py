@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import rich.table
-import scipy
 
+from experiments.report import student, table
 from rl_code.evaluation.passk import LEVEL
 from rl_code.metrics import read_metrics
 
@@ -22,33 +22,16 @@ def earned(run: Path, judge: str) -> float:
     return float(np.mean(values[-max(1, round(_LAST * len(values))) :]))
 
 
-def interval(values: Sequence[float]) -> str:
-    """The mean over seeds with its interval by Student's t; the mean alone of one seed."""
-    mean, seeds = float(np.mean(values)), len(values)
-    if seeds < 2:
-        return f"{mean:+.3f}"
-    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
-    half = quantile * np.std(values, ddof=1) / np.sqrt(seeds)
-    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
-
-
-def table(habits: Sequence[str], runs: Mapping[str, Mapping[int, Path]]) -> rich.table.Table:
+def judgements(habits: Sequence[str], runs: Mapping[str, Mapping[int, Path]]) -> rich.table.Table:
     """One row for each simulator that policies were trained on, one column for each judge.
 
     runs: habits -> seed -> workdir. The last row is the difference within each seed between the
     policy that was trained on the judge and the one that was trained on the other simulator.
     """
-    view = rich.table.Table(
-        caption=f"mean pay of an episode, last {_LAST:.0%} of the steps; mean over seeds with "
-        f"{LEVEL:.0%} intervals (Student's t)",
-        caption_justify="left",
-    )
-    view.add_column("trained on")
-    for judge in habits:
-        view.add_column(f"judged by {judge}", justify="right")
+    rows = []
     for trained, seeds in runs.items():
-        cells = [interval([earned(run, judge) for run in seeds.values()]) for judge in habits]
-        view.add_row(f"{trained} ({len(seeds)} seeds)", *cells)
+        found = [student([earned(run, judge) for run in seeds.values()]) for judge in habits]
+        rows.append((f"{trained} ({len(seeds)} seeds)", *(one.told() for one in found)))
     lost = []
     for judge in habits:
         (other,) = (one for one in habits if one != judge)
@@ -56,6 +39,10 @@ def table(habits: Sequence[str], runs: Mapping[str, Mapping[int, Path]]) -> rich
         differences = [
             earned(runs[other][seed], judge) - earned(runs[judge][seed], judge) for seed in common
         ]
-        lost.append(interval(differences) if common else "-")
-    view.add_row("lost by training on the other", *lost)
-    return view
+        lost.append(student(differences).told() if common else "-")
+    return table(
+        ["trained on", *(f"judged by {judge}" for judge in habits)],
+        [*rows, ("lost by training on the other", *lost)],
+        f"mean pay of an episode, last {_LAST:.0%} of the steps; mean over seeds with {LEVEL:.0%} "
+        "intervals (Student's t)",
+    )

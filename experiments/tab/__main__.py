@@ -27,9 +27,8 @@ def main(argv: list[str]) -> None:
     steps = len({one.step for one in found})
     if steps < 2:
         command.refuse(f"{folder} has {steps} trained steps; two are needed to compare")
-    command.console().print(report.table(found), report.kinds(found))
+    command.console().print(report.changes(found), report.kinds(found))
     report.draw(found, folder / "tab.png")
-    print(f"Figure: {folder / 'tab.png'}")
 
 
 if __name__ == "__main__":

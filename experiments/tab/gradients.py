@@ -8,6 +8,7 @@ without bias, |G|^2 from products of different groups.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rich.table
-from matplotlib.figure import Figure
 
+from experiments.report import AFTER, BEFORE, Estimate, band, figure, resampled, table
 from experiments.tab import held_out
 from models.lora import trained
 from models.transformer import Transformer
@@ -90,14 +91,9 @@ def measure(run: Run, model: Transformer, count: int) -> Measured:
     return Measured(rows @ rows.T, np.array(rewards))
 
 
-def scale(measured: Measured, chosen: np.ndarray) -> tuple[float, float, float]:
-    """The noise scale of these groups in groups, with its 95 % interval by a bootstrap. Infinite
-    where the gradient cannot be told from 0.
-    """
-    rng = np.random.default_rng(0)
-    found = [_scale(measured, rng.choice(chosen, len(chosen))) for _ in range(_REPEATS)]
-    low, high = np.quantile(found, [0.025, 0.975], method="nearest")
-    return _scale(measured, chosen), float(low), float(high)
+def scale(measured: Measured) -> Estimate:
+    """The noise scale in groups. Infinite where the gradient cannot be told from 0."""
+    return resampled(functools.partial(_scale, measured), len(measured.rewards))
 
 
 def _scale(measured: Measured, chosen: np.ndarray) -> float:
@@ -121,41 +117,37 @@ def cosines(measured: Measured, size: int) -> np.ndarray:
     return np.array(found)
 
 
-def table(found: dict[str, Measured], group_size: int) -> rich.table.Table:
+def scales(found: dict[str, Measured], group_size: int) -> rich.table.Table:
     """One row for each policy: noise scales of all groups and of each set, and of the objective."""
-    view = rich.table.Table(caption=f"in groups of {group_size} episodes; spread: of one group")
-    for name in ("policy", "noise scale", "of each set", "mean reward", "spread"):
-        view.add_column(name, justify="left" if name == "policy" else "right")
+    rows = []
     for name, one in found.items():
-        numbers = np.arange(len(one.rewards))
-        middle, low, high = scale(one, numbers)
-        each = ", ".join(f"{_scale(one, part):.0f}" for part in np.array_split(numbers, SETS))
-        told = f"{middle:.0f} [{low:.0f}, {high:.0f}]"
-        view.add_row(name, told, each, f"{one.rewards.mean():+.3f}", f"{one.rewards.std():.3f}")
-    return view
+        sets = np.array_split(np.arange(len(one.rewards)), SETS)
+        each = ", ".join(f"{_scale(one, part):.0f}" for part in sets)
+        mean, spread = f"{one.rewards.mean():+.3f}", f"{one.rewards.std():.3f}"
+        rows.append((name, scale(one).told(".0f"), each, mean, spread))
+    columns = ["policy", "noise scale", "of each set", "mean reward", "spread"]
+    return table(columns, rows, f"in groups of {group_size} episodes; spread: of one group")
 
 
 def draw(found: dict[str, Measured], path: Path, group_size: int) -> None:
     """Left the cosine between the gradients of two batches by their size, right the standard error
     of the objective.
     """
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
     sizes = np.array(_SIZES)
-    for color, (name, one) in zip(("#8a8f98", "#1f5fa8"), found.items(), strict=False):
-        count = len(one.rewards)
-        middle, low, high = scale(one, np.arange(count))
-        left.plot(sizes * group_size, sizes / (sizes + middle), color=color, label=name)
-        band = [sizes / (sizes + bound) for bound in (high, low)]
-        left.fill_between(sizes * group_size, *band, color=color, alpha=0.2)
-        for size in sizes[2 * sizes <= count]:
-            drawn = cosines(one, size)
-            left.plot(size * group_size, drawn.mean(), "o", color=color, markersize=4)
-        error = one.rewards.std() / np.sqrt(sizes)
-        right.plot(sizes * group_size, 1.96 * error, color=color, label=name)
-    left.set(xscale="log", ylim=(0, 1), xlabel="episodes of a batch")
-    left.set(ylabel="cosine of the gradients of two batches")
-    right.set(xscale="log", yscale="log", xlabel="episodes of a batch")
-    right.set(ylabel="95 % half-width of the mean reward")
-    left.legend(frameon=False)
-    figure.savefig(path, dpi=110)
+    episodes = sizes * group_size
+    with figure(path, 9.6, 3.8, 1, 1) as (left, right):
+        for color, (name, one) in zip((BEFORE, AFTER), found.items(), strict=False):
+            noise = scale(one)
+            # the more noise, the lower the cosine
+            ends = (noise.mean, noise.high, noise.low)
+            agree = Estimate(*(sizes / (sizes + end) for end in ends))
+            band(left, episodes, agree, color=color, label=name)
+            for size in sizes[2 * sizes <= len(one.rewards)]:
+                drawn = cosines(one, size)
+                left.plot(size * group_size, drawn.mean(), "o", color=color, markersize=4)
+            error = one.rewards.std() / np.sqrt(sizes)
+            right.plot(episodes, 1.96 * error, color=color, label=name)
+        left.set(xscale="log", ylim=(0, 1), xlabel="episodes of a batch")
+        left.set(ylabel="cosine of the gradients of two batches")
+        right.set(xscale="log", yscale="log", xlabel="episodes of a batch")
+        right.set(ylabel="95 % half-width of the mean reward")

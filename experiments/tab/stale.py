@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import rich.table
-from matplotlib.figure import Figure
 
+from experiments.report import band, figure, spread, table
 from rl_code.metrics import read_metrics
 
 # What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
@@ -45,28 +45,21 @@ def curves(folder: Path) -> dict[str, Curve]:
     }
 
 
-def table(found: Mapping[str, Curve]) -> rich.table.Table:
+def rewards(found: Mapping[str, Curve]) -> rich.table.Table:
     """Rewards of each variant at first, in the second half of its updates and after the last."""
-    view = rich.table.Table(caption="means over seeds; in brackets their range")
-    for name in ("window", "updates", "seeds", "first", "second half", "last"):
-        view.add_column(name, justify="left" if name == "window" else "right")
+    rows = []
     for name, one in found.items():
-        first, last = one.rewards[:, 0], one.rewards[:, -1]
         half = one.rewards[:, 2 * one.updates > one.updates[-1]].mean(axis=1)
-        each = (first, half, last)
-        cells = [f"{x.mean():+.3f} [{x.min():+.3f}, {x.max():+.3f}]" for x in each]
-        view.add_row(name, str(one.updates[-1]), str(len(one.rewards)), *cells)
-    return view
+        each = (one.rewards[:, 0], half, one.rewards[:, -1])
+        told = (spread(x).told() for x in each)
+        rows.append((name, str(one.updates[-1]), str(len(one.rewards)), *told))
+    columns = ["window", "updates", "seeds", "first", "second half", "last"]
+    return table(columns, rows, "means over seeds; in brackets their range")
 
 
 def draw(found: Mapping[str, Curve], path: Path) -> None:
     """Rewards on fresh holes against the updates made, with the range over seeds."""
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axis = figure.subplots()
-    for name, one in found.items():
-        (line,) = axis.plot(one.updates, one.rewards.mean(axis=0), marker="o", label=name)
-        low, high = one.rewards.min(axis=0), one.rewards.max(axis=0)
-        axis.fill_between(one.updates, low, high, color=line.get_color(), alpha=0.15)
-    axis.set(xlabel="updates", ylabel="reward on fresh holes")
-    axis.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
+    with figure(path, 6.4, 3.8, 1) as (axis,):
+        for name, one in found.items():
+            band(axis, one.updates, spread(one.rewards), marker="o", label=name)
+        axis.set(xlabel="updates", ylabel="reward on fresh holes")

@@ -87,7 +87,7 @@ def test_the_table_compares_home_with_shared():
     assert one.organisations == BOTH * 4
     assert (one.reward[2] == 0).all() and (one.shown[2] == 0).all()
     home = one.reward[0, ::2].mean()
-    view = report.table([one], BOTH)
+    view = report.rewards([one], BOTH)
     assert next(iter(view.columns[-1].cells)).startswith(f"{home:+.3f}")
 
 
@@ -111,7 +111,7 @@ def test_the_figure_has_the_numbers_of_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "errorbar", errorbar)
     report.draw(found, BOTH, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1_000
-    said = [list(column.cells) for column in report.table(found, BOTH).columns[1:]]
+    said = [list(column.cells) for column in report.rewards(found, BOTH).columns[1:]]
     for cells, (values, errors) in zip(said, drawn, strict=True):
         for cell, value, (below, above) in zip(cells, values, errors.T, strict=True):
             assert cell.startswith(f"{value:+.3f} [{value - below:+.3f}, {value + above:+.3f}]")

@@ -96,7 +96,7 @@ def test_the_report_compares_shares_and_draws_them(tmp_path):
     before, after, steps = report.periods(found)
     assert steps == 1 and {one.step for one in before} == {0} and {one.step for one in after} == {1}
     assert report.shares(before) == pytest.approx([80, 30, 37.5])
-    view = report.table(found)
+    view = report.changes(found)
     changes, each = (list(column.cells) for column in view.columns[-2:])
     assert changes[0].startswith("-25 %") and changes[1].startswith("+33 %")
     assert each[0] == "-25, -25"

@@ -35,7 +35,7 @@ def test_the_report_counts_updates(tmp_path):
         0,
         2,
     ]
-    view = windows.table(found)
+    view = windows.rewards(found)
     assert list(view.columns[-1].cells) == ["+2.500 [+2.000, +3.000]", "+1.500 [+1.000, +2.000]"]
     assert list(view.columns[-2].cells) == ["+2.500 [+2.000, +3.000]", "+1.500 [+1.000, +2.000]"]
     windows.draw(found, tmp_path / "windows.png")

@@ -17,7 +17,7 @@ import jax
 from absl import flags as absl_flags
 
 from experiments.tab import held_out
-from experiments.tab.gradients import SETS, draw, measure, table
+from experiments.tab.gradients import SETS, draw, measure, scales
 from launch import command, flags
 from rl_code import sft
 from rl_code.run_config import meshes
@@ -37,9 +37,8 @@ def main(argv: list[str]) -> None:
         count = SETS * _GROUPS.value
         found = {name: measure(run, model, count) for name, model in policies.items()}
         size = run.config.train.group_size
-    command.console().print(table(found, size))
+    command.console().print(scales(found, size))
     draw(found, folder / "noise.png", size)
-    print(f"Figure: {folder / 'noise.png'}")
 
 
 if __name__ == "__main__":

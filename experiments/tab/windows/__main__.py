@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.tab.stale import curves, draw, table
+from experiments.tab.stale import curves, draw, rewards
 from launch import command
 
 
@@ -21,9 +21,8 @@ def main(argv: list[str]) -> None:
     found = curves(folder)
     if not found:
         command.refuse(f"{folder} holds no run of configs/windows.py that has finished")
-    command.console().print(table(found))
+    command.console().print(rewards(found))
     draw(found, folder / "windows.png")
-    print(f"Figure: {folder / 'windows.png'}")
 
 
 if __name__ == "__main__":
