@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import rich.console
 import rich.table
 from absl import flags
@@ -123,29 +124,17 @@ def memory(pool: SandboxPool, open_one: Callable[[], Sandbox], count: int) -> fl
         sandboxes = [open_one() for _ in range(number)]
         for sandbox in sandboxes:
             sandbox.run(["true"], timeout_s=_TIMEOUT_S)
-        workers = [worker.process.pid for worker in pool._sandboxes._workers]
-        used.append(sum(proportional(pid) for worker in workers for pid in below(worker)))
+        used.append(memory_kib(pool))
         for sandbox in sandboxes:
             sandbox.close()
     return round((used[1] - used[0]) / count, 1)
 
 
-def below(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
-    return [pid, *(found for child in children for found in below(child))]
-
-
-def proportional(pid: int) -> int:
-    """Kilobytes of a process; what it shares is divided among those that share it."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    return 0
+def memory_kib(pool: SandboxPool) -> float:
+    """Kibibytes of a pool's processes; what they share is divided among those that share it."""
+    workers = [psutil.Process(one.process.pid) for one in pool._sandboxes._workers]
+    every = [one for worker in workers for one in (worker, *worker.children(recursive=True))]
+    return sum(one.memory_full_info().pss for one in every) / 1024
 
 
 def fork_ms(pool: SandboxPool, world: World) -> float:

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import rich.console
 import rich.table
 from absl import flags
 
-from benchmarks.layers import below
 from benchmarks.results import define_counts, hardware, save
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
@@ -164,11 +162,11 @@ def kill(connection: Connection) -> None:
     """Kills a session and all of its processes, as soon as it has been forked."""
     info = Path(f"/proc/self/fdinfo/{connection.slot.handle}").read_text()
     keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-    while len(found := below(keeper)) < 2:
+    while not (found := psutil.Process(keeper).children(recursive=True)):
         time.sleep(0.001)
-    for pid in found[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def table(report: dict) -> rich.table.Table:

@@ -24,7 +24,7 @@ import rich.console
 import rich.table
 from absl import flags
 
-from benchmarks.layers import below, proportional
+from benchmarks.layers import memory_kib
 from benchmarks.results import define_counts, hardware, save, scratch
 from models.tokenizer import Tokenizer
 from rl_code.dry_run import tool_tokens
@@ -214,9 +214,7 @@ def servers_mib(tools: Mapping[str, Tool], task: Task, pool: SandboxPool) -> flo
         while len(open_ones) < wanted:
             open_ones.append(Workspace(task, pool, _LIMITS, verbose=True))
             execute(ToolCall("diagnostics", {}), tools, open_ones[-1])
-        beside = [worker for other in pool._beside.values() for worker in other._sandboxes._workers]
-        pids = [pid for worker in beside for pid in below(worker.process.pid)]
-        used.append(sum(map(proportional, pids)))
+        used.append(sum(map(memory_kib, pool._beside.values())))
     for workspace in open_ones:
         workspace.close()
     return round((used[1] - used[0]) / count / 1024, 1)

@@ -6,7 +6,6 @@ A stage starts the roles and starts them again by the means of users; it is told
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -15,6 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from launch.ray_simulated import SimulatedCluster
 
@@ -185,28 +186,13 @@ class OnRay(Stage):
 def roles(folder: Path) -> list[tuple[int, str, str]]:
     """(process, name, address) of every process of launch.train that runs a role of a workdir."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has just ended
-            continue
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []  # none of one that has just ended
         if words[1:3] != ["-m", "launch.train"] or f"--workdir={folder}" not in words:
             continue
         flags = dict(word.split("=", 1) for word in words[3:] if "=" in word)
         name = flags.get("--name", flags.get("--role", ""))
-        found.append((int(path.parent.name), name, flags.get("--host", "")))
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all below it, itself first."""
-    found = [pid]
-    index = 0
-    while index < len(found):
-        path = Path(f"/proc/{found[index]}/task/{found[index]}/children")
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in path.read_text().split()]
-        index += 1
+        found.append((process.pid, name, flags.get("--host", "")))
     return found
 
 

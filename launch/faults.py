@@ -31,8 +31,9 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
+from experiments.kills import kill_all
 from launch import flags
-from launch.fault_stages import OnRay, Stage, Supervised, descendants, environment
+from launch.fault_stages import OnRay, Stage, Supervised, environment
 from rl_code import read_config
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync
@@ -221,9 +222,7 @@ def _kill(stage: Stage, name: str) -> dict | None:
         return None
     fault: dict = {"role": name, "what": "killed"}
     stage.expect_return(name, pid, fault)
-    for child in descendants(pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    kill_all(pid)
     return fault
 
 

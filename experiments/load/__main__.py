@@ -34,11 +34,9 @@ from experiments.load import beside as beside_lib
 from experiments.load import postgres, report
 from experiments.load.audit import Audit, Texts, check_cycles, check_record, read_journal
 from experiments.load.clients import Clients, Task
-from experiments.load.nursery import Nursery
 from experiments.load.program import Program, ProgramEnded
 from experiments.load.strikes import KINDS, Strikes
 from launch import flags
-from launch import realtime as realtime_command
 from launch.realtime import RealtimeConfig, database_of
 from rl_code import named, read_config
 from rl_code.environment.protocols.protocol import stop_ids
@@ -77,13 +75,12 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     counts = {kind: getattr(FLAGS, f"{kind}_kills") for kind in KINDS}
     print(f"{counts}, --strike_seed={seed}", flush=True)
     with contextlib.ExitStack() as stack:
-        stack.callback(NURSERY.close)
         database = _database(stack, counts)
         url = database.url if database else database_of(realtime, folder)
         path = config_flags.get_config_filename(FLAGS["config"])
         command = [f"--config={path}", *flags.overrides(), "--config.parts.people=None"]
         command += [f"--config.database={url}", f"--workdir={folder}"]
-        program = stack.enter_context(Program(folder, NURSERY))
+        program = stack.enter_context(Program(folder))
         program.start([*command, f"--config.cycle.cadence_s={_NEVER_S}"])
         program.wait_ready(_START_S)
         ledger = Ledger(tables.connect(url))
@@ -203,13 +200,6 @@ def define_flags() -> None:
     whole("minutes", 60, "Gives up after so many.", 1)
 
 
-def program() -> None:
-    """The target of kills: the program of launch.realtime."""
-    realtime_command.define_flags()
-    flags.run(realtime_command.main, kind=RealtimeConfig)
-
-
 if __name__ == "__main__":
-    NURSERY = Nursery(program)  # while there are no threads
     define_flags()
     flags.run(main, kind=RealtimeConfig, expected=(LoadError, ProgramEnded))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from experiments.kills import kill_all
 
 # Seconds that a server may take to start.
 _START_S = 240.0
@@ -91,13 +91,8 @@ class Server:
 
     def kill(self) -> None:
         """Ends all its processes by SIGKILL, which leaves them no time for anything."""
-        pids = [self._first.pid, *children(self._first.pid)]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(self._first.pid)
         self._first.wait()
-        while any(alive(pid) for pid in pids):
-            time.sleep(0.01)
 
     def _run(self, program: str, *arguments: str) -> None:
         """Raises RuntimeError if the program fails."""
@@ -113,27 +108,6 @@ class Server:
             timeout=_START_S,
             cwd=self._folder,
         )
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started and that are there."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(words[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found
-
-
-def alive(pid: int) -> bool:
-    """True if a process is there and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -14,7 +14,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.load.nursery import Nursery, NurseryGone
+import psutil
+
+from experiments.kills import kill_all
 
 # Seconds between two looks at the memory.
 _LOOK_S = 1.0
@@ -41,17 +43,16 @@ class Program:
     """Serves, records, trains and decides, on one port from life to life. A context manager, which
     kills it.
 
-    folder: for its log. nursery: starts it.
+    folder: for its log.
     """
 
-    def __init__(self, folder: Path, nursery: Nursery):
+    def __init__(self, folder: Path):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._command: list[str] = []
         self._log = folder / "program.log"
-        self._nursery = nursery
-        self._pid: int | None = None
+        self._process: psutil.Popen | None = None
         self._begin = time.monotonic()
         self.lives: list[Life] = []
         self._closed = threading.Event()
@@ -64,13 +65,8 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._watcher.join()
-        if self._pid is None:
-            return
-        try:
-            if self._nursery.ended(self._pid) is None:
-                self.kill()
-        except NurseryGone:  # nobody can say whether it has ended
-            self._strike(self._pid)
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
 
     @property
     def seconds(self) -> float:
@@ -84,9 +80,10 @@ class Program:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of processor time that this life has taken. Raises OSError for one that ended."""
-        words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        """Seconds of processor time that this life has taken."""
+        assert self._process is not None
+        times = self._process.cpu_times()
+        return times.user + times.system
 
     def start(self, command: Sequence[str] | None = None) -> None:
         """Begins a life. It is not ready yet.
@@ -94,13 +91,22 @@ class Program:
         command: the flags of ``launch.realtime`` but --port; None for those of the last life.
         """
         if command is not None:
-            self._command = ["launch.realtime", *command, f"--port={self._port}"]
-        self._pid = self._nursery.start(self._command, self._log)
-        self.lives.append(Life(self._pid, self.seconds))
+            program = [sys.executable, "-m", "launch.realtime"]
+            self._command = [*program, *command, f"--port={self._port}"]
+        with open(self._log, "ab") as log:
+            # a session of its own, which hears nothing of signals to the group of this process
+            self._process = psutil.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.lives.append(Life(self._process.pid, self.seconds))
 
     def check(self) -> None:
         """Raises ProgramEnded if the program has ended by itself."""
-        if self._pid is not None and (code := self._nursery.ended(self._pid)) is not None:
+        if self._process is not None and (code := self._process.poll()) is not None:
             raise ProgramEnded(f"the program ended with code {code}; see {self._log}")
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -114,24 +120,16 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL for the program and all that it has started."""
-        pid = self._pid
-        assert pid is not None
-        self._strike(pid)
-        self._nursery.wait(pid)
+        assert self._process is not None
+        kill_all(self._process.pid)
+        self._process.wait()
         self.lives[-1].ended_s = self.seconds
-
-    def _strike(self, pid: int) -> None:
-        # the group is not there yet of a process that has just been forked
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError):
-                kill(pid, signal.SIGKILL)
 
     def end(self) -> int:
         """Tells it to end, as an operator does, and waits; its exit code."""
-        pid = self._pid
-        assert pid is not None
-        os.kill(pid, signal.SIGTERM)
-        code = self._nursery.wait(pid)
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait()
         self.lives[-1].ended_s = self.seconds
         return code
 
@@ -143,15 +141,9 @@ class Program:
                 continue
             if life.ready_s is None and answers(f"{self.url}/readyz"):
                 life.ready_s = self.seconds
-            with contextlib.suppress(OSError):  # it has just been killed
-                if size := resident(life.pid):  # none of one that was killed and is still listed
+            with contextlib.suppress(psutil.Error):  # it has just been killed
+                if size := psutil.Process(life.pid).memory_info().rss:  # none of one that has ended
                     life.memory.append((self.seconds, size))
-
-
-def resident(pid: int) -> int:
-    """Bytes of a process's memory that are resident. Raises OSError where there is none."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def answers(url: str) -> bool:

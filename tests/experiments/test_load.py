@@ -227,50 +227,6 @@ def test_a_killed_database_starts_again_with_what_was_committed():
         assert [one.id for one, _ in store.joined(["kept"])] == ["kept"]
 
 
-NURSERY = """
-import os, signal, sys, time
-from pathlib import Path
-from experiments.load.nursery import Nursery
-
-begun = Path(sys.argv[1])
-
-def main():
-    begun.touch()
-    time.sleep(60)
-
-def start():
-    pid = nursery.start(["program"], begun.with_name("log"))
-    while not begun.exists():
-        time.sleep(0.01)
-    begun.unlink()
-    return pid
-
-nursery = Nursery(main)
-pid = start()
-os.kill(nursery._pid, signal.SIGTERM)  # as of a group that is told to end
-print(nursery.ended(pid))
-os.kill(pid, signal.SIGTERM)
-print(nursery.wait(pid))
-pid = start()
-os.kill(nursery._pid, signal.SIGKILL)
-try:
-    nursery.ended(pid)
-except RuntimeError as error:
-    print(error)
-os.kill(pid, signal.SIGKILL)
-"""
-
-
-def test_programs_are_ended_by_who_started_them_whatever_a_group_is_told(tmp_path):
-    command = [sys.executable, "-c", NURSERY, str(tmp_path / "begun")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.stdout.splitlines() == [
-        "None",
-        "-15",
-        "the process that starts programs was killed",
-    ], done.stderr
-
-
 @pytest.mark.slow(reason="minutes; how much is answered depends on the machine")
 def test_nothing_is_lost_under_a_small_load(tmp_path):
     """The whole command with everything real: two kills, one of them while it starts."""
