@@ -27,6 +27,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import rich.console
 import rich.table
 from absl import flags
@@ -268,7 +269,7 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
     )
     row["bytes"] *= devices
     row["flops"] = matmul_flops(compiled.as_text(), contender.trips) * devices
-    free = available_memory()
+    free = psutil.virtual_memory().available
     if jax.default_backend() == "cpu" and row["bytes"] > SHARE * free:
         return row | dict(
             error=f"needs {row['bytes'] / 2**30:.0f} GiB and as much again, {free / 2**30:.0f} are "
@@ -285,12 +286,6 @@ def _about(contender: Contender, length: int, gradients: bool) -> dict:
         gradients=gradients,
         least=contender.least * (1 + 2.5 * gradients),
     )
-
-
-def available_memory() -> int:
-    """Bytes that programs may still take on Linux."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def table(rows: list[dict]) -> rich.table.Table:

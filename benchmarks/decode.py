@@ -30,7 +30,9 @@ def measure(
     page = method.block_size() or PAGE
     count = -(-tokens // page)
     pages = PageShape(rows * count, shape.num_kv_heads, page, shape.head_dim, dtype, rotated=True)
-    layer = jax.tree.map(_random, method.pages(pages))
+    layer = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(0), x.shape, x.dtype), method.pages(pages)
+    )
     cache = PagedCache((layer,), (method,), page, rotated=True)
     q = jax.random.normal(jax.random.key(1), (rows, 1, shape.num_heads, shape.head_dim), dtype)
     parts = {at: x.shape[-1] for at, x in method.parameters(shape).items()}.get("gates")
@@ -52,10 +54,6 @@ def measure(
         bytes=rows * method.decode_bytes(tokens, shape, dtype),
         **spread(lambda: step(cache, q), repeats),
     )
-
-
-def _random(x: jax.ShapeDtypeStruct) -> jax.Array:
-    return jax.random.normal(jax.random.key(0), x.shape, x.dtype)
 
 
 def _implementation(

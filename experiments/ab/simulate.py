@@ -133,14 +133,6 @@ def by_user(stream: Stream) -> tuple[Running, Running]:
     return _arms(stream, *(change[back] for change in changes))
 
 
-def by_arrival(
-    users: Float64[np.ndarray, " users"], treated: Bool[np.ndarray, " users"]
-) -> tuple[Running, Running]:
-    """Control and treated arm after each user, who comes once, with all of their sessions."""
-    stream = Stream(np.arange(users.size), treated, users)
-    return by_session(stream)
-
-
 def _arms(
     stream: Stream,
     units: Float64[np.ndarray, " sessions"],

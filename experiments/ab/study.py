@@ -160,7 +160,8 @@ def power(
             treated, metric.users(rng, users, 1 + effect), metric.users(rng, users, 1.0)
         )
         values = _mean_of_sessions(rng, metric, means, sessions)
-        arms = simulate.by_arrival(values, treated)
+        # users come once, with all of their sessions
+        arms = simulate.by_session(Stream(np.arange(users), treated, values))
         radius = lambda v: sequential.radius(v, effect * metric.mean, ALPHA)  # noqa: E731
         seen += np.maximum.accumulate(_beyond(arms, sequential.LEAST_USERS, radius)[at])
     error = metric.deviation(sessions) * 2 / np.sqrt(at + 1)

@@ -12,11 +12,10 @@ from rich.markup import escape
 
 from experiments.cheater.metrics import exploited, proven
 from experiments.report import table
+from experiments.runs import trained
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.store.store import GroupStore
 from rl_code.types import Trajectory
-from rl_code.workdir import STORE
 
 # A result during training is of another number of samples than those before and after it.
 _SHOWN = ("before", "after")
@@ -82,10 +81,5 @@ def episodes(runs: Sequence[Path]) -> rich.table.Table:
 
 def trajectories(run: Path) -> Iterator[Trajectory]:
     """All trajectories that a run was trained on so far."""
-    if not (run / STORE).is_dir():  # it was evaluated, and has not begun
-        return
-    store = GroupStore(run / STORE)
-    for step in store.consumed():
-        for item in store.items(step):
-            if item.kind == "train":
-                yield from store.record(step, item.number).group.trajectories
+    for _, group in trained(run):
+        yield from group.trajectories

@@ -28,7 +28,7 @@ from rl_code.tasks import generated
 from rl_code.tasks.api import Stream
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.operations import OPERATIONS
-from rl_code.tasks.programs import Program, source, wrong_version
+from rl_code.tasks.programs import source, wrong_version
 from rl_code.tasks.source import Source
 from rl_code.types import Group, Task, Tests, ToolCall, ToolResult, Trajectory
 
@@ -144,18 +144,13 @@ class FromWords(Source):
             if rng.random() < self.again:
                 return (*asked, (_message(_ASK), True))
         attempt = program if rng.random() < self.right else wrong_version(program, rng)
-        return (*asked, (_edit(task.path, attempt), True))
+        content = {"path": task.path, "content": source(attempt, "ints")}
+        return (*asked, (_message(ToolCall("write_file", content), _SUBMIT), True))
 
 
 def words(step: tuple[str, int | None], constant: str) -> str:
     """A step in a few words, with a text in place of its constant."""
     return " ".join(constant if word == "k" else word for word in OPERATIONS[step[0]].words.split())
-
-
-def _edit(path: str, program: Program) -> str:
-    """The message that writes a program and hands it in."""
-    write = ToolCall("write_file", {"path": path, "content": source(program, "ints")})
-    return _message(write, _SUBMIT)
 
 
 def _message(*calls: ToolCall) -> str:

@@ -17,10 +17,11 @@ from absl import flags as absl_flags
 from configs.notes import COMPARED, TASKS
 from experiments.notes.report import costs, draw, summary
 from experiments.notes.study import Compared, compare
+from experiments.runs import finished
 from experiments.tab import held_out
 from launch import command, flags
-from launch.sweep_plan import DONE
 from rl_code import sft
+from rl_code.recording import kept_config
 from rl_code.run_config import meshes
 from rl_code.workdir import CONFIG_FILE
 
@@ -33,10 +34,10 @@ def main(argv: list[str]) -> None:
         command.refuse("name the workdir of runs, as in python -m experiments.notes runs/notes")
     folder = Path(argv[1])
     alone = [folder] if (folder / CONFIG_FILE).is_file() else []
-    runs = alone or [done.parent for done in sorted(folder.glob(f"*/{DONE}"))]
+    runs = alone or [run for run, _ in finished(folder)]
     if not runs:
         command.refuse(f"{folder} holds no run of configs/notes.py that has finished")
-    flags.use_virtual_devices(*meshes(held_out.config_of(runs[0])))
+    flags.use_virtual_devices(*meshes(kept_config.read(runs[0])))
     found = [_compared(run) for run in runs]
     command.console().print(costs(found))
     print(summary(found))

@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from experiments.notes.repositories import Repository, generate, idle, note, reminded, request
+from experiments.tab.held_out import SEED, fill
 from models.transformer import Transformer
 from rl_code.environment.notes import with_notes
 from rl_code.rollout.note_book import notes_after
 from rl_code.run import Run
-from rl_code.types import Group, Task
+from rl_code.types import Group
 
-# The seed of the repositories, which belong to a split that no demonstration is of.
-SEED = 1
 ARMS = ("without notes", "with notes")
 
 
@@ -42,8 +40,10 @@ class Compared:
 def compare(run: Run, model: Transformer, repositories: int, tasks: int) -> Compared:
     """Walks through so many repositories, and plays so many tasks on each, in both arms."""
     settings = run.config.tasks.settings
+    # a split that no demonstration is of
     chosen = [generate("test", SEED, i, settings["files"]) for i in range(repositories)]
-    walks = _play(run, model, [idle(one) for one in chosen])
+    sampler = run.sampler(model)
+    walks = fill(run, sampler, [idle(one) for one in chosen], 1)
     kept = [notes_after(group, run.tools, {}) for group in walks]
     plain = [request(one, number) for one in chosen for number in range(tasks)]
     owner = np.repeat(np.arange(repositories), tasks)
@@ -51,7 +51,7 @@ def compare(run: Run, model: Transformer, repositories: int, tasks: int) -> Comp
         with_notes(reminded(task), kept[at]) if kept[at] else task
         for task, at in zip(plain, owner, strict=True)
     ]
-    groups = _play(run, model, [*plain, *noted])
+    groups = fill(run, sampler, [*plain, *noted], 1)
     shape = len(ARMS), repositories, tasks
     return Compared(
         walks=np.array([spent(group) for group in walks]),
@@ -75,16 +75,3 @@ def spent(group: Group) -> tuple[int, int]:
     """Tokens that the episode of a group sampled, and that it read: its prompt and answers."""
     sampled = group.trajectories[0].sampled
     return int(sampled.sum()), int((~sampled).sum())
-
-
-def _play(run: Run, model: Transformer, tasks: Sequence[Task]) -> list[Group]:
-    """One episode of each task."""
-    groups, _ = run.scheduler(run.config.rollout.sampling).rollout(
-        run.sampler(model),
-        tasks,
-        run.episode,
-        group_size=1,
-        version=0,
-        key=jax.random.key(SEED),
-    )
-    return groups

@@ -16,8 +16,9 @@ from absl import flags as absl_flags
 
 from configs.organisations import ORGANISATIONS
 from experiments.organisations import isolation, report
-from experiments.tab import held_out
+from experiments.runs import DONE
 from launch import command, flags
+from rl_code.recording import kept_config
 from rl_code.run_config import meshes
 
 _HOLES = absl_flags.DEFINE_integer("holes", 96, "Held-out holes of each organisation.", 2)
@@ -29,11 +30,9 @@ def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     seeds = report.finished(folder, ORGANISATIONS)
     if not seeds:
-        command.refuse(
-            f"{folder} holds no seed whose three runs have finished ({report.DONE} in each)"
-        )
+        command.refuse(f"{folder} holds no seed whose three runs have finished ({DONE} in each)")
     first = next(iter(seeds.values()))["shared"]
-    flags.use_virtual_devices(*meshes(held_out.config_of(first)))
+    flags.use_virtual_devices(*meshes(kept_config.read(first)))
     for seed, runs in seeds.items():
         isolation.check(runs)
         print(f"{seed}: no episode of one organisation in another's training, one base model")

@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from experiments.organisations.holes import of
+from experiments.runs import trained
 from experiments.tab import held_out
 from models.lora import without_adapters
-from rl_code.store.store import GroupStore
-from rl_code.workdir import STORE
 
 
 class Mixed(AssertionError):
@@ -49,13 +48,7 @@ def check(runs: Mapping[str, Path]) -> None:
 
 def training_set(run: Path) -> dict[str, str]:
     """Organisation of each task that a run was trained on, by the task's id."""
-    store = GroupStore(run / STORE)
-    found = {}
-    for step in store.consumed():
-        for item in store.items(step):
-            task = store.record(step, item.number).group.task
-            found[task.id] = of(task)
-    return found
+    return {group.task.id: of(group.task) for _, group in trained(run)}
 
 
 def base_of(workdir: Path) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import rich.table
 
+from experiments import runs
 from experiments.organisations.holes import AskedAtHome, Holes, of
 from experiments.report import Estimate, figure, resampled, table
 from experiments.tab import held_out
@@ -19,8 +20,6 @@ from models.adapter_rows import with_several
 from models.lora import trained, without_adapters
 from rl_code.types import Group
 
-# What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
-DONE = "sweep_done.json"
 _SAMPLES = 4
 
 
@@ -39,33 +38,25 @@ class Earned:
 def finished(folder: Path, organisations: Sequence[str]) -> dict[str, dict[str, Path]]:
     """The runs of each seed whose runs have all finished, by the adapter's name."""
     seeds: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("variant=*")):
+    for path, _ in runs.finished(folder):
         variant, _, seed = path.name.removeprefix("variant=").partition(",")
-        if (path / DONE).exists():
-            seeds.setdefault(seed, {})[variant] = path
+        seeds.setdefault(seed, {})[variant] = path
     wanted = {*organisations, "shared"}
-    return {seed: runs for seed, runs in seeds.items() if runs.keys() == wanted}
+    return {seed: found for seed, found in seeds.items() if found.keys() == wanted}
 
 
-def play(runs: Mapping[str, Path], organisations: Sequence[str], count: int) -> Earned:
+def play(workdirs: Mapping[str, Path], organisations: Sequence[str], count: int) -> Earned:
     """Serves the adapters of a seed beside each other, on ``count`` holes of each organisation."""
     names = (*organisations, "shared")
-    with held_out.opened(runs["shared"]) as run, jax.set_mesh(run.mesh):
-        models = [run.saved_model(runs[name])[0] for name in names]
+    with held_out.opened(workdirs["shared"]) as run, jax.set_mesh(run.mesh):
+        models = [run.saved_model(workdirs[name])[0] for name in names]
         served = with_several(without_adapters(models[-1]), [trained(one) for one in models])
         settings = {**run.config.tasks.settings, "seed": held_out.SEED}
         stream = Holes(**{**settings, "organisations": tuple(organisations)}).load(None, None)
         tasks = [stream[i] for i in range(count * len(organisations))]
-        groups, _ = run.scheduler(run.config.rollout.sampling).rollout(
-            served,
-            tasks * len(names),
-            run.episode,
-            group_size=_SAMPLES,
-            version=0,
-            key=jax.random.key(held_out.SEED),
-            adapters=[i for i in range(len(names)) for _ in tasks],
-        )
-    return earned(groups, names)
+        adapters = [i for i in range(len(names)) for _ in tasks]
+        each = tasks * len(names)
+        return earned(held_out.fill(run, served, each, _SAMPLES, adapters), names)
 
 
 def earned(groups: Sequence[Group], names: Sequence[str]) -> Earned:

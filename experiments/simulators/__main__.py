@@ -8,24 +8,22 @@ nothing is run.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from configs.simulators import HABITS
+from experiments.runs import finished
 from experiments.simulators import report
 from launch import command
-from launch.sweep_plan import DONE
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
         command.refuse("name the workdir of a sweep, as in python -m experiments.simulators runs/a")
     runs: dict[str, dict[int, Path]] = {}
-    for done in sorted(Path(argv[1]).glob(f"*/{DONE}")):
-        config = json.loads(done.read_text())["config"]
+    for workdir, config in finished(Path(argv[1])):
         ((signal,),) = (config["reward"]["signals"],)
         habits = signal["signal"]["settings"]["habits"]
-        runs.setdefault(habits, {})[config["seed"]] = done.parent
+        runs.setdefault(habits, {})[config["seed"]] = workdir
     if missing := [habits for habits in HABITS if habits not in runs]:
         command.refuse(f"{argv[1]} holds no finished run that was trained on {missing[0]}")
     command.console().print(report.judgements(HABITS, runs))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tab.asked import PAID, Asked, suggested
-from rl_code.types import Group, Task
+from experiments.tab.asked import Asked, suggested
+from rl_code.types import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +36,6 @@ class Judged:
             found["judged/shown_unknowable"] = float(shown[unknowable].mean())
         for habits in self.habits:
             judge = Asked(habits, self.people, self.seed)
-            pays = [expected_pay(judge, task, text) for task, text in pairs]
+            pays = [judge.expected(task, text) for task, text in pairs]
             found[f"judged/{habits}"] = float(np.mean(pays))
         return found
-
-
-def expected_pay(judge: Asked, task: Task, text: str) -> float:
-    """Average reward of a suggestion with the person of a task; 0 for nothing."""
-    if not text.strip():
-        return 0.0
-    chance = judge.chance(task, text)
-    return chance * PAID.accepted + (1 - chance) * PAID.rejected

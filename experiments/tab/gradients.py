@@ -85,7 +85,8 @@ def gradients(model: Transformer, groups: Sequence[Group], train: TrainConfig) -
 def measure(run: Run, model: Transformer, count: int) -> Measured:
     """Plays ``count`` held-out holes and takes the gradient at each."""
     train = run.config.train
-    groups = held_out.fill(run, model, held_out.holes(run, count), train.group_size)
+    tasks = held_out.holes(run, count)
+    groups = held_out.fill(run, run.sampler(model), tasks, train.group_size)
     rows = gradients(model, groups, train)
     rewards = [np.mean([one.reward.total for one in group.trajectories]) for group in groups]
     return Measured(rows @ rows.T, np.array(rewards))

@@ -13,12 +13,11 @@ import numpy as np
 import rich.table
 
 from experiments.report import AFTER, BEFORE, BOUND, Estimate, band, calibration, figure, table
+from experiments.runs import trained
 from experiments.tab.asked import PAID
 from experiments.tab.metrics import Shown, shown
-from rl_code.store.store import GroupStore
 from rl_code.tasks import infill
 from rl_code.types import Task
-from rl_code.workdir import STORE
 
 THRESHOLD = PAID.threshold
 _REPEATS = 2_000
@@ -55,13 +54,9 @@ def kind(task: Task) -> str:
 
 def groups(run: Path, number: int = 0) -> Iterator[Played]:
     """The groups that a run was trained on."""
-    store = GroupStore(run / STORE)
-    for step in store.consumed():
-        for item in store.items(step):
-            if item.kind == "train":
-                group = store.record(step, item.number).group
-                each = tuple(shown(group, one) for one in group.trajectories)
-                yield Played(number, step, kind(group.task), each)
+    for step, group in trained(run):
+        each = tuple(shown(group, one) for one in group.trajectories)
+        yield Played(number, step, kind(group.task), each)
 
 
 def periods(found: Sequence[Played]) -> tuple[list[Played], list[Played], int]:

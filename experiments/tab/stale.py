@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import numpy as np
 import rich.table
 
 from experiments.report import band, figure, spread, table
+from experiments.runs import finished
 from rl_code.metrics import read_metrics
 
-# What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
-DONE = "sweep_done.json"
 _REWARD = "reward/total"
 
 
@@ -32,11 +30,9 @@ def curves(folder: Path) -> dict[str, Curve]:
     """By variant, the shortest windows first, of the runs that have finished."""
     found: dict[str, list[np.ndarray]] = {}
     epochs: dict[str, int] = {}
-    for path in sorted(folder.glob("variant=*")):
-        if not (path / DONE).exists():
-            continue
+    for path, config in finished(folder):
         variant = path.name.removeprefix("variant=").rpartition(",seed=")[0].replace("_", " ")
-        epochs[variant] = json.loads((path / DONE).read_text())["config"]["train"]["epochs"]
+        epochs[variant] = config["train"]["epochs"]
         rewards = np.array([row[_REWARD] for row in read_metrics(path)])
         found.setdefault(variant, []).append(rewards)
     return {

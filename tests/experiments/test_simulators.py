@@ -8,7 +8,7 @@ import pytest
 
 from configs import simulators
 from experiments.simulators import __main__ as command
-from experiments.simulators.judged import Judged, expected_pay
+from experiments.simulators.judged import Judged
 from experiments.tab.asked import Asked
 from launch.sweep_plan import DONE
 from models.families import PRESETS
@@ -31,10 +31,10 @@ def built(**overrides) -> RunConfig:
 def test_each_judge_says_what_it_would_pay():
     right = TASK.meta["wanted"]
     picky, lenient = (Asked(habits) for habits in simulators.HABITS)
-    assert expected_pay(picky, TASK, "") == 0.0
-    assert expected_pay(picky, TASK, right) < expected_pay(lenient, TASK, right)
+    assert picky.expected(TASK, "") == 0.0
+    assert picky.expected(TASK, right) < lenient.expected(TASK, right)
     chance = lenient.chance(TASK, right)
-    assert expected_pay(lenient, TASK, right) == pytest.approx(chance - 0.25)
+    assert lenient.expected(TASK, right) == pytest.approx(chance - 0.25)
     group = Group(TASK, (episode(right), episode("", 1)))
     found = Judged(simulators.HABITS)([group], {})
     assert found["judged/shown"] == 0.5

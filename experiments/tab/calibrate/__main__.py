@@ -19,6 +19,7 @@ from experiments.tab.asked import CALIBRATED
 from experiments.tab.calibration import RECORDED, reading, shown_by
 from launch import command, flags
 from rl_code import sft
+from rl_code.recording import kept_config
 from rl_code.run_config import meshes
 from rl_code.workdir import CONFIG_FILE
 
@@ -28,9 +29,10 @@ _READING = absl_flags.DEFINE_string("reading", str(CALIBRATED), "The file that i
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
         command.refuse("name the workdir of a run of configs/tab.py that has its warm start")
-    flags.use_virtual_devices(*meshes(held_out.config_of(Path(argv[1]))))
+    flags.use_virtual_devices(*meshes(kept_config.read(Path(argv[1]))))
     with held_out.opened(Path(argv[1])) as run, jax.set_mesh(run.mesh):
-        groups = held_out.fill(run, sft.initial_model(run), held_out.holes(run, 256), 4)
+        sampler = run.sampler(sft.initial_model(run))
+        groups = held_out.fill(run, sampler, held_out.holes(run, 256), 4)
     shown = shown_by(groups)
     found = reading(shown)
     fields = {"matches": list(found.matches), "leniency": found.leniency}

@@ -20,6 +20,7 @@ from experiments.tab import held_out
 from experiments.tab.gradients import SETS, draw, measure, scales
 from launch import command, flags
 from rl_code import sft
+from rl_code.recording import kept_config
 from rl_code.run_config import meshes
 from rl_code.workdir import CONFIG_FILE
 
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
         command.refuse("name the workdir of a finished run of configs/tab.py")
     folder = Path(argv[1])
-    flags.use_virtual_devices(*meshes(held_out.config_of(folder)))
+    flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         last, step = run.saved_model(folder)
         policies = {"after the warm start": sft.initial_model(run), f"after step {step}": last}
