@@ -110,9 +110,10 @@ def random_text(
         model = cast(model, config.dtype)
 
         def play(way: Guessing, number: int):
+            shifts = np.random.default_rng([options.seed, number]).integers(0, len(file), batch)
             tasks = [
                 task(f"{number}/{row}", np.roll(file, -int(shift)))
-                for row, shift in enumerate(rng_of(number).integers(0, len(file), batch))
+                for row, shift in enumerate(shifts)
             ]
             return timed(
                 schedulers[way],
@@ -275,11 +276,6 @@ def _ratios(without, with_drafts, at: int) -> list[float]:
     rounds = zip(without[1:], with_drafts[1:], strict=True)
     found = [one[at] / other[at] for one, other in rounds]
     return [round(x, 2) for x in (statistics.median(found), min(found), max(found))]
-
-
-def rng_of(number: int) -> np.random.Generator:
-    """Random numbers of a round."""
-    return np.random.default_rng([flags.FLAGS.seed, number])
 
 
 def task(name: str, tokens: np.ndarray) -> Task:

@@ -43,7 +43,6 @@ from benchmarks import (
     swap,
     tools,
 )
-from benchmarks.allocator import keep_memory
 from launch import command
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
@@ -66,6 +65,19 @@ BENCHES = {
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")
+
+# Settings with which the C library's allocator keeps large blocks of memory. By default it gives
+# freed ones back to the system, and every step gets its memory anew, page by page.
+_TUNABLES = ":".join(
+    f"glibc.malloc.{name}"
+    for name in (
+        "arena_max=1",
+        "hugetlb=1",
+        "mmap_threshold=8589934592",
+        "trim_threshold=8589934592",
+        "top_pad=268435456",
+    )
+)
 
 # What to do where jax does not find the device.
 _HELP = {
@@ -90,8 +102,11 @@ def main(argv: list[str]) -> None:
             f"{' '.join(argv[1:]) or 'nothing'}"
         )
     logging.set_verbosity(logging.WARNING)
-    if flags.FLAGS.device == "cpu":  # arrays of other devices are not in this memory
-        keep_memory()
+    # arrays of other devices are not in this memory
+    if flags.FLAGS.device == "cpu" and sys.platform == "linux":
+        if "GLIBC_TUNABLES" not in os.environ:  # they are read when a process starts
+            os.environ["GLIBC_TUNABLES"] = _TUNABLES
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
         use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
     if (device := flags.FLAGS.device) != (backend := jax.default_backend()):

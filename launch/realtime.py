@@ -91,7 +91,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             console.print(table(ledger))
             return
     keys = KeyFile(own.keys) if own.keys else None
-    board = make_board(ledger, parts, realtime.cycle, keys)
+    may_read = None if keys is None else keys.is_admin
+    admin_key = os.environ.get(ADMIN_KEY)  # refused where it can be guessed
+    board = Dashboard(ledger, parts.store, realtime.cycle, admin_key, may_read=may_read)
     page = served(parts, board, own.port, console, keys)
     with StopRequest(parts.stop) as stop, page, stop.deferred():
         if not ended:
@@ -99,14 +101,6 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         console.print(table(ledger))
         while own.stay and not stop.requested:
             time.sleep(_LOOK_S)
-
-
-def make_board(
-    ledger: Ledger, parts: Parts, config: CycleConfig, keys: KeyFile | None
-) -> Dashboard:
-    """The page. Raises ConfigError for an admin key that can be guessed."""
-    may_read = None if keys is None else keys.is_admin
-    return Dashboard(ledger, parts.store, config, os.environ.get(ADMIN_KEY), may_read=may_read)
 
 
 class Lines:
