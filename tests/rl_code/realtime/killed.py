@@ -28,6 +28,7 @@ from rl_code.realtime.gate import GateConfig
 from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.monitors import MonitorsConfig
 from rl_code.realtime.watching import Guardrail, WatchConfig
+from tests.rl_code.store.processes import end, spawn
 
 REHEARSAL = rehearsal.Rehearsal(users=200, sessions=150, bad=(2, 5), broken=(3,), tasks=30)
 CONFIG = CycleConfig(
@@ -49,39 +50,27 @@ def main(folder: Path, kills: int, cycles: int) -> dict:
     ends = {"killed": 0, "whole": 0}
     for number in range(kills):
         at = rng.randrange(1, MOMENTS) if number % 2 else None
-        child = os.fork()
-        if child == 0:
-            live(folder, None, at)
+        child = spawn(live, folder, None, at)
         if at is None:
             time.sleep(rng.uniform(0.0, 0.3))
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            raise RuntimeError(f"child {number} was to be killed and ended with {status=}")
+        if (code := end(child)) != -signal.SIGKILL:
+            raise RuntimeError(f"child {number} was to be killed and ended with {code=}")
         ends["killed"] += 1
     # how far it came while it was killed again and again; the connection is not for the child
     engine = tables.connect(f"sqlite:///{folder}/people.db")
     ends["edges"] = len(Ledger(engine).rows(tables.EDGES))
     engine.dispose()
-    child = os.fork()
-    if child == 0:
-        live(folder, cycles, None)
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"the last child ended with {status=}")
+    if code := end(spawn(live, folder, cycles, None)):
+        raise RuntimeError(f"the last child ended with {code=}")
     return ends | {"whole": 1}
 
 
 def live(folder: Path, cycles: int | None, die_at: int | None) -> None:
     """The life of a child: the cycle until it is killed, or until so many cycles have ended."""
-    code = 1
-    try:
-        engine = tables.connect(f"sqlite:///{folder}/people.db")
-        count_down(engine, die_at)
-        cycle_of(folder, engine).run(cycles)
-        code = 0
-    finally:
-        os._exit(code)
+    engine = tables.connect(f"sqlite:///{folder}/people.db")
+    count_down(engine, die_at)
+    cycle_of(folder, engine).run(cycles)
 
 
 def cycle_of(folder: Path, engine: sqlalchemy.Engine) -> Cycle:
