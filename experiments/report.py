@@ -12,6 +12,7 @@ import numpy as np
 import rich.table
 import scipy  # reads scipy.stats when it is first used, which takes most of a second
 from numpy.typing import ArrayLike
+from rich.markup import escape
 
 from rl_code.evaluation.passk import LEVEL
 
@@ -81,11 +82,11 @@ def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", texts: int = 1
 ) -> rich.table.Table:
     """A table of rows. texts: how many columns, the first ones, have text instead of numbers."""
-    view = rich.table.Table(caption=caption or None, caption_justify="left")
+    view = rich.table.Table(caption=escape(caption) or None, caption_justify="left")
     for at, name in enumerate(columns):
-        view.add_column(name, justify="left" if at < texts else "right", overflow="fold")
+        view.add_column(escape(name), justify="left" if at < texts else "right", overflow="fold")
     for row in rows:
-        view.add_row(*row)
+        view.add_row(*map(escape, row))
     return view
 
 

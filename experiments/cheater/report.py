@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import rich.table
-from rich.markup import escape
 
 from experiments.cheater.metrics import exploited, proven
 from experiments.report import table
@@ -42,7 +41,7 @@ def evaluations(runs: Sequence[Path], costs: Mapping[str, float]) -> rich.table.
                 told = "-" if cheats is None else f"{cheats:.1%}"
                 earns = f"{earned(result, costs):+.3f}"
                 passed = suite.percent(result.interval(1))
-                rows.append((escape(run.name), result.suite, result.label, passed, told, earns))
+                rows.append((run.name, result.suite, result.label, passed, told, earns))
     return table(
         ["run", "suite", "weights", "pass@1", "cheats", "earned"],
         rows,
@@ -69,7 +68,7 @@ def episodes(runs: Sequence[Path]) -> rich.table.Table:
             sum(trajectory.solved for trajectory in cheats),
             sum(proven(trajectory) for trajectory in every if not exploited(trajectory)),
         )
-        rows.append((escape(run.name), *map(str, counts)))
+        rows.append((run.name, *map(str, counts)))
     return table(
         ["run", "episodes", "exploit", "handed in", "paid by weak", "proven", "paid", "false"],
         rows,
