@@ -105,6 +105,7 @@ def figure(path: Path, width: float, height: float, *panels: float) -> Iterator[
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
+        axis.title.set_size("medium")
         if axis.get_legend_handles_labels()[1]:
             axis.legend(frameon=False, fontsize="small")
     found.savefig(path, dpi=130)
