@@ -46,10 +46,12 @@ class Measured:
 
     def signal(self, chosen: np.ndarray) -> tuple[float, float]:
         """(|G|^2, tr(S)) from the groups of these numbers, which may be repeated."""
-        some = self.products[np.ix_(chosen, chosen)]
-        different = chosen[:, None] != chosen[None, :]
-        between = float(some[different].mean())
-        return between, float(np.diagonal(some).mean()) - between
+        often = np.bincount(chosen, minlength=len(self.products)).astype(np.float64)
+        own = np.diagonal(self.products)
+        # of pairs of different groups alone
+        pairs = often @ self.products @ often - often**2 @ own
+        between = float(pairs / (len(chosen) ** 2 - often @ often))
+        return between, float(often @ own / len(chosen)) - between
 
 
 def gradients(model: Transformer, groups: Sequence[Group], train: TrainConfig) -> np.ndarray:
