@@ -46,7 +46,6 @@ from rl_code.tasks.screening import TaskPool
 from rl_code.types import Task
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import WeightsConfig
@@ -221,15 +220,13 @@ def _play(
     return taken
 
 
-def _weights(
-    folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer
-) -> LocalWeights | LocalAndStoredWeights:
+def _weights(folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer) -> LocalWeights:
     """The weights as training hands them on: one step ahead every version is also stored."""
-    local = LocalWeights(abstract, keep=2)
     if asynchrony.mode == "sync":
-        return local
-    stored = StoredPublisher(folder, abstract.config.dtype, asynchrony.weights)
-    return LocalAndStoredWeights(local, stored, StoredSubscriber(folder, abstract, name="actor"))
+        return LocalWeights(abstract, keep=2)
+    publisher = StoredPublisher(folder, abstract.config.dtype, asynchrony.weights)
+    subscriber = StoredSubscriber(folder, abstract, name="actor")
+    return LocalWeights(abstract, keep=2, stored=(publisher, subscriber))
 
 
 def _tool(wait: float):

@@ -59,7 +59,6 @@ from rl_code.store.heartbeat import Heartbeat
 from rl_code.store.store import GroupStore
 from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_publisher import TransferPublisher
@@ -325,15 +324,15 @@ def _connect(
             "config.rollout.prefill is for actors in processes of their own; the actor in this one "
             "prefills by itself"
         )
-    local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
+    in_memory = functools.partial(LocalWeights, run.sampling_model(), keep=config.weights.keep)
     actor_store = GroupStore(run.workdir / STORE, ACTOR)
     if config.mode == "sync":
-        return local, InLearnerThread(
-            store, make_actor(run, actor_store, local), config.work.deadline_s
+        weights = in_memory()
+        return weights, InLearnerThread(
+            store, make_actor(run, actor_store, weights), config.work.deadline_s
         )
-    weights = LocalAndStoredWeights(
-        local, publish_stored(), StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
-    )
+    subscriber = StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
+    weights = in_memory(stored=(publish_stored(), subscriber))
     return weights, InActorThread(
         store, make_actor(run, actor_store, weights), config.work.deadline_s, stop
     )

@@ -1,10 +1,14 @@
 """Weights within one process: from the learner's devices and dtype to the actor's.
 
 Arrays that do not change, as beside adapters, are moved once, and all kept versions share them.
+
+Storage may stand behind. After a restart the actor may have to sample with a version from before
+the learner's checkpoint, which is in nobody's memory any more.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
@@ -13,6 +17,8 @@ import jax
 from models.transformer import Transformer
 from rl_code import arrays
 from rl_code.weights.layout import detached
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import (
     TransferStats,
     Version,
@@ -31,24 +37,48 @@ class LocalWeights:
       abstract: the actor's model, leaves with shape, dtype and sharding
         (``layout.sampling_model``).
       keep: how many of the newest versions stay in the memory of the actor's devices.
+      stored: both sides of storage, which has every version; None for none.
     """
 
-    def __init__(self, abstract: Transformer, *, keep: int):
+    def __init__(
+        self,
+        abstract: Transformer,
+        *,
+        keep: int,
+        stored: tuple[StoredPublisher, StoredSubscriber] | None = None,
+    ):
         if keep < 1:
             raise ValueError(f"{keep=} must be at least 1")
         self._abstract = abstract
         self._targets = arrays.targets(abstract)
         self._keep = keep
+        self._publisher, self._subscriber = stored or (None, None)
         self._changed = threading.Condition()
         self._kept: dict[int, tuple[Version, Transformer, float]] = {}
         self._closed = False
-        self.published: TransferStats | None = None
+        self._moved: TransferStats | None = None
         self.fetched: TransferStats | None = None
+
+    @property
+    def published(self) -> TransferStats | None:
+        """As ``Publisher.published``: of the newest version that is stored, and what the newest
+        moved in memory.
+        """
+        stored = self._publisher and self._publisher.published
+        if stored is None or self._moved is None:
+            return self._moved
+        return dataclasses.replace(
+            stored, live_bytes=self._moved.live_bytes, live_s=self._moved.live_s
+        )
 
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``: the copy shares no memory with the model, which may be donated
         afterwards.
         """
+        # Storage comes first: if it refuses the version (a known number with other bits), the actor
+        # must not sample with it.
+        if self._publisher is not None:
+            self._publisher.publish(version, model)
         begin = time.perf_counter()
         wanted = self._abstract.config
         copies = detached(model, wanted.dtype, wanted.quantised)
@@ -73,7 +103,7 @@ class LocalWeights:
             }
             seconds = time.perf_counter() - begin
             length = sum(x.nbytes for x in new.values())
-            self.published = TransferStats(
+            self._moved = TransferStats(
                 "publish", version, seconds, live_bytes=length, live_s=seconds
             )
             self._changed.notify_all()
@@ -93,9 +123,24 @@ class LocalWeights:
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
         """As ``Subscriber.wait``; WeightError also when the learner closes before the version
-        comes.
+        comes. A version that memory lacks is read from storage.
+
+        With storage a version that it lacks too is waited for without a deadline. A learner that
+        repeats the steps since its checkpoint may take as long as they took the first time, and it
+        closes this object when it ends.
         """
         wanted = Wanted(at_least, exactly)
+        if self._subscriber is not None:
+            if (
+                wanted.choose(self.kept()) is None
+                and wanted.choose(self._subscriber.announced()) is not None
+            ):
+                found = self._subscriber.wait(
+                    at_least=at_least, exactly=exactly, deadline_s=deadline_s
+                )
+                self.fetched = self._subscriber.fetched
+                return found
+            deadline_s = threading.TIMEOUT_MAX
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -119,7 +164,9 @@ class LocalWeights:
             raise timed_out(who, deadline_s, wanted, "the learner", seen, "this process")
 
     def close(self) -> None:
-        """No more versions will come; those that are here stay."""
+        """As ``Publisher.close``. No more versions will come; those that are here stay."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._publisher is not None:
+            self._publisher.close()

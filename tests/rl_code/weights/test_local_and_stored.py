@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
@@ -24,12 +23,10 @@ def start(tmp_path):
     """Starts a learner in the same workdir: weights with so many versions in memory."""
     made = []
 
-    def start(keep: int, *versions: int) -> LocalAndStoredWeights:
+    def start(keep: int, *versions: int) -> LocalWeights:
         subscriber = StoredSubscriber(tmp_path, wanted(mesh()), name="actor")
         publisher = StoredPublisher(tmp_path, DTYPE, STORED)
-        made.append(
-            LocalAndStoredWeights(LocalWeights(wanted(mesh()), keep=keep), publisher, subscriber)
-        )
+        made.append(LocalWeights(wanted(mesh()), keep=keep, stored=(publisher, subscriber)))
         for version in versions:
             assert made[-1].publish(version, model_of(version, mesh())).number == version
         return made[-1]
@@ -39,7 +36,7 @@ def start(tmp_path):
         backed.close()
 
 
-def assert_gives(backed: LocalAndStoredWeights, version: int, source: str, **asked: int) -> None:
+def assert_gives(backed: LocalWeights, version: int, source: str, **asked: int) -> None:
     """Where a version comes from, "memory", "storage" or what was "held" of it, and that its bits
     are right.
     """
