@@ -47,7 +47,7 @@ def checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
         return {}
     sharding = _everywhere(next(iter(named.values())).sharding)
     words = np.asarray(_compiled(sharding)(dict(named)))
-    return {name: in_hex(sums) for name, sums in zip(sorted(named), words, strict=True)}
+    return {name: _in_hex(sums) for name, sums in zip(sorted(named), words, strict=True)}
 
 
 def array_checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
@@ -79,32 +79,12 @@ def _shares_threads(sharding: jax.sharding.Sharding) -> bool:
 
 def finish_checksums(sums: Mapping[str, jax.Array]) -> dict[str, str]:
     """Checksum of each array's bits, 16 hex digits."""
-    return {name: in_hex(np.asarray(pair)) for name, pair in sums.items()}
+    return {name: _in_hex(np.asarray(pair)) for name, pair in sums.items()}
 
 
-def in_hex(sums: Sequence[int]) -> str:
+def _in_hex(sums: Sequence[int]) -> str:
     """The checksum of two sums."""
     return "".join(f"{int(total) % 2**32:08x}" for total in sums)
-
-
-def part_sums(bits: np.ndarray, start: Sequence[int]) -> tuple[int, int]:
-    """The two sums of one part of an array, on the host.
-
-    The sums of parts that cover an array, added modulo 2**32, are the sums of the array.
-
-    Args:
-      bits: of the part, as unsigned integers.
-      start: where the part begins in the array, along each axis.
-    """
-    words = bits.astype(np.uint32)
-    found = []
-    for mix in (_murmur, _lowbias):
-        positions = np.zeros(bits.shape, np.uint32)
-        for axis, (begin, size) in enumerate(zip(start, bits.shape, strict=True)):
-            numbers = mix(np.arange(begin, begin + size, dtype=np.uint32) + _of_axis(axis))
-            positions += np.expand_dims(numbers, _others(axis, bits.ndim))
-        found.append(int(np.sum(mix(words + positions), dtype=np.uint32)))
-    return found[0], found[1]
 
 
 def _everywhere(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:

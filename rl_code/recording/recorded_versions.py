@@ -19,9 +19,8 @@ from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.republish import UnreadableError
 from rl_code.weights.stored_subscriber import StoredSubscriber
-from rl_code.weights.versions import Version
+from rl_code.weights.versions import UnreadableError, Version
 from rl_code.workdir import STORE
 
 _READ_S = 600.0  # in which a stored version must be read

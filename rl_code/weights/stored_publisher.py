@@ -4,24 +4,29 @@ Some versions are stored in full (``WeightsConfig.full_every``), the others as c
 
 Each process of the learner writes its own parts of the arrays, in the background, into a draft
 folder. When all have, the first process renames the draft and writes the record.
+
+A version that cannot be read is written again in full: when an actor asks for it (``republish``),
+and when a learner that started again makes it once more.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
+from absl import logging
 
 from models.quantised import Kind
 from models.transformer import Transformer
 from rl_code.weights import codec, republish, version_records
 from rl_code.weights.layout import in_dtype
-from rl_code.weights.republish import Republisher
 from rl_code.weights.versions import (
     TransferStats,
     Version,
@@ -30,7 +35,11 @@ from rl_code.weights.versions import (
     WeightTimeout,
     refuse_other,
 )
-from rl_code.weights.waiting import Deadline, agree
+from rl_code.weights.waiting import GRACE_S, Deadline, agree
+
+_POLL_S = 0.25  # between two looks for requests
+# The file in a draft which says that a process cannot write its parts.
+_FAILED = "failed"
 
 
 class StoredPublisher:
@@ -63,10 +72,9 @@ class StoredPublisher:
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             version_records.delete_incomplete(self.folder)
-            republish.clear(self.folder)
-        self._republisher = Republisher(
-            self.folder, name, lambda: self._previous, self._writer.submit, config.deadline_s
-        )
+        self._closing = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="republisher", daemon=True)
+        self._watching.start()
 
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``; the files are written in the background."""
@@ -83,20 +91,21 @@ class StoredPublisher:
         are in host memory and the version before is written; the files are written in the
         background.
         """
-        new = changed = False
+        new = changed = sound = False
         # One write at a time: what the version before stored is the base of this one's change.
         failure = self._finish()
         if failure is None:
             try:
                 host = codec.to_host(named)
                 new, changed = self._prepare(version, host)
+                sound = self._reads_back(version.number, host)
             except version_records.STORAGE_ERRORS as error:
                 failure = error
         facts = agree(
             # the first process may be waiting for storage before it comes here
             2 * self.config.deadline_s,
             f"which publishes version {version.number}",
-            *(version.number, failure is None, new, changed),
+            *(version.number, failure is None, new, changed, sound),
         )
         if failure is not None:
             raise failure
@@ -110,40 +119,27 @@ class StoredPublisher:
                 f"process {failed[0]} could not publish version {version.number}; its error says "
                 "why"
             )
-        previous = self._previous
-        # The first process alone looks at storage, which others may see later.
+        # The first process alone looks for other versions in storage, which others may see later.
         new = facts[0][2]
-        if new:
-            base = previous if all(changed for *_, changed in facts) else None
+        whole = all(sound for *_, sound in facts)
+        if not whole:
+            logging.warning("version %d cannot be read; it is stored again", version.number)
+        if new or not whole:
+            base = self._previous if new and all(fact[3] for fact in facts) else None
             held_up = time.perf_counter() - begin
+            draft = version_records.draft_folder(self.folder, version.number)
             self._pending = (
                 version.number,
-                self._writer.submit(self._write, version, host, base, held_up),
+                self._writer.submit(self._write, draft, version, host, base, held_up),
             )
-        # This is set only after the write was handed over. The republisher's thread relies on that:
-        # whatever it hands over afterwards runs when this version is written.
+        # This is set only after the write was handed over. The thread that looks for requests
+        # relies on that: whatever it hands over afterwards runs when this version is written.
         self._previous = version, host
-        self._verify_stored(version, host, first=previous is None, known=not new)
-
-    def _verify_stored(
-        self, version: Version, host: Mapping[str, codec.HostArray], first: bool, known: bool
-    ) -> None:
-        """Has stored versions read once in the background, and published again if they are damaged.
-
-        These are the versions that an earlier start of the learner stored: actors may need those
-        from before the checkpoint. first: whether this start has published nothing yet. known:
-        whether storage has this version already.
-        """
-        if first:
-            for number in version_records.numbers(self.folder)[-self.config.keep :]:
-                if number < version.number:
-                    self._republisher.verify(number, host, known=False)
-        if known:
-            self._republisher.verify(version.number, host, known=True)
 
     def close(self) -> None:
         """As ``Publisher.close``."""
-        self._republisher.close()
+        self._closing.set()
+        self._watching.join(GRACE_S)
         failure = self._finish()
         self._writer.shutdown(wait=False, cancel_futures=True)
         if failure is not None:
@@ -168,8 +164,8 @@ class StoredPublisher:
             return failure
 
     def _prepare(self, version: Version, host: Mapping[str, codec.HostArray]) -> tuple[bool, bool]:
-        """Makes an empty draft for a version that storage lacks. Returns whether storage lacks it,
-        and whether it can be stored as a change.
+        """Clears the place of a version's draft. Returns whether storage lacks the version, and
+        whether it can be stored as a change.
 
         Raises WeightError if storage has the version with other bits.
         """
@@ -177,36 +173,48 @@ class StoredPublisher:
         changed = base is not None and codec.same_layout(base[1], host)
         if jax.process_index() != 0:
             return False, changed
+        draft = version_records.draft_folder(self.folder, version.number)
+        shutil.rmtree(draft, ignore_errors=True)
         known = version_records.numbers(self.folder)
-        if version.number in known:
-            there = version_records.readable_record(self.folder, version.number)
-            if there is not None:
-                refuse_other(there.version, version, str(self.folder))
-                return False, changed
-        # A restarted learner repeats its steps: this version was stored once, and deleted since.
-        if known and version.number < known[-1]:
+        there = version_records.readable_record(self.folder, version.number)
+        if there is not None:
+            refuse_other(there.version, version, str(self.folder))
+        # A restarted learner repeats its steps: this version was stored once, and may have been
+        # deleted since.
+        if known and version.number <= known[-1]:
             return False, changed
         if base is not None:
             there = version_records.readable_record(self.folder, base[0].number)
             changed = changed and there is not None and there.version.checksum == base[0].checksum
-        draft = version_records.draft_folder(self.folder, version.number)
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
         return True, changed
+
+    def _reads_back(self, number: int, host: Mapping[str, codec.HostArray]) -> bool:
+        """True unless this process's parts of a stored version are damaged. host: their bits."""
+        if not version_records.record_path(self.folder, number).exists():
+            return True
+        deadline = Deadline(self.config.deadline_s)
+        record = version_records.readable_record(self.folder, number)
+        for route in version_records.routes(self.folder, record, None) if record else []:
+            with contextlib.suppress(*version_records.STORAGE_ERRORS):
+                found = codec.read_like(route.folders(self.folder), host, deadline)
+                if codec.same_bits(found, host):
+                    return True
+        return False
 
     def _write(
         self,
+        draft: Path,
         version: Version,
         host: Mapping[str, codec.HostArray],
         base: tuple[Version, Mapping[str, codec.HostArray]] | None,
         held_up: float,
     ) -> TransferStats:
-        """Runs in the background: writes this process's parts of a version. The first process then
-        waits for the others and commits the version.
+        """Runs in the background: writes this process's parts of a version, in full if ``base`` is
+        None. The first process then waits for the others and commits the version.
         """
-        draft = version_records.draft_folder(self.folder, version.number)
         deadline = Deadline(self.config.deadline_s)
         begin = time.perf_counter()
+        draft.mkdir(exist_ok=True)
         if base is None or version.number % self.config.full_every == 0:
             codec.write(draft, "full", host, deadline)
         between = time.perf_counter()
@@ -218,20 +226,23 @@ class StoredPublisher:
         _marker(draft, jax.process_index()).touch()
         if jax.process_index() != 0:
             return TransferStats("publish", version.number, held_up, **seconds)
-        self._await_others(version.number, deadline)
+        self._await_others(draft, version.number, deadline)
         record = version_records.commit(
-            self.folder, version, self.name, base and base[0], self.config.keep
+            self.folder, draft, version, self.name, base and base[0], self.config.keep
         )
         sizes = {"full_bytes": record.full_bytes, "delta_bytes": record.delta_bytes}
         return TransferStats("publish", version.number, held_up, **seconds, **sizes)
 
-    def _await_others(self, number: int, deadline: Deadline) -> None:
+    def _await_others(self, draft: Path, number: int, deadline: Deadline) -> None:
         """Waits until all processes of the learner have written their parts of a version."""
-        draft = version_records.draft_folder(self.folder, number)
 
         def missing() -> list[int]:
             # a client of NFS may remember for long that a file was not there
             there = os.listdir(draft)
+            if _FAILED in there:
+                raise WeightError(
+                    "another process of the learner cannot make its parts; see its log"
+                )
             return [
                 process
                 for process in range(jax.process_count())
@@ -246,6 +257,81 @@ class StoredPublisher:
             )
         for process in range(jax.process_count()):
             _marker(draft, process).unlink()
+
+    def _watch(self) -> None:
+        """Runs in a thread until closed: answers requests for versions that cannot be read."""
+        answered: set[str] = set()
+        while not self._closing.wait(_POLL_S):
+            newest = self._previous
+            if newest is None:
+                continue
+            try:
+                for number, (path, asked) in republish.pending(self.folder).items():
+                    # A later version will be made by this learner, which reads it back then.
+                    if number > newest[0].number:
+                        continue
+                    if asked is None:
+                        path.unlink(missing_ok=True)
+                    elif asked["id"] not in answered:
+                        answered.add(asked["id"])
+                        self._writer.submit(self._answer, number, path, asked, newest)
+            except OSError as error:
+                logging.log_every_n_seconds(
+                    logging.WARNING, "%s cannot look for requests: %s", 60, self.name, error
+                )
+
+    def _answer(
+        self,
+        number: int,
+        path: Path,
+        asked: Mapping[str, str],
+        newest: tuple[Version, Mapping[str, codec.HostArray]],
+    ) -> None:
+        """Runs in the background: stores a version once more, in full, under the checksums that it
+        was published with. The first process deletes the request.
+
+        newest: as it was when the request was seen. It is written by now.
+        """
+        draft = version_records.data_folder(self.folder, number)
+        draft = draft.with_name(f".{draft.name}.{asked['id']}")
+        first = jax.process_index() == 0
+        try:
+            version, host = newest
+            if number != version.number:
+                version = version_records.read_record(self.folder, number).version
+                host = self._back(number, newest)
+            self._write(draft, version, host, base=None, held_up=0.0)
+            if first:
+                logging.warning(
+                    "%s published version %d again in full, because %s could not read it: %s",
+                    *(self.name, number, asked["who"], asked["why"]),
+                )
+        except version_records.STORAGE_ERRORS as error:
+            logging.error("%s cannot publish version %d again: %s", self.name, number, error)
+            if not first:
+                draft.mkdir(exist_ok=True)
+                (draft / _FAILED).touch()
+        finally:
+            if first:
+                shutil.rmtree(draft, ignore_errors=True)
+                path.unlink(missing_ok=True)
+
+    def _back(
+        self, number: int, newest: tuple[Version, Mapping[str, codec.HostArray]]
+    ) -> Mapping[str, codec.HostArray]:
+        """This process's parts of an older version, by the changes from there to the newest: a
+        change is an exclusive or, so it leads both ways.
+        """
+        deadline = Deadline(self.config.deadline_s)
+        at, host = newest[0].number, newest[1]
+        while at != number:
+            record = version_records.read_record(self.folder, at)
+            if record.base is None:
+                raise WeightError(f"version {at} is stored without the change from the one before")
+            change = version_records.data_folder(self.folder, at) / "delta"
+            host = codec.changes(host, codec.read_like([change], host, deadline))
+            at = record.base[0]
+        return host
 
 
 def _marker(draft: Path, process: int) -> Path:

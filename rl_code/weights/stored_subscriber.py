@@ -18,9 +18,15 @@ from absl import logging
 from models.transformer import Transformer
 from rl_code import arrays
 from rl_code.weights import codec, republish, version_records
-from rl_code.weights.republish import UnreadableError
 from rl_code.weights.version_records import Route, VersionRecord
-from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError, check
+from rl_code.weights.versions import (
+    TransferStats,
+    UnreadableError,
+    Version,
+    Wanted,
+    WeightError,
+    check,
+)
 from rl_code.weights.waiting import GRACE_S, Deadline, agree, timed_out
 
 # Instead of a version's number, in what the processes of an actor agree on.
@@ -45,6 +51,7 @@ class StoredSubscriber:
         self._abstract = abstract
         self.targets = arrays.targets(abstract)
         self._held: tuple[Version, dict[str, jax.Array]] | None = None
+        self._asked: int | None = None  # the version that the learner was asked for, until one came
         self.fetched: TransferStats | None = None
 
     def newest(self) -> int | None:
@@ -102,26 +109,33 @@ class StoredSubscriber:
         return choice
 
     def read_or_ask(self, number: int, deadline_s: float) -> Transformer | None:
-        """As ``read``; a version that cannot be read is asked for once, and then read again.
+        """As ``read``. A version that cannot be read is asked for once; None when the learner has
+        answered.
 
-        Raises WeightError, which says what was tried, also when the learner cannot publish it.
+        Raises UnreadableError, which says what was tried, if that did not help.
         """
         try:
             return self.read(number, deadline_s)
         except UnreadableError as error:
+            if self._asked == number:
+                raise UnreadableError(
+                    f"{error}; the learner was asked for it and could not publish it again, as its "
+                    "log says"
+                ) from error
             unreadable = error
+        self._asked = number
         deadline = Deadline(deadline_s)
         trouble = ""
         if jax.process_index() == 0:
             logging.warning("%s; %s asks the learner for it", unreadable, self.name)
             try:
-                republish.request(self.folder, number, self.name, str(unreadable))
-                trouble = republish.await_answer(self.folder, number, deadline)
+                if not republish.ask(self.folder, number, self.name, str(unreadable), deadline):
+                    trouble = f"the learner did not publish it again within {deadline_s:g} s"
             except OSError as error:
                 trouble = f"the learner could not be asked for it: {error}"
         if not self._agree(deadline, number, not trouble)[0]:
             raise UnreadableError(f"{unreadable}; {trouble or 'process 0 says more'}")
-        return self.read(number, deadline_s)
+        return None
 
     def read(self, number: int, deadline_s: float) -> Transformer | None:
         """The model of a version that the first process has seen, checked; None if it was deleted
@@ -177,6 +191,7 @@ class StoredSubscriber:
     def hold(self, version: Version, named: dict[str, jax.Array]) -> Transformer:
         """The model of these arrays, to which the next changes will be applied."""
         self._held = version, named
+        self._asked = None
         return arrays.rebuild(self._abstract, named)
 
     def _agree(self, deadline: Deadline, number: int, value: int) -> list[int]:

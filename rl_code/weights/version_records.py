@@ -162,57 +162,37 @@ def needed(records: Mapping[int, VersionRecord], keep: int) -> set[int]:
 
 
 def commit(
-    folder: Path, version: Version, publisher: str, base: Version | None, keep: int
+    folder: Path,
+    draft: Path,
+    version: Version,
+    publisher: str,
+    base: Version | None,
+    keep: int,
 ) -> VersionRecord:
-    """Makes the version of a complete draft a stored one, and deletes what is not needed any
-    more.
+    """Makes the version of a complete draft a stored one, and deletes what is not needed any more.
+
+    It takes the place of damaged files of the same version. Their change stays: versions before
+    may have to be made from it. If the process is killed in the middle of that, the version cannot
+    be read; wrong bits are never left.
     """
-    draft = draft_folder(folder, version.number)
     data = data_folder(folder, version.number)
+    identity = None if base is None else (base.number, base.checksum)
+    there = readable_record(folder, version.number)
+    if identity is None and there is not None and (data / "delta").is_dir():
+        os.replace(data / "delta", draft / "delta")
+        identity = there.base
     # The order makes the version safe: first its files are on the disk, then they get their final
     # name, then the record says that they are there. Older versions are deleted last.
     for path in (*draft.glob("*/"), draft):  # what is below is synced when it is written
         files.sync(path)
-    shutil.rmtree(data, ignore_errors=True)  # of a commit that failed
+    shutil.rmtree(data, ignore_errors=True)  # damaged, or of a commit that failed
     os.replace(draft, data)
     files.sync(folder)
-    identity = None if base is None else (base.number, base.checksum)
     record = VersionRecord(version, publisher, size(data / "full"), size(data / "delta"), identity)
-    _write_record(folder, record)
+    content = dataclasses.asdict(dataclasses.replace(record, version=None))
+    write_json(record_path(folder, version.number), content | {"version": version.to_json()})
     prune(folder, keep)
     return record
-
-
-def _write_record(folder: Path, record: VersionRecord) -> None:
-    content = dataclasses.asdict(dataclasses.replace(record, version=None))
-    version = record.version
-    write_json(record_path(folder, version.number), content | {"version": version.to_json()})
-
-
-def replace_with_full(
-    folder: Path, draft: Path, version: Version, publisher: str, keep_delta: bool
-) -> None:
-    """Puts a complete draft in the place of a version whose files are damaged.
-
-    If the process is killed in the middle, the version cannot be read and the request to publish it
-    again is still there. Wrong bits are never left. keep_delta: whether the stored change is sound.
-    """
-    data = data_folder(folder, version.number)
-    base = None
-    if keep_delta:
-        base = read_record(folder, version.number).base
-        os.replace(data / "delta", draft / "delta")
-    for path in (*draft.glob("*/"), draft):
-        files.sync(path)
-    damaged = data.with_name(f".{data.name}.damaged")
-    shutil.rmtree(damaged, ignore_errors=True)
-    if data.exists():
-        os.replace(data, damaged)
-    os.replace(draft, data)
-    files.sync(folder)
-    sizes = size(data / "full"), size(data / "delta")
-    _write_record(folder, VersionRecord(version, publisher, *sizes, base))
-    shutil.rmtree(damaged, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> None:

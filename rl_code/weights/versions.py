@@ -26,6 +26,10 @@ class OtherBits(WeightError):
     """A version that was published before came out with other bits."""
 
 
+class UnreadableError(WeightError):
+    """A stored version cannot be read in any way; the message lists the ways."""
+
+
 class WeightTimeout(WeightError):
     """A wait for weights reached its deadline; the message says who waited for whom."""
 
