@@ -18,14 +18,14 @@ from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import WeightTimeout
-from tests.rl_code.weights.learner import Learner
+from tests.rl_code.weights.learner import LONG_S, Learner
 from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
 
 HOST = "127.0.0.1"
 
 
 def actor(
-    workdir: Path, where=None, *, pull_s: float = 30.0, name: str = "actor-1"
+    workdir: Path, where=None, *, pull_s: float = LONG_S, name: str = "actor-1"
 ) -> TransferSubscriber:
     return TransferSubscriber(
         StoredSubscriber(workdir, wanted(where or mesh()), name=name), host=HOST, pull_s=pull_s
@@ -57,13 +57,13 @@ def test_actors_of_any_layout_pull_what_another_process_serves(serving):
         found = {}
 
         def act(index: int, version: int = version, found: dict = found) -> None:
-            found[index] = actors[index].wait(at_least=version, deadline_s=30.0)
+            found[index] = actors[index].wait(at_least=version, deadline_s=LONG_S)
 
         threads = [threading.Thread(target=act, args=(index,)) for index in range(len(actors))]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60.0)
+            thread.join(LONG_S)
         for index, where in enumerate(layouts):
             number, model = found[index]
             assert number == version
@@ -77,11 +77,13 @@ def test_what_was_pulled_is_the_base_of_the_next_change(serving):
     workdir, learner = serving
     assert learner.ask("serve 2") == "served"
     follower = actor(workdir)
-    assert_is(follower.wait(exactly=2, deadline_s=30.0)[1], 2, mesh())
+    assert_is(follower.wait(exactly=2, deadline_s=LONG_S)[1], 2, mesh())
     assert follower.fetched.live_bytes > 0
     assert learner.ask("serve 4") == "served"
     assert learner.ask("serve 5") == "served"
-    assert_is(follower.wait(exactly=4, deadline_s=30.0)[1], 4, mesh())  # only the newest is served
+    assert_is(
+        follower.wait(exactly=4, deadline_s=LONG_S)[1], 4, mesh()
+    )  # only the newest is served
     assert (
         follower.fetched.live_bytes == follower.fetched.full_bytes == 0
         and follower.fetched.delta_bytes > 0
@@ -94,7 +96,7 @@ def test_wrong_bits_are_not_used(serving, monkeypatch, caplog):
     real = transfer_subscriber.join
     monkeypatch.setattr(transfer_subscriber, "join", lambda box, pieces: real(box, pieces) * 2)
     doubtful = actor(workdir)
-    assert_is(doubtful.wait(exactly=6, deadline_s=30.0)[1], 6, mesh())
+    assert_is(doubtful.wait(exactly=6, deadline_s=LONG_S)[1], 6, mesh())
     assert doubtful.fetched.live_bytes == 0 and doubtful.fetched.full_bytes > 0
     assert (
         "actor-1 pulling version 6 failed: version 6 from the learner's devices has checksum"
@@ -109,7 +111,7 @@ def test_a_request_that_cannot_be_served_is_answered(serving, caplog):
     late = actor(workdir)
     # as seen a moment before 7
     late._offers = lambda: [offer | {"version": offer["version"] | {"number": 6}}]
-    assert_is(late.wait(exactly=6, deadline_s=30.0)[1], 6, mesh())
+    assert_is(late.wait(exactly=6, deadline_s=LONG_S)[1], 6, mesh())
     assert "pulling version 6 failed: process 0 of learner at " in caplog.text
     assert "refused: serves version 7 now; trying storage" in caplog.text
 
@@ -130,11 +132,11 @@ def once_armed(follower: TransferSubscriber, action) -> None:
 def test_a_learner_that_hangs_in_the_middle_is_waited_for_only_so_long(serving, caplog):
     workdir, learner = serving
     assert learner.ask("serve 8") == "served"
-    StoredSubscriber(workdir, wanted(mesh()), name="").wait(exactly=8, deadline_s=30.0)
+    StoredSubscriber(workdir, wanted(mesh()), name="").wait(exactly=8, deadline_s=LONG_S)
     follower = actor(workdir, pull_s=2.0)
     once_armed(follower, learner.stop)
     try:
-        assert_is(follower.wait(exactly=8, deadline_s=30.0)[1], 8, mesh())
+        assert_is(follower.wait(exactly=8, deadline_s=LONG_S)[1], 8, mesh())
         assert follower.fetched.live_bytes == 0
         assert (
             "pulling version 8 failed: the arrays did not arrive within 2 s; trying storage"
@@ -144,7 +146,7 @@ def test_a_learner_that_hangs_in_the_middle_is_waited_for_only_so_long(serving, 
         learner.process.send_signal(signal.SIGCONT)
     assert learner.ask("serve 9") == "served"
     patient = actor(workdir)
-    assert_is(patient.wait(exactly=9, deadline_s=30.0)[1], 9, mesh())
+    assert_is(patient.wait(exactly=9, deadline_s=LONG_S)[1], 9, mesh())
     assert patient.fetched.live_bytes > 0
 
 
@@ -154,10 +156,10 @@ def test_a_learner_that_dies_in_the_middle_leaves_the_actor_to_storage(tmp_path,
         assert learner.answer() == "ready"
         assert learner.ask("serve 0") == "served"
         assert learner.ask("serve 1") == "served"  # so that 0 is stored
-        StoredSubscriber(tmp_path, wanted(mesh()), name="").wait(exactly=1, deadline_s=30.0)
+        StoredSubscriber(tmp_path, wanted(mesh()), name="").wait(exactly=1, deadline_s=LONG_S)
         follower = actor(tmp_path, pull_s=3.0)
         once_armed(follower, lambda: (learner.process.kill(), learner.process.wait(30)))
-        assert_is(follower.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
+        assert_is(follower.wait(at_least=1, deadline_s=LONG_S)[1], 1, mesh())
         assert follower.fetched.live_bytes == 0 and follower.fetched.full_bytes > 0
         assert "actor-1 pulling version 1 failed: " in caplog.text
         # nobody answers at the old address; this actor knows, another one finds out
@@ -168,10 +170,10 @@ def test_a_learner_that_dies_in_the_middle_leaves_the_actor_to_storage(tmp_path,
             match=r"actor-1 waited 0\.1 s for version 2 from learner \(newest seen: 1, ",
         ):
             follower.wait(at_least=2, deadline_s=0.1)
-        assert_is(follower.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
-        assert time.monotonic() - begin < 30.0
+        assert_is(follower.wait(at_least=1, deadline_s=LONG_S)[1], 1, mesh())
+        assert time.monotonic() - begin < LONG_S
         other = actor(tmp_path, pull_s=0.3, name="actor-2")
-        assert_is(other.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
+        assert_is(other.wait(at_least=1, deadline_s=LONG_S)[1], 1, mesh())
         assert "actor-2 pulling version 1 failed: process 0 of learner at 127.0.0.1:" in caplog.text
         assert "did not answer within 0.3 s; trying storage" in caplog.text
     finally:
@@ -194,14 +196,15 @@ def test_an_offer_whose_version_never_was_stored_is_waited_for_only_so_long(tmp_
     with pytest.raises(WeightTimeout, match=r"for version 2 from learner \(newest seen: 0, "):
         follower.wait(at_least=2, deadline_s=0.5)
     assert follower.newest() == 0
-    assert_is(follower.wait(at_least=0, deadline_s=30.0)[1], 0, mesh())
+    assert_is(follower.wait(at_least=0, deadline_s=LONG_S)[1], 0, mesh())
 
 
 def test_a_restarted_learner_clears_the_folder_and_serves_again(tmp_path):
     first = TransferPublisher(StoredPublisher(tmp_path, DTYPE, KEPT), host=HOST)
     first.publish(0, model_of(0, mesh()))
     follower = actor(tmp_path)
-    follower.wait(at_least=0, deadline_s=30.0)
+    follower.wait(at_least=0, deadline_s=LONG_S)
+    first._stored._finish()  # nothing of it is written any more
     first._closing.set()  # as if it had been killed
     first._thread.join()
     (offer_path(tmp_path).parent / "request_0_old").write_text("{}")
@@ -209,7 +212,7 @@ def test_a_restarted_learner_clears_the_folder_and_serves_again(tmp_path):
     assert os.listdir(offer_path(tmp_path).parent) == []
     second.publish(0, model_of(0, mesh(1, 2)))
     second.publish(1, model_of(1, mesh(1, 2)))
-    assert_is(follower.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
+    assert_is(follower.wait(at_least=1, deadline_s=LONG_S)[1], 1, mesh())
     assert follower.fetched.live_bytes > 0
     second.close()
     assert second.published.version == 1
@@ -230,7 +233,7 @@ def test_a_malformed_request_does_not_stop_the_server(tmp_path):
     while not all(path.exists() for path in answers) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert all("refused" in read_json(path) for path in answers)
-    assert_is(actor(tmp_path).wait(at_least=0, deadline_s=30.0)[1], 0, mesh())
+    assert_is(actor(tmp_path).wait(at_least=0, deadline_s=LONG_S)[1], 0, mesh())
     live.close()
 
 
