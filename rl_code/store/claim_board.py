@@ -17,7 +17,7 @@ from absl import logging
 
 from rl_code.store import group_records
 from rl_code.store import steps as steps_lib
-from rl_code.store.errors import StoreError, explain
+from rl_code.store.errors import StoreError
 from rl_code.store.group_logs import LogReader
 from rl_code.store.processes import ProcessId
 from rl_code.store.steps import Item, Listing
@@ -75,9 +75,7 @@ class Board:
             if part not in self._parts:
                 self._parts.add(part)
                 for block in steps_lib.blocks(self._store.reader.part(self._step, part)):
-                    left = [item for item in block if item.number not in listing.alone]
-                    if left:
-                        self._blocks[block[0].number] = left
+                    self._blocks[block[0].number] = block
         for part in listing.taken & self._parts:
             for block in steps_lib.blocks(self._store.reader.part(self._step, part)):
                 self._blocks.pop(block[0].number, None)
@@ -189,15 +187,7 @@ class Board:
         path = steps_lib.claim_path(self._store.folder, self._step, first, turn)
         what = f"the claim on item ({self._step}, {first})"
         try:
-            try:
-                return self._store.process.claim(path, what)
-            except StoreError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                # of a step that an earlier version planned
-                with explain(f"write {what} to", path):
-                    path.parent.mkdir(exist_ok=True)
-                return self._store.process.claim(path, what)
+            return self._store.process.claim(path, what)
         except StoreError:
             # Since the folder was listed, others have delivered the items, and their step was
             # consumed and put into a shard.

@@ -48,7 +48,6 @@ class Collector:
             self._settle(first, parts[first])
         if self._process is None or self._settled.issuperset(parts):
             return
-        self._take_alone(listing)
         self._take_delivered()
         for first, items in parts.items():
             if first not in self._settled and all(item.number in self.records for item in items):
@@ -66,13 +65,6 @@ class Collector:
             for record in read_ahead(self._reader.folder, wanted):
                 self.records[record.number] = record
             self._settled.add(first)
-
-    def _take_alone(self, listing: Listing) -> None:
-        for number in listing.alone - self.records.keys():
-            self.records[number] = self._reader.group(self._step, number)
-            self._places[number] = Place(
-                steps_lib.group_path(self._reader.folder, self._step, number)
-            )
 
     def _take_delivered(self) -> None:
         for place in list(self._damaged):  # a network drive may show its content late

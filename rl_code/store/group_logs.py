@@ -29,12 +29,11 @@ class Place(NamedTuple):
     """Place of the bytes of a group."""
 
     path: Path
-    offset: int = 0
-    # None: to the end of the file
-    size: int | None = None
+    offset: int
+    size: int
 
     def __str__(self) -> str:
-        return str(self.path) if self.size is None else f"{self.path} from byte {self.offset} on"
+        return f"{self.path} from byte {self.offset} on"
 
     def read(self) -> bytes:
         """The bytes. Raises OSError."""
@@ -43,8 +42,6 @@ class Place(NamedTuple):
 
     def read_from(self, file: BinaryIO) -> bytes:
         """As ``read``, of a file that is open."""
-        if self.size is None:
-            return file.read()
         return os.pread(file.fileno(), self.size, self.offset)
 
 
@@ -56,8 +53,6 @@ class OpenFiles:
 
     def read(self, place: Place) -> bytes:
         """The bytes of a group. Raises OSError."""
-        if place.size is None:
-            return place.read()
         if place.path not in self._files:
             if len(self._files) == _OPEN:
                 self._files.pop(next(iter(self._files))).close()
@@ -109,9 +104,6 @@ class GroupLog:
                 os.close(descriptor)
 
     def _begin(self) -> int:
-        if not self._folder.is_dir() and self._folder.parent.is_dir():
-            self._folder.mkdir(exist_ok=True)  # of a step that an earlier version planned
-            files.sync(self._folder.parent)
         path = self._folder / f"{self._name}.{self._files}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
@@ -147,7 +139,7 @@ class LogReader:
         with explain("list", self._folder):
             try:
                 names = sorted(os.listdir(self._folder))
-            except FileNotFoundError:  # a step of an earlier version, or one that has moved
+            except FileNotFoundError:  # a step that has moved
                 return
         for name in names:
             if of is None or name.rpartition(".")[0] == f"{of.name}.{of.incarnation}":

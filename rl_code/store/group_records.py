@@ -136,7 +136,7 @@ def versions(group: Group) -> tuple[int, ...]:
 def _damaged(name: object, how: str) -> StoreError:
     return StoreError(
         f"{name} is damaged: {how}. Restore it; or, if its step is not consumed, delete the claims "
-        "on its item, and the file if it holds this group alone, to have it sampled again"
+        "on its item to have it sampled again"
     )
 
 

@@ -117,7 +117,7 @@ class RecordReader:
 
         def in_folder() -> set[int]:
             names = listing or self.planned(step)
-            numbers = set(names.alone)
+            numbers: set[int] = set()
             for first in names.taken:
                 numbers.update(self._taken(step, first))
             if not names.taken.issuperset(names.parts):
@@ -133,7 +133,7 @@ class RecordReader:
 
         def in_folder() -> dict[int, int]:
             names = listing or self.planned(step)
-            turns = dict(names.claims)
+            turns: dict[int, int] = {}
             claimed = steps_lib.list_claims(self.folder, step)
             for first in names.parts:
                 for block in steps_lib.blocks(self.part(step, first)):
@@ -231,14 +231,14 @@ class RecordReader:
         known = self._places.get(step, {})
         if number not in known:
             listing = self.planned(step)
-            known = {} if not listing.consumed else self._alone(step, listing)
+            known = {}
             for first in listing.taken:
                 known |= self._taken(step, first)
             self._places[step] = known
             if len(self._places) > _STEPS:
                 self._places.pop(next(iter(self._places)), None)
             if number not in known:
-                known = self._arrived(step).look() | self._alone(step, listing)
+                known = self._arrived(step).look()
         if number not in known:
             for error in self._arrived(step).damaged:  # the item's, or as bad
                 raise error
@@ -246,10 +246,6 @@ class RecordReader:
                 f"item ({step}, {number}) has no group in {self.folder}{self.reason(step)}"
             )
         return known[number]
-
-    def _alone(self, step: int, listing: Listing) -> dict[int, Place]:
-        """The places of groups that are files of their own."""
-        return {n: Place(steps_lib.group_path(self.folder, step, n)) for n in listing.alone}
 
     def _read_taken(self, step: int, first: int) -> dict[int, Place]:
         data, path = self._small_file(step, steps_lib.taken_path(self.folder, step, first).name)
@@ -277,35 +273,20 @@ class RecordReader:
         self._look()  # retention has removed one
         return _of_step(self._shards, step)
 
-    def _moved(self, step: int) -> tuple[Shard, ShardStep]:
-        """The shard of a step that has just left its folder."""
-        found = self._in_shard(step)
-        assert found is not None, step
-        return found
-
-    def _from_folder(self, step: int, path: Path, action: str) -> bytes | None:
-        """A file of a step's folder; None when the step is in a shard by now."""
-        try:
-            return path.read_bytes()
-        except OSError:
-            # Whatever it is: the client of a network drive has several words for a file that
-            # another host has deleted.
-            self._look()
-            if self._in_shard(step) is not None:
-                return None
-            with explain(action + self.reason(step), path):
-                raise
-
     def _small_file(self, step: int, name: str) -> tuple[bytes, Path]:
         """A part of the plan, or the consumption, and where it was read."""
-        found = self._in_shard(step)
         path = steps_lib.step_folder(self.folder, step) / name
-        if found is None:
-            action = "read the plan" if name != CONSUMED else "read"
-            data = self._from_folder(step, path, action)
-            if data is not None:
-                return data, path
-            found = self._moved(step)
+        if (found := self._in_shard(step)) is None:
+            try:
+                return path.read_bytes(), path
+            except OSError:
+                # Whatever it is: the client of a network drive has several words for a file that
+                # another host has deleted.
+                self._look()
+                if (found := self._in_shard(step)) is None:
+                    action = "read the plan" if name != CONSUMED else "read"
+                    with explain(action + self.reason(step), path):
+                        raise
         shard, entry = found
         if name not in entry.files:
             raise StoreError(f"step {step} has no {name} in {shard.path}")

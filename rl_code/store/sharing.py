@@ -14,13 +14,15 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from rl_code.store import shards
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_logs import GroupLog
+from rl_code.store.processes import ProcessId
 from rl_code.store.reader import REMOVED, RecordReader
 from rl_code.store.steps import Listing
 
@@ -30,6 +32,8 @@ from rl_code.store.steps import Listing
 #   everything      nothing has changed: plans, groups, and consumptions, which must come out alike
 type Reach = Literal["nothing", "sampled before", "everything"]
 
+# Whose file the groups are in that a fork takes over one by one.
+_PARENT = ProcessId("parent", 0)
 # The parent may go on, and move steps into shards meanwhile, where the next attempt finds them.
 _ATTEMPTS = 5
 
@@ -103,13 +107,11 @@ def _share_step(source: Path, target: Path, at: int, listing: Listing) -> int:
         total += link(steps_lib.step_folder(source, at) / name, folder / name)
     groups = steps_lib.groups_folder(source, at)
     if listing.consumed:
-        return total + (link_tree(groups, folder / "groups") if groups.is_dir() else 0)
+        return total + link_tree(groups, folder / "groups")
     # Actors of the parent go on with the files of an open step, and what they deliver from now on
-    # is not the fork's. So the groups that are there become files of their own.
+    # is not the fork's. So the groups that are there are copied.
     reader = RecordReader(source)
-    for number in reader.groups(at, listing) - listing.alone:
-        path = steps_lib.group_path(target, at, number)
-        _write(path, reader.group_file(at, number)[0])
+    _deliver(reader, target, at, sorted(reader.groups(at, listing)))
     return total
 
 
@@ -119,8 +121,6 @@ def _names(store: Path, at: int, listing: Listing) -> Iterator[str]:
         yield steps_lib.part_path(store, at, first).name
         if listing.consumed and first in listing.taken:
             yield steps_lib.taken_path(store, at, first).name
-    for number in sorted(listing.alone):
-        yield steps_lib.group_path(store, at, number).name
     if listing.consumed:
         yield steps_lib.CONSUMED
 
@@ -139,20 +139,24 @@ def _take_sampled(reader: RecordReader, target: Path, at: int, step: int) -> Non
     }
     for first in listing.parts:
         part = reader.part(at, first)
-        folder = steps_lib.make_folder(target, at)
-        _write(steps_lib.part_path(target, at, first), steps_lib.part_bytes(part))
-        for item in part:
-            if item.number in groups:
-                path = folder / steps_lib.group_path(target, at, item.number).name
-                _write(path, reader.group_file(at, item.number)[0])
+        steps_lib.make_folder(target, at)
+        path = steps_lib.part_path(target, at, first)
+        with explain("write", path):
+            path.write_bytes(steps_lib.part_bytes(part))
+        _deliver(reader, target, at, [item.number for item in part if item.number in groups])
         # What a part screens decides the parts after it.
         if not groups.issuperset(item.number for item in part):
             return
 
 
-def _write(path: Path, data: bytes) -> None:
-    with explain("write", path):
-        path.write_bytes(data)
+def _deliver(reader: RecordReader, target: Path, at: int, numbers: Sequence[int]) -> None:
+    """Copies groups of a step, as if an actor of the fork had delivered them."""
+    folder = steps_lib.groups_folder(target, at)
+    log = GroupLog(folder, _PARENT)
+    with explain("write the groups of the parent to", folder):
+        for number in numbers:
+            log.append(reader.group_file(at, number)[0])
+    log.close()
 
 
 def _count(reader: RecordReader, step: int, total: int) -> Shared:

@@ -14,12 +14,6 @@ a folder say almost everything, and what is asked for often costs the same howev
 and however many groups a step has: the folder of a step holds a handful of names, its ``claims`` at
 most about a thousand for each part of the plan, its ``groups`` a name for each start of an actor.
 
-A group may also be a file of its own, as a fork has it of its parent, and as every group was in
-records of earlier versions of this code. Their claims were files of their own too:
-
-    steps/00000012/group_000003.record
-    steps/00000012/claim_000003_000.json
-
 Consumed steps move from their folders into shards (``shards``); ``reader`` reads both.
 """
 
@@ -29,7 +23,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,8 +42,6 @@ BLOCKS = 1000
 _PLAN = re.compile(r"plan_(\d{6,})\.json")
 _TAKEN = re.compile(r"taken_(\d{6,})\.json")
 _CLAIM = re.compile(r"(\d{6,})_(\d{3,})")
-_CLAIM_ALONE = re.compile(r"claim_(\d{6,})_(\d{3,})\.json")
-_GROUP_ALONE = re.compile(r"group_(\d{6,})\.record")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +111,6 @@ class Listing:
     parts: tuple[int, ...] = ()
     # those of them of which the learner has taken the groups
     taken: frozenset[int] = frozenset()
-    # the items whose groups are files of their own
-    alone: frozenset[int] = frozenset()
-    # item -> its latest claim, of claims that are files of their own
-    claims: Mapping[int, int] = dataclasses.field(default_factory=dict)
     consumed: bool = False
 
 
@@ -150,11 +138,6 @@ def make_folder(store: Path, step: int) -> Path:
         for made in (folder, folder / "claims", folder / "groups"):
             made.mkdir(exist_ok=True)
     return folder
-
-
-def group_path(store: Path, step: int, number: int) -> Path:
-    """The file of a group that is a file of its own."""
-    return step_folder(store, step) / f"group_{number:06}.record"
 
 
 def groups_folder(store: Path, step: int) -> Path:
@@ -194,15 +177,9 @@ def list_step(store: Path, step: int) -> Listing | None:
 def list_names(names: Iterable[str]) -> Listing:
     """The listing of a step in whose folder there are these names."""
     names = set(names)
-    claims: dict[int, int] = {}
-    for match in filter(None, map(_CLAIM_ALONE.fullmatch, names)):
-        number = int(match[1])
-        claims[number] = max(int(match[2]), claims.get(number, 0))
     return Listing(
         parts=tuple(sorted(_numbers(_PLAN, names))),
         taken=frozenset(_numbers(_TAKEN, names)),
-        alone=frozenset(_numbers(_GROUP_ALONE, names)),
-        claims=claims,
         consumed=CONSUMED in names,
     )
 
@@ -217,7 +194,7 @@ def list_claims(store: Path, step: int) -> dict[int, tuple[int, int]]:
         try:
             with os.scandir(folder) as entries:
                 names = [(entry.name, entry.inode()) for entry in entries]
-        except FileNotFoundError:  # a step of an earlier version, or one that has moved
+        except FileNotFoundError:  # a step that has moved
             return {}
     for name, inode in names:
         if match := _CLAIM.fullmatch(name):
@@ -300,13 +277,9 @@ def taken_bytes(places: Sequence[Place]) -> bytes:
     """The content of the file that says where the groups of a part of a plan are. places: of its
     items, in order.
     """
-    # A group that is a file of its own has no size here, and its name says which item it is of.
-    names = sorted({place.path.name for place in places if place.size is not None})
+    names = sorted({place.path.name for place in places})
     index = {name: number for number, name in enumerate(names)}
-    groups = [
-        None if place.size is None else [index[place.path.name], place.offset, place.size]
-        for place in places
-    ]
+    groups = [[index[place.path.name], place.offset, place.size] for place in places]
     return seal({"files": names, "groups": groups})
 
 
@@ -317,8 +290,6 @@ def parse_taken(data: bytes, path: Path, store: Path, step: int, first: int) -> 
     content = unseal(data, path)
     paths = [groups_folder(store, step) / name for name in content["files"]]
     return {
-        number: Place(group_path(store, step, number))
-        if group is None
-        else Place(paths[group[0]], *group[1:])
-        for number, group in enumerate(content["groups"], first)
+        number: Place(paths[file], offset, size)
+        for number, (file, offset, size) in enumerate(content["groups"], first)
     }

@@ -105,7 +105,7 @@ class GroupStore:
                 files.sync(folder)
                 files.sync(folder.parent)
             listing = Listing()
-        elif not listing.consumed:  # one that a killed learner began, or an earlier version
+        elif not listing.consumed:  # one that a killed learner began
             steps_lib.make_folder(self.folder, step)
         path = steps_lib.part_path(self.folder, step, first)
         if first not in listing.parts:

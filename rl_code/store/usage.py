@@ -10,7 +10,6 @@ from typing import Any
 
 from rl_code.store import shards
 from rl_code.store import steps as steps_lib
-from rl_code.store.errors import StoreError
 from rl_code.store.reader import RecordReader
 from rl_code.store.sealed import unseal
 
@@ -45,7 +44,7 @@ class Usage:
 def measure(store: Path) -> Usage:
     """Looks at every file of a store, which may be in use.
 
-    Raises StoreError, also for steps that an earlier version of this code consumed.
+    Raises StoreError.
     """
     counts = _consumed(store)
     files = size = 0
@@ -73,7 +72,7 @@ def _consumed(store: Path) -> dict[int, tuple[int, int]]:
     for step in steps_lib.steps(store):
         listing = reader.listing(step)
         if listing is not None and listing.consumed:
-            found[step] = _counts(step, reader.consumption(step))
+            found[step] = _counts(reader.consumption(step))
     for (first, last), path in shards.list_shards(store).items():
         stat = path.stat()
         inside = _in_shard(path, stat.st_ino, stat.st_mtime_ns)
@@ -87,14 +86,9 @@ def _in_shard(path: Path, inode: int, changed: int) -> dict[int, tuple[int, int]
     """As ``_consumed``, of one shard, which never changes: each is opened once by a process."""
     found = {}
     for step, entry in shards.open_shard(path).steps.items():
-        found[step] = _counts(step, unseal(entry.files[steps_lib.CONSUMED], path))
+        found[step] = _counts(unseal(entry.files[steps_lib.CONSUMED], path))
     return found
 
 
-def _counts(step: int, consumption: dict[str, Any]) -> tuple[int, int]:
-    if "tokens" not in consumption:
-        raise StoreError(
-            f"step {step} does not say how many tokens it has: an earlier version of this code "
-            "consumed it"
-        )
+def _counts(consumption: dict[str, Any]) -> tuple[int, int]:
     return consumption["tokens"], consumption["sampled"]

@@ -24,14 +24,13 @@ from rl_code.recording.replay_training import Replayed, replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.store import group_records
-from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.types import Group
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.repeatable import repeatable
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
-from tests.rl_code.store.groups import out_of_shards
+from tests.rl_code.store.groups import out_of_shards, put_group
 from tests.rl_code.trajectories import with_context
 
 STEPS = 5
@@ -110,7 +109,7 @@ def change_token(workdir: Path, step: int) -> None:
     group = Group(record.group.task, (with_context(first, tokens=tokens), *others))
     data = group_records.encode(step, record.number, record.actor, record.when, group)
     out_of_shards(store.folder)
-    group_path(store.folder, step, record.number).write_bytes(data)
+    put_group(store.folder, step, record.number, data)
 
 
 def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:

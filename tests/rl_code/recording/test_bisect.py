@@ -19,13 +19,13 @@ from launch.bisect import tell
 from rl_code import provenance
 from rl_code.read_config import ConfigError
 from rl_code.recording.bisect import compare
-from rl_code.store.steps import group_path, step_folder
+from rl_code.store.steps import step_folder
 from rl_code.train import train
 from rl_code.workdir import STORE
 from tests import programs
 from tests.rl_code.recorded_runs import STEPS, change_token, make_config
 from tests.rl_code.recording.test_fork import changed, make_fork
-from tests.rl_code.store.groups import out_of_shards
+from tests.rl_code.store.groups import group_path, out_of_shards
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,7 +74,7 @@ def test_one_changed_byte_of_one_group_is_found(recorded, copy):
     path.write_bytes(data)
     parting = compare(recorded, copy).parting
     assert (parting.step, parting.what) == (3, "record")
-    assert f"group 1 of {copy}: {path} is damaged" in parting.words
+    assert f"group 1 of {copy}: {path} from byte 0 on is damaged" in parting.words
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ from rl_code.store import audit
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
 from rl_code.store.sealed import seal
-from rl_code.store.steps import group_path, step_folder
+from rl_code.store.steps import step_folder
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.weights import version_records
@@ -53,7 +53,7 @@ from tests.rl_code.recorded_runs import (
     sameness,
     strike,
 )
-from tests.rl_code.store.groups import out_of_shards, undeliver
+from tests.rl_code.store.groups import group_path, out_of_shards, undeliver
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -136,7 +136,7 @@ def test_a_damaged_group_is_an_error(copy):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"group_000001\.record is damaged"):
+    with pytest.raises(StoreError, match=r"apart-1\.0\.0 from byte 0 on is damaged"):
         replayed(copy)
 
 

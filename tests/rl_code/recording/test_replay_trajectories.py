@@ -22,14 +22,19 @@ from rl_code.rollout.again import versions_of
 from rl_code.run_config import RunConfig
 from rl_code.store import group_records
 from rl_code.store.errors import StoreError
-from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import Group, ToolResult
 from rl_code.weights import version_records
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
-from tests.rl_code.store.groups import make_group, make_items, out_of_shards
+from tests.rl_code.store.groups import (
+    group_path,
+    make_group,
+    make_items,
+    out_of_shards,
+    put_group,
+)
 from tests.rl_code.test_asynchrony import make_config
 from tests.rl_code.trajectories import with_context
 
@@ -128,8 +133,7 @@ def tamper(workdir: Path, step: int, number: int, sample: int, change) -> None:
     data = group_records.encode(step, number, record.actor, record.when, group)
     if (store.folder / "shards").exists():
         out_of_shards(store.folder)
-    path = group_path(store.folder, step, number)
-    path.write_bytes(data)
+    put_group(store.folder, step, number, data)
 
 
 def other_token(trajectory):

@@ -7,8 +7,9 @@ import struct
 
 import numpy as np
 
+from rl_code.store.group_logs import Place
 from rl_code.store.reader import RecordReader
-from rl_code.store.steps import Item, group_path, step_folder
+from rl_code.store.steps import Item, make_folder, step_folder, taken_bytes, taken_path
 from rl_code.types import (
     Case,
     Context,
@@ -104,19 +105,58 @@ def make_group(item, *, version=0, length=64, seconds=0.5):
     return Group(task, tuple(members))
 
 
+def group_path(folder, step, number):
+    """The file of a group after ``out_of_shards`` or ``as_files``."""
+    return step_folder(folder, step) / "groups" / f"apart-{number}.0.0"
+
+
+def put_group(folder, step, number, data):
+    """Puts other bytes into the file of a group, and takes them for the item if all are taken."""
+    group_path(folder, step, number).write_bytes(data)
+    _take(folder, step)
+
+
 def out_of_shards(folder):
-    """Puts the steps of a store back into folders of their own, as earlier versions had them."""
+    """Puts the steps of a store back into folders, every group into a file of its own, so that each
+    can be changed.
+    """
     reader = RecordReader(folder)
-    steps = reader.steps()
-    for step in steps:
-        small = reader._in_shard(step)[1].files
-        files = {step_folder(folder, step) / name: data for name, data in small.items()}
-        for number in reader.groups(step):
-            files[group_path(folder, step, number)] = reader.group_file(step, number)[0]
-        step_folder(folder, step).mkdir()
-        for path, data in files.items():
-            path.write_bytes(data)
+    for step in reader.steps():
+        if (found := reader._in_shard(step)) is not None:
+            make_folder(folder, step)
+            for name, data in found[1].files.items():
+                (step_folder(folder, step) / name).write_bytes(data)
+            for number in reader.groups(step):
+                data = reader.group_file(step, number)[0]
+                group_path(folder, step, number).write_bytes(data)
     shutil.rmtree(folder / "shards")
+    for step in reader.steps():
+        _take(folder, step)
+
+
+def as_files(folder):
+    """Puts every group of the steps in folders into a file of its own, so that each can be
+    changed.
+    """
+    reader = RecordReader(folder)
+    for path in sorted((folder / "steps").iterdir()):
+        step = int(path.name)
+        groups = {number: reader.group_file(step, number)[0] for number in reader.groups(step)}
+        for log in path.glob("groups/*"):
+            log.unlink()
+        for number, data in groups.items():
+            group_path(folder, step, number).write_bytes(data)
+        _take(folder, step)
+
+
+def _take(folder, step):
+    """Writes down where the groups of a consumed step are."""
+    reader = RecordReader(folder)
+    listing = reader.listing(step)
+    for first in listing.parts if listing.consumed else ():
+        paths = [group_path(folder, step, item.number) for item in reader.part(step, first)]
+        places = [Place(path, 0, path.stat().st_size) for path in paths]
+        taken_path(folder, step, first).write_bytes(taken_bytes(places))
 
 
 def undeliver(folder, step):
@@ -128,22 +168,6 @@ def undeliver(folder, step):
     assert step_folder(folder, step).parent.is_dir()
     for path in files:
         path.unlink()
-
-
-def as_files(folder):
-    """Makes every group of the steps in folders a file of its own, as earlier versions had it; what
-    was claimed is forgotten.
-    """
-    reader = RecordReader(folder)
-    for path in sorted((folder / "steps").iterdir()):
-        step = int(path.name)
-        for number in reader.groups(step):
-            data = reader.group_file(step, number)[0]
-            group_path(folder, step, number).write_bytes(data)
-        for name in ("groups", "claims"):
-            shutil.rmtree(path / name)
-        for taken in path.glob("taken_*"):
-            taken.unlink()
 
 
 def identical(a, b):

@@ -9,16 +9,14 @@ import time
 import pytest
 
 from rl_code.store import steps
-from rl_code.store.audit import check
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Heartbeat, Observer
 from rl_code.store.missing import StoreTimeout
 from rl_code.store.processes import ProcessId
-from rl_code.store.sealed import seal
 from rl_code.store.steps import claim_path
 from rl_code.store.store import GroupStore
-from tests.rl_code.store.groups import as_files, make_group, make_items
+from tests.rl_code.store.groups import make_group, make_items
 
 FAST = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=0.8, stall_s=30.0, deadline_s=60.0)
 SLOW = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=60.0, stall_s=300.0, deadline_s=1800.0)
@@ -245,25 +243,6 @@ def test_a_lost_actor_loses_only_what_it_has_not_delivered(learner, actor, monke
     assert [item.number for item in other.claim(2)] in ([1, 2, 3], [4, 6, 7])
     assert len(other.claim(9)) == 3 and other.claim(9) == []
     assert other.takeovers == 6 and sum(learner.reader.claims(0).values()) == 8  # of two blocks
-
-
-def test_a_step_that_an_earlier_version_began_goes_on(learner, actor):
-    items = make_items(0, 3)
-    learner.plan(items)
-    learner.deliver(items[0], make_group(items[0]))
-    as_files(learner.folder)
-    gone = {"actor": "gone", "incarnation": 0, "when": 0.0, "before": None}
-    (steps.step_folder(learner.folder, 0) / "claim_000001_000.json").write_bytes(seal(gone))
-    work = actor("a")  # before the learner has begun again
-    assert work.claim(9) == items[1:] and work.claim(9) == []
-    for item in items[1:]:
-        work._store.deliver(item, make_group(item))
-    again = GroupStore(learner.folder, "learner")
-    assert not again.plan(items)
-    records = again.wait(0, 1.0)
-    assert [record.actor.name for record in records] == ["learner", "a", "a"]
-    assert again.consume(0, records, version=0)
-    assert check(learner.folder, max_staleness=0).problems == []
 
 
 def test_idle_actors_look_at_few_others_and_list_no_claims(learner, actor, monkeypatch):
