@@ -279,7 +279,9 @@ def _share_state(
         return
     state = _state_at(parent, own, step)
     keep = len(saved) + 1
-    with Checkpoints(draft, config, keep=keep, may_change=_sections(config)) as checkpoints:
+    # All keys may change: older checkpoints of a fork are of its parent's config.
+    sections = tuple(json.loads(read_config.to_json(config)))
+    with Checkpoints(draft, config, keep=keep, may_change=sections) as checkpoints:
         checkpoints.save(step, state, position)
 
 
@@ -331,8 +333,3 @@ def _is_sampled(store: GroupStore, step: int) -> bool:
         return False
     trained = any(item.kind == "train" for item in store.items(step, listing))
     return trained and not store.missing(step)
-
-
-def _sections(config: RunConfig) -> tuple[str, ...]:
-    """All keys: older checkpoints of a fork are of its parent's config."""
-    return tuple(json.loads(read_config.to_json(config)))

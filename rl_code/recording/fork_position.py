@@ -40,7 +40,8 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
     """
     if step == 0:
         return {"tasks": None, "planned": 0}
-    records = _records(parent)
+    folder = parent / "checkpoints"
+    records = {at: checkpoint_record.read(folder_of(folder, at)) for at in checkpoint.steps(parent)}
     before = lineage.config_at(parent, own, step - 1)
     if reach != "nothing" and step in records:
         return records[step].position
@@ -69,12 +70,6 @@ def _tasks_differ(one: RunConfig, other: RunConfig) -> bool:
         for key in read_config.diff(one, other)
         for section in _TASKS
     )
-
-
-def _records(parent: Path) -> dict[int, Record]:
-    """The records of a run's checkpoints, by step."""
-    folder = parent / "checkpoints"
-    return {at: checkpoint_record.read(folder_of(folder, at)) for at in checkpoint.steps(parent)}
 
 
 def _drawn(
