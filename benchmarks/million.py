@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import jax
@@ -302,7 +302,7 @@ def table(report: dict[str, dict]) -> rich.table.Table:
 @contextlib.contextmanager
 def _tiered(
     model, folder: Path, pages: int, device: int, host: int, options
-) -> Iterator[TieredModel]:
+) -> Generator[TieredModel]:
     sizes = dict(rows=1, pages=pages, chunk=1, device_bytes=device, host_bytes=host)
     try:
         tiered = TieredModel(
@@ -323,7 +323,7 @@ def _tiered(
 
 
 @contextlib.contextmanager
-def _compilations() -> Iterator[list[str]]:
+def _compilations() -> Generator[list[str]]:
     """A list that gets the name of every program compiled within the block."""
     found: list[str] = []
 
@@ -346,7 +346,7 @@ def resident() -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def _peak(memory: dict[str, float], name: str) -> Iterator[None]:
+def _peak(memory: dict[str, float], name: str) -> Generator[None]:
     """Stores in ``memory[name]`` the most MiB that the process had within the block."""
     # this resets the maximum that the kernel keeps
     Path("/proc/self/clear_refs").write_text("5")

@@ -12,7 +12,7 @@ import concurrent.futures
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import psutil
@@ -139,7 +139,7 @@ def timed(threads: int, tasks: list[Task], play: Callable[[Task], Trajectory]) -
 
 
 @contextlib.contextmanager
-def losing(chance: float, seed: int) -> Iterator[list[Connection]]:
+def losing(chance: float, seed: int) -> Generator[list[Connection]]:
     """While it is open, each request of a sandbox is its last with this chance."""
     rng = random.Random(seed)
     send = Connection.send

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import jax
@@ -31,7 +31,7 @@ JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the tabl
 
 
 @contextlib.contextmanager
-def scratch(prefix: str) -> Iterator[Path]:
+def scratch(prefix: str) -> Generator[Path]:
     """A new folder in --workdir, or in the system's temporary folder. It is removed at the end."""
     parent = flags.FLAGS.workdir  # defined by launch.workdir, as for every entry point
     if parent:

@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -276,7 +276,7 @@ def _gpu_resources(log: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _captured() -> Iterator[list[str]]:
+def _captured() -> Generator[list[str]]:
     """Everything that is written to standard output and error, by compilers too; one text once the
     block is left.
     """

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -114,7 +114,7 @@ def in_config_file(error: Exception, files: Iterable[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def running_config_file(file: str) -> Iterator[None]:
+def running_config_file(file: str) -> Generator[None]:
     """Runs code of a config file: raises ConfigError for what goes wrong inside of it."""
     try:
         yield

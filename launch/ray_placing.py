@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from launch.ray_role import End, RoleProcess
@@ -71,7 +71,7 @@ def needs(flag: str, words: Sequence[str]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str) -> Generator[None]:
     """This process as a driver of a Ray cluster. Raises RayError."""
     import ray
 

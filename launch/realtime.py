@@ -23,7 +23,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import ml_collections
@@ -176,7 +176,7 @@ def served(
     port: int | None,
     console: rich.console.Console,
     keys: KeyFile | None = None,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Serves people where the parts do so, and the page beside; of other parts the page alone, and
     nothing without a port. Raises ConfigError.
     """

@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class RayRun:
 
 
 @contextlib.contextmanager
-def cluster(address: str, needs: Mapping[str, float]) -> Iterator[Begin]:
+def cluster(address: str, needs: Mapping[str, float]) -> Generator[Begin]:
     """A function that begins a run on the cluster, as ``sweep_start.start`` does here.
 
     address: host:port of a cluster, "auto" for that of this machine, or the number of nodes of one

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -111,7 +111,7 @@ class Server:
 
 
 @contextmanager
-def server() -> Iterator[Server]:
+def server() -> Generator[Server]:
     """A server without anything in it, which is ended afterwards."""
     # a socket's path may have 107 characters, so not in pytest's folder
     folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
