@@ -27,9 +27,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rl_code.feedback.checks import check_event
-from rl_code.feedback.identity import bearer_key
 from rl_code.feedback.records import Event
 from rl_code.feedback.store import FeedbackStore
+from rl_code.serving.connections import bearer_key
 
 # Most bytes and most events of a request.
 MOST_BYTES = 1 << 20

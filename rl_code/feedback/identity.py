@@ -79,12 +79,6 @@ def origin_key(secret: bytes, organisation: str) -> str:
     return _hmac(_derived(secret, "key of an origin"), organisation)[:32]
 
 
-def bearer_key(authorization: str) -> str | None:
-    """API key in the value of a header ``Authorization``; None where it holds none."""
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else None
-
-
 def load_secret(path: str | os.PathLike) -> bytes:
     """The server's secret, which is made at the first call and then stays.
 

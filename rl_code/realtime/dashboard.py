@@ -36,7 +36,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from models.marks import encodable_all
-from rl_code.feedback.identity import bearer_key
 from rl_code.feedback.tables import SUSPECTS, TRAINING_SETS
 from rl_code.read_config import ConfigError
 from rl_code.realtime.cycle import STATES, CycleConfig
@@ -44,6 +43,7 @@ from rl_code.realtime.ledger import Ledger
 from rl_code.realtime.parts import Overtaken, Sessions, Store
 from rl_code.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
 from rl_code.realtime.watching import finite
+from rl_code.serving.connections import bearer_key
 
 PAGE = Path(__file__).with_name("dashboard.html")
 # How much of the past the page shows.

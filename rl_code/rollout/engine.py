@@ -42,8 +42,9 @@ from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.drafts import NONE, propose
 from rl_code.rollout.engine_config import EngineConfig
-from rl_code.rollout.own_way import ALTERNATIVES, sample_own
+from rl_code.rollout.own_way import sample_own
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
+from rl_code.serving.fields import MOST_ALTERNATIVES
 
 
 def _prefill(
@@ -215,7 +216,7 @@ def _decode(
         noted = (*shape, layers_that_choose, model.config.num_kv_heads, most)
         choices["blocks"] = jnp.zeros(noted, noted_dtype)
     if inputs.ways is not None:
-        noted = (*shape, min(ALTERNATIVES, inputs.ways.biases.shape[-1]))
+        noted = (*shape, min(MOST_ALTERNATIVES, inputs.ways.biases.shape[-1]))
         choices["alternatives"] = jnp.zeros(noted, jnp.int32)
         choices["likely"] = jnp.zeros(noted, jnp.float32)
     nothing = jnp.zeros(num_rows, jnp.int32)

@@ -16,9 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_code.rollout.sampling import SamplingConfig, invert_cdf, truncate
-
-# The most likely tokens that are noted for each token.
-ALTERNATIVES = 20
+from rl_code.serving.fields import MOST_ALTERNATIVES
 
 
 class OwnWay(Protocol):
@@ -53,7 +51,7 @@ class OwnWay(Protocol):
 
     def note(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Takes the most likely tokens in place of each token that was sampled, with their
-        log-probabilities: [sampled, ALTERNATIVES] each, the most likely first.
+        log-probabilities: [sampled, MOST_ALTERNATIVES] each, the most likely first.
         """
         ...
 
@@ -107,6 +105,6 @@ def sample_own(
         cuts, lambda: truncate(probs, config.top_k, ways.top_ps[:, None]), lambda: probs
     )
     tokens = jnp.where(greedy, best, invert_cdf(probs, uniforms)).astype(jnp.int32)
-    likely, alternatives = jax.lax.top_k(logprobs, min(ALTERNATIVES, logits.shape[-1]))
+    likely, alternatives = jax.lax.top_k(logprobs, min(MOST_ALTERNATIVES, logits.shape[-1]))
     drawn = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
     return tokens, drawn, alternatives.astype(jnp.int32), likely

@@ -9,7 +9,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rl_code.feedback.identity import bearer_key
 from rl_code.serving.fields import MOST_BYTES, ApiError, too_large
 
 # Seconds that the head and the body of a request may take.
@@ -209,3 +208,9 @@ def key_of(scope: Scope) -> str:
     if path.startswith("/clients/"):
         return path.split("/")[2]
     return bearer_key(Headers(scope=scope).get("authorization", "")) or ""
+
+
+def bearer_key(authorization: str) -> str | None:
+    """API key in the value of a header ``Authorization``; None where it holds none."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None

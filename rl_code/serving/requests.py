@@ -11,8 +11,8 @@ from typing import Any
 from models.chat import ROLES
 from models.marks import Marks
 from rl_code.environment.tools.schema import Arguments
-from rl_code.rollout.own_way import ALTERNATIVES
 from rl_code.serving.fields import (
+    MOST_ALTERNATIVES,
     ApiError,
     Request,
     check_keys,
@@ -165,8 +165,8 @@ def read_request(body: bytes) -> ChatRequest:
 
 def _alternatives(fields: Mapping[str, Any], logprobs: bool) -> int:
     count = typed(fields, "top_logprobs", int, 0)
-    if not 0 <= count <= ALTERNATIVES:
-        raise refuse("top_logprobs", f"{show(count)} must be 0 to {ALTERNATIVES}")
+    if not 0 <= count <= MOST_ALTERNATIVES:
+        raise refuse("top_logprobs", f"{show(count)} must be 0 to {MOST_ALTERNATIVES}")
     if count and not logprobs:
         raise refuse("top_logprobs", "needs logprobs=true")
     return count
