@@ -78,8 +78,10 @@ def _sqlite(url: sqlalchemy.URL, new: bool) -> Engine:
     elif not url.database.startswith("file:"):
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         # it holds what people wrote; SQLite gives its log the rights of the file
-        for name in (url.database, *_beside(url.database)):
-            make_private(Path(name))
+        make_private(Path(url.database))
+        for ending in ("-wal", "-shm", "-journal"):
+            if (beside := Path(f"{url.database}{ending}")).exists():
+                make_private(beside)
     engine = sqlalchemy.create_engine(url)
 
     @event.listens_for(engine, "connect")
@@ -115,12 +117,6 @@ def _check_tables(url: sqlalchemy.URL) -> None:
         raise ValueError(f"database {str(url)!r}: {error}") from error
     if found is None:
         raise FileNotFoundError(f"database {str(url)!r}: the file has no tables of this project")
-
-
-def _beside(database: str) -> list[str]:
-    """The files that SQLite has beside a database now."""
-    names = [f"{database}{ending}" for ending in ("-wal", "-shm", "-journal")]
-    return [name for name in names if Path(name).exists()]
 
 
 @contextmanager

@@ -154,24 +154,6 @@ def radius_below(
     return np.where(variance > 0, x * np.sqrt(1 + prior / safe) * safe / scale, 0.0)
 
 
-def needed_users(deviation: float, effect: float, *, alpha: float = 0.05) -> float:
-    """Users of each arm at which half of all tests have seen an effect: the interval's half width
-    is the effect, and the estimate is as often above as below it.
-
-    deviation: standard deviation of users' means, in the units of the effect. The scale is the
-    effect. Raises ValueError for numbers that are not positive.
-    """
-    if not (deviation > 0 and effect > 0):
-        raise ValueError(f"{deviation=} and {effect=} must be positive")
-    _check(effect, alpha)
-    low, high = 1.0, 1e15
-    while high / low > 1 + 1e-9:
-        users = math.sqrt(low * high)
-        wide = radius(np.float64(2 * deviation**2 / users), effect, alpha) > effect
-        low, high = (users, high) if wide else (low, users)
-    return high
-
-
 def _check(scale: float, alpha: float) -> None:
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"{scale=} must be a positive number, in units of the metric")

@@ -298,7 +298,7 @@ class System:
     @functools.cached_property
     def _fleet(self) -> ServedFleet:
         drain_s = self._config.run.serving.drain_s
-        return ServedFleet(self._servers.models, self._config.model, self._load, drain_s)
+        return ServedFleet(self._servers.models, self._config.model, self._versions.model, drain_s)
 
     @functools.cached_property
     def _suites(self) -> HeldOut:
@@ -314,9 +314,6 @@ class System:
         run = self._run
         train = dataclasses.replace(run.config.train, advantage=_BASELINED)
         return Learner(train, run.rows_sharding, run.init_model())
-
-    def _load(self, version: int) -> Any:
-        return self._versions.model(version)
 
     # --- Fleet and suites -------------------------------------------------------------------------
 

@@ -131,7 +131,11 @@ def _layers(times: Mapping[str, Sequence[float | None]], whole: str) -> list[dic
     """The parts of a time as they are, and what they leave of the whole, never below 0."""
     parts = {name: values for name, values in times.items() if name != whole}
     layers = [
-        {"name": name, "label": _time_label(name), "values": list(values)}
+        {
+            "name": name,
+            "label": name.partition("/")[2].removesuffix("_s").replace("_", " "),
+            "values": list(values),
+        }
         for name, values in parts.items()
     ]
     if whole in times:
@@ -143,10 +147,6 @@ def _layers(times: Mapping[str, Sequence[float | None]], whole: str) -> list[dic
         ]
         layers.append({"name": whole, "label": "other", "values": left})
     return layers
-
-
-def _time_label(name: str) -> str:
-    return name.partition("/")[2].removesuffix("_s").replace("_", " ")
 
 
 def with_actors(workdir: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

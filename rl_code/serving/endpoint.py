@@ -134,8 +134,9 @@ class Endpoint:
         )
         self._server = uvicorn.Server(config)
         self._server.config.timeout_graceful_shutdown = 1
-        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
-        self._started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="endpoint", daemon=True
+        )
         self._thread.start()
         self._wait_started()
 
@@ -156,9 +157,6 @@ class Endpoint:
         """The base URL for the client of a key, without an API key."""
         return f"{self.url}/clients/{key}/v1"
 
-    def _run(self) -> None:
-        self._server.run(sockets=[self._socket])
-
     def _wait_started(self) -> None:
         """Connections are taken by the listening socket from the start; this waits for the loop."""
         for _ in range(int(_START_S / 0.01)):
@@ -166,7 +164,7 @@ class Endpoint:
                 return
             if not self._thread.is_alive():
                 break
-            self._started.wait(0.01)
+            self._thread.join(0.01)
         raise OSError(f"the server on {self.url} did not start within {_START_S:g} s")
 
     def _client(self, request: Request) -> Client:
@@ -204,11 +202,20 @@ class Endpoint:
         if len(session) > _SESSION_NAME or not session.isprintable():
             why = f"X-Session must be at most {_SESSION_NAME} printable characters"
             raise ApiError(why, code="invalid_value", param="X-Session")
+        mailbox = self._mailbox
+
+        def take(body: bytes) -> tuple[Pending, Accepted]:
+            pending = Pending(read(body), mailbox)
+            return pending, client.ask(pending, session)
+
         body = await request.body()
-        take = functools.partial(_take, client, session, self._mailbox, read, body)
-        pending, accepted = take() if len(body) <= _SMALL else await self._in_reader(take)
-        del body, take  # which may be long, and the answer may take long
-        self._mailbox.read()  # a request that was refused at once has failed already
+        if len(body) <= _SMALL:
+            pending, accepted = take(body)
+        else:  # ``execute``, which may take long, has other threads
+            loop = asyncio.get_running_loop()
+            pending, accepted = await loop.run_in_executor(self._readers, take, body)
+        del body  # which may be long, and the answer may take long
+        mailbox.read()  # a request that was refused at once has failed already
         try:
             pending.check()
             hints = pending.request.unheeded
@@ -222,12 +229,6 @@ class Endpoint:
         except BaseException:  # a client that left cancels this: no Exception
             accepted.leave()
             raise
-
-    async def _in_reader(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in one of a few threads. ``execute`` has others, since a command may
-        take long.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function)
 
     @functools.cached_property
     def _mailbox(self) -> Mailbox:
@@ -297,18 +298,6 @@ class _Stream(StreamingResponse):
             part = {"body": text.encode(), "more_body": True}
             await send({"type": "http.response.body", **part})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _take(
-    client: Client,
-    session: str,
-    mailbox: Mailbox,
-    read: Callable[[bytes], fields.Request],
-    body: bytes,
-) -> tuple[Pending, Accepted]:
-    """Reads a request and hands it to who answers it. Raises ApiError."""
-    pending = Pending(read(body), mailbox)
-    return pending, client.ask(pending, session)
 
 
 @contextlib.asynccontextmanager

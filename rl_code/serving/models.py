@@ -148,11 +148,6 @@ class Models:
                 self._found(arm)
             self._routers[alias] = router
 
-    def unroute(self, alias: str) -> None:
-        """An alias has no router any more."""
-        with self._changed:
-            self._routers.pop(alias, None)
-
     def arms(self, alias: str) -> Sequence[str]:
         """Names among which the router of an alias chooses; empty if it has no router."""
         with self._changed:

@@ -100,15 +100,12 @@ class Message:
         if self.name:
             message["name"] = marks.quote(self.name)
         if self.calls:
+            contents = [call.content for call in self.calls]
+            called = [{"name": name, "arguments": arguments} for name, arguments in contents]
             message["tool_calls"] = [
-                {"type": "function", "function": _function(call, marks)} for call in self.calls
+                {"type": "function", "function": marks.quote_all(each)} for each in called
             ]
         return message
-
-
-def _function(call: Call, marks: Marks) -> dict[str, Any]:
-    _, arguments = call.content
-    return marks.quote_all({"name": call.name, "arguments": arguments})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,12 +195,6 @@ def test_a_large_effect_is_seen():
     assert found.rate.mean == 1.0
 
 
-def test_needed_users_are_those_at_which_the_half_width_is_the_effect():
-    users = sequential.needed_users(0.12, 0.012)
-    variance = np.float64(2 * 0.12**2 / users)
-    assert float(sequential.radius(variance, 0.012, 0.05)) == pytest.approx(0.012, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
