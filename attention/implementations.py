@@ -105,7 +105,7 @@ def implementations(
     shape: the sizes of the calls on one device.
     dtype: of queries, keys and values, such as "bfloat16". Call the function twice where training
       and sampling differ in it.
-    platform: "cpu", "tpu", "hopper" or "blackwell" (``launch.targets.Target.kind``), or None for
+    platform: "cpu", "tpu", "hopper" or "blackwell" (``planner.targets.Target.kind``), or None for
       the platform of this process.
     """
     platform = choice.here() if platform is None else platform

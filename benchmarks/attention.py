@@ -39,11 +39,11 @@ from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from benchmarks import correctness, decode
-from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import define_counts, hardware, is_too_large, save
-from benchmarks.timing import spread
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
+from planner.flops import attention_trips, matmul_flops
+from planner.timing import spread
 
 define_counts("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
 flags.DEFINE_integer("heads", 16, "Query heads.")

@@ -1,7 +1,7 @@
 """Counts what a Python process does in a folder, by wrapping the calls with which Python reaches
 files. What native code reads and writes is not seen.
 
-``launch/slow_storage`` wraps the same calls to make them slow, when the process starts. Counting
+``cluster/slow_storage`` wraps the same calls to make them slow, when the process starts. Counting
 comes later and lies around it.
 """
 

@@ -16,7 +16,7 @@ from attention.cache.paged import PagedCache, attend
 from attention.cache.tables import sequence_pages
 from attention.implementations import CallShape, implementations
 from attention.methods.method import LayerShape, Method, PageShape
-from benchmarks.timing import spread
+from planner.timing import spread
 
 # Tokens of a page of a method without blocks.
 PAGE = 64

@@ -27,9 +27,9 @@ from absl import flags
 from jax.errors import JaxRuntimeError
 
 from benchmarks.results import define_counts, hardware, is_too_large, save
-from benchmarks.timing import spread
 from pallas_kernels import choice
 from pallas_kernels.grouped.api import grouped_product
+from planner.timing import spread
 
 flags.DEFINE_integer("pairs", 65536, "Pairs of a token and an expert, of grouped.", 8)
 flags.DEFINE_integer("experts", 128, "Matrices, of grouped.", 1)

@@ -97,7 +97,7 @@ def measure(folder: Path) -> dict:
 
 def start(settings: Settings, folder: Path) -> subprocess.Popen:
     """A process with slow storage."""
-    path = [str(ROOT / "launch" / "slow_storage"), os.environ.get("PYTHONPATH", "")]
+    path = [str(ROOT / "cluster" / "slow_storage"), os.environ.get("PYTHONPATH", "")]
     variables = os.environ | {"JAX_PLATFORMS": "cpu"}
     if flags.FLAGS.delay_ms:
         variables |= {

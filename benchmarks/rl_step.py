@@ -34,10 +34,10 @@ from attention.methods.dense import Dense
 from benchmarks import hand_written
 from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode, prompts
-from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import hardware, save
 from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
+from planner.flops import attention_trips, matmul_flops
 from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update

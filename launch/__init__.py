@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from launch import unloaded
+from rl_code.stop import INTERRUPTED
 
-# Exit code of a command that was asked to stop by Ctrl-C or SIGTERM.
-INTERRUPTED = 130
 # Commands that work for minutes or longer.
 LONG = (
     *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks", "plan"),

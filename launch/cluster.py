@@ -4,7 +4,7 @@
         --config=configs/X.py --workdir=/shared/runs/x --sbatch=--partition=gpu [--dry_run]
 
 The config, its overrides and the workdir are those of the local commands. The templates are in
-launch/slurm/ and launch/kubernetes/, the networks in launch/networks.toml. Everything is written
+cluster/slurm/ and cluster/kubernetes/, the networks in cluster/networks.toml. Everything is written
 into a folder below cluster/ in the workdir, or into --out, and submit.sh there is run; with
 --dry_run it is printed instead. docs/operations.md tells what happens when a job is pre-empted or
 fails. Flags that belong to a cluster can stand in a file: --flagfile=my_cluster.flags.
@@ -21,12 +21,13 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_plan
-from launch.cluster_render import ALONE, ENGINES, LAUNCH, ROLES, Job, networks, render
+from cluster.render import ALONE, ENGINES, ROLES, Job, networks, render
+from launch import flags
 from rl_code import read_config
 from rl_code.run_config import RunConfig, check_prefill, meshes, refuse_sync
+from sweeps import runs as sweep_runs
 
-ROOT = LAUNCH.parent
+ROOT = Path(__file__).resolve().parents[1]
 FLAGS = absl_flags.FLAGS
 
 
@@ -111,9 +112,8 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
 
 def members(config: ml_collections.ConfigDict, path: str, workdir: str) -> int:
     """Number of runs of the sweep of a config file. Raises ConfigError if it has none."""
-    file, _, argument = path.partition(":")
-    overrides, _ = sweep_plan.read(file, argument)
-    return len(sweep_plan.plan(config, overrides, Path(workdir)))
+    overrides, _ = flags.sweep_of(path)
+    return len(sweep_runs.plan(config, overrides, Path(workdir)))
 
 
 def _hosts(slices: int, prefill: bool) -> dict[str, int]:

@@ -14,10 +14,14 @@ import rich.console
 from absl import app, flags
 from absl import logging as absl_logging
 
-from launch import INTERRUPTED, asks_for_help, endings, hear_interrupts, usage
+from launch import asks_for_help, endings, hear_interrupts, usage
+from rl_code.stop import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[1]
-_OURS = tuple(f"{ROOT / name}/" for name in ("launch", "rl_code", "models", "attention"))
+_OURS = tuple(
+    f"{ROOT / name}/"
+    for name in ("launch", "cluster", "planner", "sweeps", "rl_code", "models", "attention")
+)
 
 
 def run(main: Callable[[list[str]], Any], *, arguments: bool = False) -> NoReturn:

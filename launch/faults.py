@@ -31,9 +31,9 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
+from cluster.fault_stages import OnRay, Stage, Supervised, environment
 from experiments.kills import kill_all
 from launch import flags
-from launch.fault_stages import OnRay, Stage, Supervised, environment
 from rl_code import read_config
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync

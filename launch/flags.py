@@ -23,7 +23,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import INTERRUPTED, asks_for_help, endings, hear_interrupts, trusted, usage
+from launch import asks_for_help, endings, hear_interrupts, trusted, usage
 from launch.command import check_numbers, config_file, console, keep_ours, refuse
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
@@ -31,7 +31,7 @@ from rl_code import read_config
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.recording import kept_config
-from rl_code.stop import Stopped
+from rl_code.stop import INTERRUPTED, Stopped
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.workdir import CONFIG_FILE
 
@@ -276,6 +276,19 @@ def use_virtual_devices(*meshes: MeshConfig) -> None:
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", devices_of(meshes))
+
+
+def sweep_of(config_file: str) -> tuple[list[Mapping[str, Any]], Any]:
+    """The overrides of the runs of a config file's sweep, and the panels of its figure.
+
+    config_file: <file>[:<argument>]. Raises ConfigError where the file has no sweep, and for a
+    mistake in it.
+    """
+    from sweeps import runs
+
+    file, _, argument = config_file.partition(":")
+    with endings.running_config_file(file):
+        return runs.read(file, argument)
 
 
 def devices_of(meshes: Iterable[MeshConfig]) -> int:

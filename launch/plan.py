@@ -29,12 +29,13 @@ from rich.markup import escape
 
 from attention.methods.api import DEFAULT
 from benchmarks.results import save
-from launch import command, plan_arithmetic, plan_compiled, plan_table
+from launch import command
 from launch.command import console
-from launch.plan_arithmetic import Estimate, Job
-from launch.targets import INSTALL, TARGETS, is_installed
 from models.families import PRESETS
 from models.sharding import MeshConfig
+from planner import arithmetic, compiled, table
+from planner.arithmetic import Estimate, Job
+from planner.targets import INSTALL, TARGETS, is_installed
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "plan: "
@@ -53,32 +54,30 @@ def main(argv: Sequence[str]) -> None:
         command.refuse(f"--tokens={FLAGS.tokens} must be a multiple of --context={FLAGS.context}")
     job = job_of_flags()
     if FLAGS.worker:
-        done = plan_compiled.compiled(job, plan_table.from_json(json.loads(FLAGS.worker)))
-        print(_ANSWER + json.dumps(plan_table.to_json(done)), flush=True)
+        done = compiled.compiled(job, table.from_json(json.loads(FLAGS.worker)))
+        print(_ANSWER + json.dumps(table.to_json(done)), flush=True)
         return
     if FLAGS.compile and (missing := [x for x in job.target.packages if not is_installed(x)]):
         command.refuse(f"--compile={FLAGS.compile}: {', '.join(missing)} not installed: {INSTALL}")
     actors = FLAGS.actor_devices or FLAGS.devices
     experts = job.model.moe is not None
     learners = chosen("mesh", FLAGS.devices) or list(
-        plan_arithmetic.meshes(
-            FLAGS.devices, fsdp=True, experts=experts, context=FLAGS.context >= _LONG
-        )
+        arithmetic.meshes(FLAGS.devices, fsdp=True, experts=experts, context=FLAGS.context >= _LONG)
     )
     samplers = chosen("actor_mesh", actors) or list(
-        plan_arithmetic.meshes(actors, fsdp=False, experts=experts)
+        arithmetic.meshes(actors, fsdp=False, experts=experts)
     )
     count = f"{len(learners)} meshes for the learner, {len(samplers)} for the actor"
     console().print(f"{job.name} on {job.target.name}: {count}", style="dim")
     roles = {
-        "learner": plan_table.sorted_estimates(job, plan_arithmetic.learner, learners),
-        "actor": plan_table.sorted_estimates(job, plan_arithmetic.actor, samplers),
+        "learner": table.sorted_estimates(job, arithmetic.learner, learners),
+        "actor": table.sorted_estimates(job, arithmetic.actor, samplers),
     }
     found: dict[str, list[Estimate]] = {}
     for role, (fitting, others) in roles.items():
         found[role] = [compile_apart(job, estimate) for estimate in fitting[: FLAGS.compile]]
         found[role] += fitting[FLAGS.compile : max(_SHOWN, FLAGS.compile)]
-        console().print(plan_table.table(role, job, found[role]))
+        console().print(table.table(role, job, found[role]))
         for reason, cut in others.items():
             console().print(escape(f"{reason}: {', '.join(cut)}"), style="dim")
     report(job, found)
@@ -109,7 +108,7 @@ def chosen(flag: str, devices: int) -> list[MeshConfig]:
     found = []
     for text in FLAGS[flag].value:
         try:
-            found.append(plan_table.named_mesh(text, devices))
+            found.append(table.named_mesh(text, devices))
         except ValueError as error:
             command.refuse(f"--{flag}={text} {error}")
         if flag == "actor_mesh" and (found[-1].fsdp, found[-1].context) != (None, None):
@@ -121,11 +120,11 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
     """The estimate with the compiled program's numbers, from a process of its own: a compiler may
     end it, and the GPU compiler keeps the first target that it was given.
     """
-    console().print(f"compiling {estimate.role} on {plan_table.words(estimate.mesh)}", style="dim")
+    console().print(f"compiling {estimate.role} on {table.words(estimate.mesh)}", style="dim")
     own = ("model", "chip", "tokens", "context", "rows", "param_dtype", "fold_experts")
     given = [f"--{name}={FLAGS[name].value}" for name in own]
     given += [f"--offload={name}" for name in FLAGS.offload]
-    worker = f"--worker={json.dumps(plan_table.to_json(estimate))}"
+    worker = f"--worker={json.dumps(table.to_json(estimate))}"
     done = subprocess.run(
         [sys.executable, "-m", "launch.plan", *given, worker],
         env=os.environ | job.target.environment,
@@ -135,7 +134,7 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
     )
     for line in done.stdout.splitlines():
         if line.startswith(_ANSWER):
-            return plan_table.from_json(json.loads(line.removeprefix(_ANSWER)))
+            return table.from_json(json.loads(line.removeprefix(_ANSWER)))
     last = (done.stderr.strip() or "no message").splitlines()[-1]
     return dataclasses.replace(estimate, source=f"arithmetic; not compiled: {last[:200]}")
 
@@ -146,22 +145,21 @@ def report(job: Job, found: dict[str, list[Estimate]]) -> None:
     keys: list[str] = []
     if all(found.values()):
         best = found["learner"][0].mesh, found["actor"][0].mesh
-        seconds = plan_arithmetic.transfer_seconds(job, *best)
-        learner, actor = map(plan_table.words, best)
+        seconds = arithmetic.transfer_seconds(job, *best)
+        learner, actor = map(table.words, best)
         words = f"new weights from {learner} to {actor}: at least {1e3 * seconds:,.1f} ms"
         console().print(f"{words} (arithmetic)")
-        keys = plan_table.config_flags(job, *best)
+        keys = table.config_flags(job, *best)
         console().print("The first mesh of each role as keys of a config, to give with --config:")
         console().print(" ".join(keys), soft_wrap=True, highlight=False, markup=False)
     rows = {
-        role: [plan_table.to_json(x) | plan_table.derived(job, x) for x in own]
-        for role, own in found.items()
+        role: [table.to_json(x) | table.derived(job, x) for x in own] for role, own in found.items()
     }
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
     if FLAGS.figure:
-        plan_table.draw(job, found, Path(FLAGS.figure))
+        table.draw(job, found, Path(FLAGS.figure))
 
 
 def define_flags() -> None:

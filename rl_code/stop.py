@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
+# Exit code of a command that was asked to stop by Ctrl-C or SIGTERM.
+INTERRUPTED = 130
 _SAME_S = 1.0
 
 
@@ -61,6 +59,10 @@ class StopRequest:
     @property
     def agreed(self) -> bool:
         """True if any process of this program was asked to stop; all of them have to call this."""
+        import jax
+        import numpy as np
+        from jax.experimental import multihost_utils
+
         if jax.process_count() == 1:
             return self.requested
         return bool(np.any(multihost_utils.process_allgather(np.int32(self.requested))))

@@ -18,8 +18,8 @@ from rl_code.read_config import ConfigError
 ROOT = Path(__file__).resolve().parents[1]
 # Its packages. Other folders at its root may be workdirs.
 _TREE = {
-    *("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models"),
-    *("pallas_kernels", "rl_code", "tests"),
+    *("attention", "benchmarks", "cluster", "configs", "examples", "experiments", "launch"),
+    *("models", "pallas_kernels", "planner", "rl_code", "sweeps", "tests"),
 }
 # Members of families whose process runs what their settings name, and the modules that hold them.
 _PROGRAMS = ("program", "verifiers")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = (
-    *("attention", "benchmarks", "configs", "experiments", "launch", "models", "pallas_kernels"),
-    *("rl_code", "tests", "pyproject.toml"),
+    *("attention", "benchmarks", "cluster", "configs", "experiments", "launch", "models"),
+    *("pallas_kernels", "planner", "rl_code", "sweeps", "tests", "pyproject.toml"),
 )
 
 

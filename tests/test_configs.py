@@ -20,7 +20,6 @@ from attention.cache.paged import page_size
 from attention.methods.api import METHODS
 from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
-from launch import sweep_plan
 from launch.realtime import RealtimeConfig
 from models.families import PRESETS
 from rl_code import read_config
@@ -28,6 +27,7 @@ from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.train import train
+from sweeps import runs as sweep_runs
 from tests.models.small import narrow_preset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,7 +232,7 @@ def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
         pytest.skip("no sweep")
     for argument in ([], ["smoke"]):
         config = module["get_config"](*argument)
-        runs = sweep_plan.plan(config, module["get_sweep"](*argument), Path())
+        runs = sweep_runs.plan(config, module["get_sweep"](*argument), Path())
         assert runs
         for run in runs:
             # as the command line of the run reads it
@@ -246,7 +246,7 @@ def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
 
 def test_every_key_is_read():
     read = set()
-    for folder in ("rl_code", "models", "attention", "launch", "experiments"):
+    for folder in "rl_code models attention cluster planner sweeps launch experiments".split():
         for path in (ROOT / folder).rglob("*.py"):
             read |= attributes_read(ast.parse(path.read_text()))
     assert [unread(kind, read) for kind in (RunConfig, *KINDS.values())] == [[]] * (1 + len(KINDS))

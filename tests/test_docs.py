@@ -12,15 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
-CODE = ("attention", "benchmarks", "configs", "examples", "experiments", "launch", "models",
-        "pallas_kernels", "rl_code")  # fmt: skip
+CODE = ("attention", "benchmarks", "cluster", "configs", "examples", "experiments", "launch",
+        "models", "pallas_kernels", "planner", "rl_code", "sweeps")  # fmt: skip
 # What a docstring does not begin with: it says first what the thing is or does.
 RIDDLE = re.compile(
     r"(What|Whether|How|Of|Where|Who|Whoever|Whose|Which|When|Why|That of|Those of)\b"
 )
 # Paths in backticks: of a folder or of a file with an ending.
 PATH = re.compile(
-    r"`((?:launch|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|tests|docs)"
+    r"`((?:launch|planner|cluster|sweeps|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|tests|docs)"
     r"/[\w./]*)`"
 )
 

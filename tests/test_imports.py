@@ -1,5 +1,5 @@
-"""Imports point one way: examples, launch, experiments, configs, benchmarks, rl_code, models, attention,
-pallas_kernels.
+"""Imports point one way: examples, launch, experiments, benchmarks, planner and cluster and sweeps,
+configs, rl_code, models, attention, pallas_kernels.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# From the top of the imports down: the system, what commands and studies add to it, and these.
+SYSTEM = {"rl_code", "models", "attention", "pallas_kernels"}
+TOOLS = {"planner", "cluster", "sweeps"}
 # what each top folder may import of the others; itself is always allowed
 ALLOWED = {
-    "examples": {"launch", "rl_code", "models", "attention", "pallas_kernels"},
-    "launch": {
-        "configs",
-        "benchmarks",
-        "experiments",
-        "rl_code",
-        "models",
-        "attention",
-        "pallas_kernels",
-    },
-    "experiments": {"benchmarks", "rl_code", "models", "attention", "pallas_kernels"},
-    "benchmarks": {"rl_code", "models", "attention", "pallas_kernels"},
+    "examples": {"launch", *SYSTEM},
+    "launch": {"configs", "benchmarks", "experiments", *TOOLS, *SYSTEM},
+    "experiments": {"benchmarks", *TOOLS, *SYSTEM},
+    "benchmarks": {*TOOLS, *SYSTEM},
+    "sweeps": {"cluster", *SYSTEM},
+    "cluster": SYSTEM,
+    "planner": {"configs", *SYSTEM},
     "configs": set(),
     "rl_code": {"models", "attention", "pallas_kernels"},
     "models": {"attention", "pallas_kernels"},
@@ -154,7 +152,12 @@ def test_the_list_of_a_folders_files_has_each_of_them(folder):
         ("launch/x.py", "import rl_code.train, attention.dense", False),
         ("experiments/a/x.py", "from launch import flags", True),
         ("experiments/a/__main__.py", "from launch import flags", False),
-        ("experiments/a/x.py", "from benchmarks.flops import matmul_flops", False),
+        ("experiments/a/x.py", "from planner.flops import matmul_flops", False),
+        ("planner/x.py", "from benchmarks.results import save", True),
+        ("cluster/x.py", "from launch import flags", True),
+        ("cluster/x.py", "from sweeps import runs", True),
+        ("sweeps/x.py", "from cluster import ray_role", False),
+        ("rl_code/x.py", "from planner import hlo", True),
     ],
 )
 def test_a_planted_import_is_caught_exactly_when_it_points_up(file, text, caught):

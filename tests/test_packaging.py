@@ -12,11 +12,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
     "attention",
     "benchmarks",
+    "cluster",
     "experiments",
     "launch",
     "models",
     "pallas_kernels",
+    "planner",
     "rl_code",
+    "sweeps",
 )
 # Pinned though nothing imports them: what they are for.
 NOT_IMPORTED = {

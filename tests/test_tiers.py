@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Whole runs, most in processes of their own, and whole models on meshes; what they are made of has
 # tests beside it.
 WHOLE_RUNS = {
-    "launch/test_cluster_run.py",
+    "cluster/test_run.py",
     "launch/test_elastic.py",
     "launch/test_faults.py",
     "launch/test_realtime_served.py",

@@ -11,11 +11,11 @@ import numpy as np
 import rich.table
 from flax import nnx
 
-from benchmarks.flops import attention_trips, matmul_flops
 from experiments.recall.study import RecallExperiment, RecallResult, model_config, rows
 from experiments.report import figure, table
 from models.model_config import ModelConfig
 from models.transformer import Transformer
+from planner.flops import attention_trips, matmul_flops
 from rl_code.learner.update import supervised_loss
 
 

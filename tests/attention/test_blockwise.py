@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from attention.blockwise import block_size, blockwise_attention, dense_attention, mean_trips
-from benchmarks.flops import matmul_flops
 from pallas_kernels.tokens import Tokens, sequences
+from planner.flops import matmul_flops
 from tests.attention.rows import Piece, defined, documents, normal, pack, relative, results
 
 ROWS = {

@@ -15,12 +15,12 @@ from attention.methods.dense import Dense
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
-from launch.targets import TARGETS
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels import choice
 from pallas_kernels.flash.api import obstacle as flash_obstacle
 from pallas_kernels.paged.api import _obstacle as paged_obstacle
 from pallas_kernels.tokens import sequences
+from planner.targets import TARGETS
 
 SHAPE = CallShape(
     num_heads=16,

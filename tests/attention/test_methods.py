@@ -159,7 +159,7 @@ def test_decoding_reads_no_more_than_dense_decoding_three_times(name):
 def test_shared_code_knows_no_method_by_name():
     """Nothing outside of ``attention/methods`` may ask which method it has."""
     names = {cls.__name__ for cls in METHODS.values()}
-    folders = ("attention", "models", "rl_code", "launch", "experiments")
+    folders = "attention models rl_code planner sweeps cluster launch experiments".split()
     found = []
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
         where = str(path.relative_to(ROOT))

@@ -16,9 +16,9 @@ import rich.console
 from absl import flags
 
 from benchmarks import attention, correctness
-from launch.kernel_programs import calls
-from launch.targets import TARGETS
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
+from planner.kernel_programs import calls
+from planner.targets import TARGETS
 from tests import programs
 from tests.pallas_kernels import judge
 

@@ -10,13 +10,13 @@ from configs import simulators
 from experiments.simulators import __main__ as command
 from experiments.simulators.judged import Judged
 from experiments.tab.asked import Asked
-from launch.sweep_plan import DONE
 from models.families import PRESETS
 from rl_code import read_config, sft
 from rl_code.metrics import read_metrics
 from rl_code.run_config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group
+from sweeps.runs import DONE
 from tests.experiments.test_tab import TASK, episode
 from tests.models.small import narrow_preset
 

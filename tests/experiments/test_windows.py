@@ -9,8 +9,8 @@ import pytest
 from configs import windows as config
 from experiments.tab import stale as windows
 from experiments.tab.windows.__main__ import main
-from launch.sweep_plan import DONE, plan
 from rl_code.metrics import METRICS_FILE
+from sweeps.runs import DONE, plan
 
 
 def test_every_window_has_as_many_updates(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 import launch
 from launch import __main__ as launch_main
-from launch import endings, sweep_plan
+from launch import endings, flags
 from rl_code.read_config import ConfigError
 
 
@@ -87,7 +87,7 @@ def test_a_mistake_in_the_file_of_a_sweep_is_named_by_its_line(tmp_path, name, w
     file = tmp_path / "swept.py"
     file.write_text(MISTAKES[name])
     with pytest.raises(ConfigError, match=rf"swept\.py, {words}"):
-        sweep_plan.read(str(file), "")
+        flags.sweep_of(str(file))
 
 
 def test_an_error_from_elsewhere_is_no_mistake_of_a_config_file(tmp_path):

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from launch.kernel_programs import calls
-from launch.targets import TARGETS
 from models.moe import feed_forward
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.grouped.api import grouped_product
 from pallas_kernels.grouped.blocks import TuningConfig
 from pallas_kernels.grouped.gpu import _blocks
+from planner.kernel_programs import calls
+from planner.targets import TARGETS
 from tests.models.test_moe import layer_of
 
 GROUPS = 4

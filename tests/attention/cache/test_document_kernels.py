@@ -20,10 +20,10 @@ from attention.cache.tables import Pages, Runs
 from attention.methods.dense import Dense
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
-from launch.targets import TARGETS
 from models.functions import rope
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.paged.lists import TuningConfig
+from planner.targets import TARGETS
 from tests.attention.rows import relative
 from tests.models.small import small_config
 

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import NamedSharding
 
 from attention.methods.dense import Dense
-from launch.kernel_programs import changed
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
+from planner.kernel_programs import changed
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.update import abstract_state, init_state
 from rl_code.read_config import ConfigError

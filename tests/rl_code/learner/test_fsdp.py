@@ -14,12 +14,12 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
-from benchmarks.collectives import Kind, sent_bytes
 from models.model_config import MoE
 from models.quantised import MATRICES
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
 from pallas_kernels.tokens import Tokens
+from planner.collectives import Kind, sent_bytes
 from rl_code import checkpoint
 from rl_code.checkpoint import Checkpoints
 from rl_code.learner.batching import PackConfig, empty_batch, pack

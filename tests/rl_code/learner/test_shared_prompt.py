@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.flops import matmul_flops
+from planner.flops import matmul_flops
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.two_phase_batching import pack_completions
 from rl_code.learner.update import init_state

@@ -11,11 +11,11 @@ from attention.implementations import CallShape, implementations
 from attention.methods.api import METHODS
 from attention.methods.window import Window
 from configs import quickstart
-from launch.targets import TARGETS
 from models.model_config import MoE
 from models.sharding import MeshConfig, abstract_mesh, make_mesh, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
+from planner.targets import TARGETS
 from rl_code import attention_calls as attention_calls_module
 from rl_code.attention_calls import expert_calls, log_attention
 from rl_code.read_config import build

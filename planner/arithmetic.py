@@ -1,0 +1,389 @@
+"""Costs of a step of learning and of a step of sampling on a mesh, by arithmetic.
+
+Memory of weights, moments and gradients follows from the layout of the parameters
+(``models.sharding``) and is exact. Activations, bytes of HBM and collectives are counted as the
+programs are written: heads and sizes that do not divide by ``tensor`` are padded, parameters that
+are cut over ``fsdp`` are gathered for each layer in the forward and the backward pass, activations
+of layers are computed again in the backward pass, and the results of attention and of the
+feed-forward part are summed over ``tensor``. Tokens travel to experts that are cut over ``expert``,
+as many to each device. Of rows that are cut over ``context`` keys go round, and the device with the
+last tokens of a row, which see the most, is the one that counts. The compiled program has the last
+word (``planner.compiled``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+
+from models.model_config import ModelConfig
+from models.padding import pad_config
+from models.sharding import MeshConfig, abstract_mesh
+from models.transformer import abstract_model
+from planner.collectives import Kind
+from planner.targets import Target
+from rl_code.dry_run import device_bytes
+
+# Moments of AdamW, in float32, and gradients, added in float32.
+_MOMENTS, _FLOAT32 = 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The job that is planned."""
+
+    # The model's name and its shape.
+    name: str
+    model: ModelConfig
+    target: Target
+    # Tokens that one step trains on, in rows of ``context`` tokens.
+    tokens: int
+    context: int
+    # Rows that decode together on each shard of rows, each half full on average.
+    rows: int
+    # Whether the learner's moments wait in the host's memory.
+    offload_moments: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Costs of one step of a role on one device of a mesh."""
+
+    role: str
+    mesh: MeshConfig
+    # Bytes by part.
+    memory: dict[str, float]
+    # Operations that the device does; those of them that are not done again; and those of them
+    # that are attention's, which kernels do not tell.
+    flops: float
+    useful: float
+    attention: float
+    # Bytes read from and written to HBM.
+    hbm: float
+    # Bytes that it sends, by kind of collective.
+    sent: dict[Kind, float]
+    # Tokens trained on or sampled by all devices.
+    tokens: float
+    # Bytes of the host's memory that arrays of the device wait in, by part.
+    host: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Which numbers come from the compiled program, in words.
+    source: str = "arithmetic"
+
+    @property
+    def total_bytes(self) -> float:
+        """Memory of all parts."""
+        return sum(self.memory.values())
+
+    def seconds(self, target: Target) -> dict[str, float]:
+        """The least time for each resource alone, at its peak rate."""
+        sent = {
+            leaves: sum(x for kind, x in self.sent.items() if kind.leaves_domain == leaves)
+            for leaves in (False, True)
+        }
+        return {
+            "compute": self.flops / target.flops,
+            "HBM": self.hbm / target.bandwidth,
+            "links": sent[False] / target.link,
+            "network": sent[True] / target.network,
+        }
+
+    def bound(self, target: Target) -> float:
+        """The least time of the step: that of the slowest resource, if all overlap."""
+        return max(self.seconds(target).values())
+
+    def mfu(self, target: Target) -> float:
+        """The highest model FLOPs utilisation that this bound allows."""
+        return self.useful / (self.bound(target) * target.flops)
+
+    def tokens_per_second(self, target: Target) -> float:
+        """Tokens per second of one device, at the bound."""
+        return self.tokens / self.bound(target) / self.mesh.devices
+
+
+def meshes(
+    devices: int, *, fsdp: bool, experts: bool = False, context: bool = False
+) -> Iterator[MeshConfig]:
+    """Every mesh of so many devices; without fsdp those that sample.
+
+    experts: whether the model has some, which the axis expert is for. context: whether rows are so
+    long that they may be cut.
+    """
+    choices = (fsdp, experts, context)
+    for tensor in _divisors(devices):
+        left = devices // tensor
+        every = (_divisors(left) if chosen else [1] for chosen in choices)
+        for parts in itertools.product(*every):
+            if left % math.prod(parts):
+                continue
+            of_fsdp, expert, of_context = (size if size > 1 else None for size in parts)
+            data = left // math.prod(parts)
+            yield MeshConfig(data, tensor, of_fsdp, expert=expert, context=of_context)
+
+
+def learner(job: Job, mesh: MeshConfig) -> Estimate:
+    """A GRPO step. Raises ValueError where the model or the rows do not fit the mesh's axes."""
+    itself, job = job, padded(job, mesh)
+    model = job.model
+    rows = job.tokens / job.context
+    if rows % mesh.row_shards:
+        raise ValueError(
+            f"{rows:g} rows of {job.context} tokens must divide by data x fsdp x expert = "
+            f"{mesh.row_shards}"
+        )
+    micro = rows / mesh.row_shards
+    parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
+    context = mesh.context or 1
+    if job.context % context:
+        raise ValueError(f"rows of {job.context} tokens do not divide by context")
+    own = job.context / context  # tokens of a row that a device has
+    cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    elements, gathered = cut / size, whole / size
+    stream = own * model.embed_dim * compute
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    inner = 3 * _hidden(model) + heads
+    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
+    # rows that a device sends, and room for those that it gets, of which it keeps the results
+    travels = pairs(job, mesh) / context * model.embed_dim * compute
+    if travels:
+        layer += 2 * (1 + model.moe.buffer) * travels
+    logits = 2 * _FLOAT32 * min(own, 1024) * model.vocab_size / mesh.tensor
+    at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
+    moments = _MOMENTS * _FLOAT32 * elements
+    kept = model.num_layers * stream
+    # of moments that wait on the host, those of a layer at a time are on the device
+    memory = {
+        "weights": cut,
+        "moments": moments / model.num_layers if job.offload_moments else moments,
+        "gradients": _FLOAT32 * elements,
+        "working": (0 if model.offload_activations else kept) + layer + logits + at_once,
+    }
+    host = {"moments": moments} if job.offload_moments else {}
+    if model.offload_activations:
+        host["hidden states"] = kept
+    forward, attention = (x / context for x in _forward(job, mesh))
+    # the last of a row's tokens see all of them, the mean token half of them
+    attention *= 2 - 1 / context
+    sent: dict[Kind, float] = {}
+    whole_experts = _expert_layers(model) if folded(model) else 0
+    if tensor > 1:
+        # two sums in each pass over a layer: forward, forward again, backward
+        sums = 3 * (2 * model.num_layers - whole_experts) * stream * micro
+        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
+        # in place of the second one the tokens of the other devices
+        _add(sent, job, "all-gather", tensor, tensor, 3 * whole_experts * stream * micro)
+    if travels:
+        # there and back in each pass, and their gradients
+        devices = expert_devices(model, mesh)
+        size = 6 * _expert_layers(model) * travels * micro
+        _add(sent, job, "ragged-all-to-all", devices, expert * tensor, size)
+    if context > 1:
+        pair = 2 * own * model.num_kv_heads / tensor * model.head_dim
+        # keys and values twice forward and once backward, there with their gradients
+        size = model.num_layers * micro * context * pair * (3 * compute + _FLOAT32)
+        kind = Kind("collective-permute", context, context * expert * tensor > job.target.domain)
+        sent[kind] = size
+    if parts > 1:
+        span = parts * context * expert * tensor
+        _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
+        _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
+    # all but experts are the same along ``expert``
+    experts = _experts(model)[0] / (parts * expert * tensor)
+    alike = mesh.data * context
+    for copies, part in ((alike * expert, elements - experts), (alike, experts)):
+        if copies > 1:
+            _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
+    return Estimate(
+        "learner",
+        mesh,
+        memory,
+        flops=4 * (forward + attention) * micro,
+        useful=3 * sum(_forward(itself, MeshConfig())) / (tensor * context) * micro,
+        attention=4 * attention * micro,
+        # weights are read in three passes, gradients read and written once for each micro-batch,
+        # and the update reads and writes weights and moments
+        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
+        + 2 * (memory["weights"] + moments),
+        sent=sent,
+        tokens=job.tokens,
+        host=host,
+    )
+
+
+def actor(job: Job, mesh: MeshConfig) -> Estimate:
+    """One token for every row. Raises ValueError where the model does not fit the mesh's axes."""
+    itself, job = _sampling(job), padded(_sampling(job), mesh)
+    model = job.model
+    weights = _parameters(job, mesh, whole=True)
+    size = jax.numpy.dtype(model.dtype).itemsize
+    key = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
+    pages = job.rows * job.context * key
+    read = job.rows * job.context / 2 * key
+    elements = weights / size - _table(model) / mesh.tensor
+    # experts that no row of those that share them needs are not read
+    expert = mesh.expert or 1
+    kept, computing = (x / (mesh.tensor * expert) for x in _experts(model))
+    needed = 0.0
+    if model.moe is not None:
+        unused = 1 - model.moe.active / model.moe.experts
+        needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
+    products, attention = _decode(job, mesh)
+    touched = (elements - kept + needed) * size
+    sent: dict[Kind, float] = {}
+    stream = job.rows * model.embed_dim * size
+    if mesh.tensor > 1:
+        whole_experts = _expert_layers(model) if folded(model) else 0
+        sums = (2 * model.num_layers - whole_experts) * stream
+        _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
+        _add(sent, job, "all-gather", mesh.tensor, mesh.tensor, whole_experts * stream)
+    if travels := pairs(job, mesh) / job.context * stream:
+        devices = expert_devices(model, mesh)
+        size_sent = 2 * _expert_layers(model) * travels
+        _add(sent, job, "ragged-all-to-all", devices, expert * mesh.tensor, size_sent)
+    logits = 2 * _FLOAT32 * job.rows * model.vocab_size
+    return Estimate(
+        "actor",
+        mesh,
+        {"weights": weights, "pages": pages, "working": logits},
+        flops=products + attention,
+        useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
+        attention=attention,
+        hbm=touched + read,
+        sent=sent,
+        tokens=job.rows * mesh.row_shards,
+    )
+
+
+def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float:
+    """The least time to give new weights, in the model's dtype, to all devices that sample.
+
+    Each device of the learner sends what it has of the weights to every replica, and each device of
+    the actor receives its part. They lie in one domain if one is large enough for both.
+    """
+    size = jax.numpy.dtype(job.model.dtype).itemsize
+    total = size * sum(leaf.size for leaf in jax.tree.leaves(abstract_model(job.model)))
+    experts = size * _experts(job.model)[0]
+    expert = samples.expert or 1
+    together = learns.devices + samples.devices <= job.target.domain
+    rate = job.target.link if together else job.target.network
+    # experts are once on all devices along ``expert``, everything else on each of them
+    sends = (total - experts + experts / expert) * samples.row_shards / learns.devices
+    receives = (total - experts + experts / expert) / samples.tensor
+    return max(sends, receives) / rate
+
+
+def padded(job: Job, mesh: MeshConfig) -> Job:
+    """The job with its model padded for the axes ``tensor`` and ``expert`` of a mesh
+    (``models.padding``).
+    """
+    devices = expert_devices(job.model, mesh)
+    return dataclasses.replace(job, model=pad_config(job.model, mesh.tensor, devices))
+
+
+def folded(model: ModelConfig) -> bool:
+    """True if whole experts are cut over ``expert`` and ``tensor`` together."""
+    return model.moe is not None and model.moe.fold
+
+
+def expert_devices(model: ModelConfig, mesh: MeshConfig) -> int:
+    """Over how many devices whole experts are cut."""
+    if model.moe is None:
+        return 1
+    return (mesh.expert or 1) * (mesh.tensor if folded(model) else 1)
+
+
+def pairs(job: Job, mesh: MeshConfig) -> float:
+    """Pairs of a token of one row and one of its experts that a device sends; 0 where experts are
+    not cut over devices.
+    """
+    if expert_devices(job.model, mesh) == 1:
+        return 0.0
+    return job.context * job.model.moe.active / (mesh.tensor if folded(job.model) else 1)
+
+
+def _sampling(job: Job) -> Job:
+    """The job with weights in the dtype of its products."""
+    return dataclasses.replace(
+        job, model=dataclasses.replace(job.model, param_dtype=job.model.dtype)
+    )
+
+
+def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
+    """Bytes of the parameters on one device."""
+    devices = abstract_mesh(mesh, job.target.device)
+    return device_bytes(abstract_model(job.model, devices, whole=whole))
+
+
+def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+    """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
+    model = job.model
+    # a device computes as many pairs as it has, though of other rows
+    layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None, context=None)
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    elements = _parameters(job, layout, whole=True) / size
+    kept, computing = _experts(model)
+    elements -= (_table(model) + kept - computing) / mesh.tensor
+    seen = job.context / 2
+    attention = 4 * job.context * seen * model.num_heads * model.head_dim
+    return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
+
+
+def _decode(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+    """Operations of one token for every row, on one device: (of matrices, of attention)."""
+    model = job.model
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    kept, computing = _experts(model)
+    layout = dataclasses.replace(mesh, data=1, expert=None)
+    rest = (_table(model) + kept - computing) / mesh.tensor
+    active = _parameters(job, layout, whole=True) / size - rest
+    heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
+    return 2 * job.rows * active, 4 * job.rows * job.context / 2 * heads
+
+
+def _table(model: ModelConfig) -> int:
+    """Elements of embeddings that are only looked up, which is no product."""
+    return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
+
+
+def _experts(model: ModelConfig) -> tuple[int, int]:
+    """Elements of all experts that are routed to, with their padding, and of a token's experts."""
+    if model.moe is None:
+        return 0, 0
+    moe = model.moe
+    of_one = 3 * model.embed_dim * moe.mlp_dim * _expert_layers(model)
+    return of_one * (moe.slots or moe.experts), of_one * moe.active
+
+
+def _expert_layers(model: ModelConfig) -> int:
+    """Layers that have experts."""
+    return 0 if model.moe is None else model.num_layers - model.moe.first_dense
+
+
+def _hidden(model: ModelConfig) -> int:
+    """Hidden size of what the feed-forward part of a layer computes for a token."""
+    if model.moe is None:
+        return model.mlp_dim
+    return model.moe.mlp_dim * (model.moe.active + model.moe.shared)
+
+
+def _add(
+    sent: dict[Kind, float], job: Job, operation: str, devices: int, span: int, size: float
+) -> None:
+    """Adds what a device sends in collectives over ``devices`` that lie within ``span``.
+
+    size: bytes of the whole result; twice that for a sum.
+    """
+    if not size:
+        return
+    kind = Kind(operation, devices, span > job.target.domain)
+    sent[kind] = sent.get(kind, 0.0) + size * (devices - 1) / devices
+
+
+def _divisors(number: int) -> list[int]:
+    small = [x for x in range(1, math.isqrt(number) + 1) if number % x == 0]
+    return sorted({*small, *(number // x for x in small)})

@@ -1,0 +1,7 @@
+"""Sweeps: a config run once per set of overrides, and its runs compared.
+
+In go a config file's overrides (``runs.py``). Each run is a process of this machine (``start.py``),
+or of a node of a Ray cluster (``on_ray.py``); ``running.py`` waits for their ends. ``fork.py``
+makes the runs forks of one run. Out come a table (``table.py``, ``costs.py``, ``paired.py``) and a
+figure (``figure.py``). Start with ``runs.py``.
+"""
