@@ -39,11 +39,12 @@ from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
 from planner.flops import attention_trips, matmul_flops
 from rl_code.learner.advantages import GRPO, group_advantages
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
-from rl_code.types import Batch, Group
+from rl_code.types import Group
 
 # Tokens of a prompt, and of what a trajectory adds to it.
 WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}

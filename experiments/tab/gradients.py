@@ -23,12 +23,13 @@ from models.lora import trained
 from models.transformer import Transformer
 from rl_code import named
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.objective import Denominators
 from rl_code.learner.update import accumulate, loss_share, split, used
 from rl_code.run import Run
 from rl_code.run_sections import TrainConfig
-from rl_code.types import Batch, Group
+from rl_code.types import Group
 
 SETS = 3
 _REPEATS = 400

@@ -1,4 +1,4 @@
-"""Packs groups of trajectories into a batch of fixed shapes (``types.Batch``).
+"""Packs groups of trajectories into a batch of fixed shapes (``batch.Batch``).
 
 A prefix that several contexts share stands in a row once, and what continues it stands behind it.
 A context takes no slot for its last sampled token: no later token is predicted from it.
@@ -20,11 +20,12 @@ from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.documents import DocumentsConfig
 from rl_code.learner import picks
 from rl_code.learner.advantages import Credit
+from rl_code.learner.batch import Batch
 from rl_code.learner.examples import Example, examples_of
 from rl_code.learner.prefix_tree import Piece, RowWriter, share
 from rl_code.learner.row_slots import Slots, cut_documents
 from rl_code.read_config import follows
-from rl_code.types import Batch, Group
+from rl_code.types import Group
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ from models.moe import Routing
 from models.sharding import constrain, context_size
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import tokens_of
-from rl_code.types import Batch
 
 
 class Model(Protocol):

@@ -18,8 +18,9 @@ import numpy as np
 from attention.picks import Noted, choosing, narrowest
 from models.model_config import ModelConfig
 from models.moe import Routing
+from rl_code.learner.batch import Batch
 from rl_code.learner.objective import Terms
-from rl_code.types import Batch, Context
+from rl_code.types import Context
 
 # The names of NSA's picks and of a token's experts in ``Context.choices`` and ``Batch.choices``.
 BLOCKS = "blocks"

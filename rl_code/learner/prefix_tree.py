@@ -17,9 +17,9 @@ import numpy as np
 
 from pallas_kernels.tokens import branch_of
 from rl_code.learner import picks
+from rl_code.learner.batch import Batch
 from rl_code.learner.examples import Example
 from rl_code.learner.row_slots import Slots
-from rl_code.types import Batch
 
 
 @dataclasses.dataclass(eq=False)

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from attention.layout import Before
 from models.lora import trained
 from models.sharding import constrain
+from rl_code.learner.batch import Batch
 from rl_code.learner.logprobs import Model, batch_logprobs
 from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
 from rl_code.learner.two_phase_batching import Prompts
@@ -42,7 +43,6 @@ from rl_code.learner.update import (
     take,
     used,
 )
-from rl_code.types import Batch
 
 
 @jax.tree_util.register_dataclass

@@ -19,10 +19,11 @@ import numpy as np
 
 from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.advantages import Credit
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import PackConfig, empty_batch, needs, room, select
 from rl_code.learner.prefix_tree import RowWriter, share
 from rl_code.learner.row_slots import Slots
-from rl_code.types import Batch, Group, Trajectory
+from rl_code.types import Group, Trajectory
 
 
 @jax.tree_util.register_dataclass

@@ -28,6 +28,7 @@ from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.sharding import constrain
 from rl_code.learner import balance, offload, picks
+from rl_code.learner.batch import Batch
 from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
 from rl_code.learner.objective import (
     Denominators,
@@ -39,7 +40,6 @@ from rl_code.learner.objective import (
 )
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.learner.supervised_batching import SupervisedBatch
-from rl_code.types import Batch
 
 
 @jax.tree_util.register_dataclass

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.tokens import packed_rows, visible
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.supervised_batching import Demonstrated, pack_supervised
-from rl_code.types import Batch
 from tests.rl_code.trajectories import with_context
 
 

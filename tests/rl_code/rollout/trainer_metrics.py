@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 
 from rl_code.learner import balance, picks
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
 from rl_code.learner.update import loss_share
-from rl_code.types import Batch
 
 LOSS = LossConfig(correction="none")
 
