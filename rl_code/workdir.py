@@ -6,12 +6,14 @@ import contextlib
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_code import read_config
 from rl_code.files import write_atomically
 from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
+
+if TYPE_CHECKING:  # for most of what uses a workdir need not load what a run is made of
+    from rl_code.run_config import RunConfig
 
 CONFIG_FILE = "config.json"
 STORE = "store"  # the folder of the groups

@@ -5,3 +5,6 @@ or of a node of a Ray cluster (``on_ray.py``); ``running.py`` waits for their en
 makes the runs forks of one run. Out come a table (``table.py``, ``costs.py``, ``paired.py``) and a
 figure (``figure.py``). Start with ``runs.py``.
 """
+
+# The file in a run's folder which says that the run has finished.
+DONE = "sweep_done.json"

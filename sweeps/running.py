@@ -14,7 +14,8 @@ from rl_code import read_config, sft
 from rl_code.files import write_atomically
 from rl_code.stop import INTERRUPTED
 from rl_code.workdir import CONFIG_FILE
-from sweeps.runs import DONE, SweepRun
+from sweeps import DONE
+from sweeps.runs import SweepRun
 from sweeps.start import FAILED, LOG, Begin, Started, start
 
 # The exit code of a run whose config is wrong, or whose result would repeat itself.

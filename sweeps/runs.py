@@ -14,12 +14,11 @@ import ml_collections
 
 from rl_code import read_config
 from rl_code.run_config import RunConfig
+from sweeps import DONE
 
 # Keys of an override that do not make another variant.
 SEED = "seed"
 VARIANT = "variant"
-# The file in a run's folder which says that the run has finished.
-DONE = "sweep_done.json"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ import rich.table
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.workdir import CONFIG_FILE
-from sweeps import costs, fork, paired
+from sweeps import DONE, costs, fork, paired
 from sweeps import figure as sweep_figure
 from sweeps.figure import Panel
-from sweeps.runs import DONE, SweepRun
+from sweeps.runs import SweepRun
 from sweeps.start import FAILED
 
 

@@ -7,6 +7,7 @@ the one that the cycle uses. All say "differs" at a level of 5 %.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from rl_code.realtime.watching import WatchConfig
 
 ALPHA = 0.05
 LEAST_SESSIONS = 100  # of each arm, before sessions are taken for units
-_Z = float(scipy.stats.norm.ppf(1 - ALPHA / 2))
+_Z = statistics.NormalDist().inv_cdf(1 - ALPHA / 2)
 
 type Arms = tuple[Running, Running]
 # After each session: whether the test says that the arms differ.

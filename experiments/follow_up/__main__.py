@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from launch import command
 from rl_code.feedback.rewards.follow_up import standard, train
 from rl_code.feedback.rewards.follow_up_data import (
     DISSATISFIED,
@@ -24,7 +25,7 @@ _MESSAGES = 2_000
 _BINS = 10
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     print(f"{'held out':52} {'AUC':>6} {'ECE':>6} {'Brier':>6} {'said':>6}")
     _print(HELD_OUT, standard().chances)
     found = []
@@ -57,4 +58,4 @@ def _print(held_out: tuple[str, ...], chances) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -60,7 +60,7 @@ class Clients:
     def __init__(self, task: Task):
         self._task = task
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.load.clients"],
+            [sys.executable, "-c", "from experiments.load import clients; clients.main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -285,7 +285,3 @@ def main() -> None:
                 persons.rest()
                 print(time.process_time(), flush=True)
     os._exit(0)  # threads that rest do not end by themselves
-
-
-if __name__ == "__main__":
-    main()

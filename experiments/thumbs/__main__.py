@@ -7,34 +7,35 @@ The workdir then holds thumbs.png. It takes a quarter of a minute on one core.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
+from absl import flags
 
 from experiments.report import band, figure, student
 from experiments.thumbs.study import RUNS, Learned, ThumbsStudy, run
+from launch import command
+from launch.workdir import WORKDIR
 from rl_code.evaluation.passk import LEVEL
 
+FLAGS = flags.FLAGS
 # Steps at the end over which the table takes means.
 _LAST = 20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workdir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=ThumbsStudy.steps)
-    parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
-    study = ThumbsStudy(steps=given.steps)
-    results = {name: [run(study, name, seed) for seed in range(given.seeds)] for name in RUNS}
-    print(f"means of the last {_LAST} steps, {given.seeds} seeds, {LEVEL:.0%} intervals")
+def main(argv: list[str]) -> None:
+    if not WORKDIR.value:
+        command.refuse("--workdir=<folder> is missing, for instance --workdir=runs/thumbs")
+    study = ThumbsStudy(steps=FLAGS.steps)
+    results = {name: [run(study, name, seed) for seed in range(FLAGS.seeds)] for name in RUNS}
+    print(f"means of the last {_LAST} steps, {FLAGS.seeds} seeds, {LEVEL:.0%} intervals")
     for name, learned in results.items():
         kept = student([one.retained[-_LAST:].mean() for one in learned])
         up = student([np.nanmean(one.thumbs_up[-_LAST:]) for one in learned])
         print(f"{name:24} retained {kept.told('.3f')}   thumbs up {up.told('.3f')}")
-    given.workdir.mkdir(parents=True, exist_ok=True)
-    draw(results, given.workdir / "thumbs.png")
+    folder = Path(WORKDIR.value)
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(results, folder / "thumbs.png")
 
 
 def draw(results: dict[str, list[Learned]], path: Path) -> None:
@@ -54,5 +55,12 @@ def draw(results: dict[str, list[Learned]], path: Path) -> None:
             axis.set(xlabel="step", title=title, ylim=(0, 1))
 
 
+def define_flags() -> None:
+    """Other commands have flags of these names, so they are defined where this one is run."""
+    flags.DEFINE_integer("steps", ThumbsStudy.steps, "Updates of the policy.", 1)
+    flags.DEFINE_integer("seeds", 3, "Runs of each reward.", 2)
+
+
 if __name__ == "__main__":
-    main()
+    define_flags()
+    command.run(main)

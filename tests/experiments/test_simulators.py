@@ -16,7 +16,7 @@ from rl_code.metrics import read_metrics
 from rl_code.run_config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group
-from sweeps.runs import DONE
+from sweeps import DONE
 from tests.experiments.test_tab import TASK, episode
 from tests.models.small import narrow_preset
 

@@ -10,7 +10,8 @@ from configs import windows as config
 from experiments.tab import stale as windows
 from experiments.tab.windows.__main__ import main
 from rl_code.metrics import METRICS_FILE
-from sweeps.runs import DONE, plan
+from sweeps import DONE
+from sweeps.runs import plan
 
 
 def test_every_window_has_as_many_updates(tmp_path):
