@@ -134,34 +134,21 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
             f"{rows:g} rows of {job.context} tokens must divide by data x fsdp x expert = "
             f"{mesh.row_shards}"
         )
-    micro = rows / mesh.row_shards
-    parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
     context = mesh.context or 1
     if job.context % context:
         raise ValueError(f"rows of {job.context} tokens do not divide by context")
-    own = job.context / context  # tokens of a row that a device has
+    micro = rows / mesh.row_shards
     cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
-    compute = jax.numpy.dtype(model.dtype).itemsize
     size = jax.numpy.dtype(model.param_dtype).itemsize
     elements, gathered = cut / size, whole / size
-    stream = own * model.embed_dim * compute
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    inner = 3 * _hidden(model) + heads
-    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
-    # rows that a device sends, and room for those that it gets, of which it keeps the results
-    travels = pairs(job, mesh) / context * model.embed_dim * compute
-    if travels:
-        layer += 2 * (1 + model.moe.buffer) * travels
-    logits = 2 * _FLOAT32 * min(own, 1024) * model.vocab_size / mesh.tensor
-    at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
     moments = _MOMENTS * _FLOAT32 * elements
-    kept = model.num_layers * stream
+    working, kept = _activations(job, mesh, gathered)
     # of moments that wait on the host, those of a layer at a time are on the device
     memory = {
         "weights": cut,
         "moments": moments / model.num_layers if job.offload_moments else moments,
         "gradients": _FLOAT32 * elements,
-        "working": (0 if model.offload_activations else kept) + layer + logits + at_once,
+        "working": working if model.offload_activations else kept + working,
     }
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
@@ -169,19 +156,60 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     forward, attention = (x / context for x in _forward(job, mesh))
     # the last of a row's tokens see all of them, the mean token half of them
     attention *= 2 - 1 / context
-    sent: dict[Kind, float] = {}
-    whole_experts = _expert_layers(model) if folded(model) else 0
-    if tensor > 1:
-        # two sums in each pass over a layer: forward, forward again, backward
-        sums = 3 * (2 * model.num_layers - whole_experts) * stream * micro
-        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
-        # in place of the second one the tokens of the other devices
-        _add(sent, job, "all-gather", tensor, tensor, 3 * whole_experts * stream * micro)
-    if travels:
-        # there and back in each pass, and their gradients
-        devices = expert_devices(model, mesh)
-        size = 6 * _expert_layers(model) * travels * micro
-        _add(sent, job, "ragged-all-to-all", devices, expert * tensor, size)
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    return Estimate(
+        "learner",
+        mesh,
+        memory,
+        flops=4 * (forward + attention) * micro,
+        useful=3 * sum(_forward(itself, MeshConfig())) / (mesh.tensor * context) * micro,
+        attention=4 * attention * micro,
+        # weights are read in three passes, gradients read and written once for each micro-batch,
+        # and the update reads and writes weights and moments
+        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
+        + 2 * (memory["weights"] + moments),
+        sent=_sent_by_learner(job, mesh, micro, elements, gathered),
+        tokens=job.tokens,
+        host=host,
+    )
+
+
+def _activations(job: Job, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
+    """Bytes on a device for a micro-batch of one row: (what the layer that computes needs, hidden
+    states that all layers keep).
+
+    gathered: elements of all parameters, whole along ``fsdp``.
+    """
+    model = job.model
+    own = job.context / (mesh.context or 1)
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    stream = own * model.embed_dim * compute
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    inner = 3 * _hidden(model) + heads
+    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
+    # rows that a device sends, and room for those that it gets, of which it keeps the results
+    if copies := _copies(model, mesh):
+        layer += 2 * (1 + model.moe.buffer) * copies * stream
+    logits = 2 * _FLOAT32 * min(own, 1024) * model.vocab_size / mesh.tensor
+    at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
+    return layer + logits + at_once, model.num_layers * stream
+
+
+def _sent_by_learner(
+    job: Job, mesh: MeshConfig, micro: float, elements: float, gathered: float
+) -> dict[Kind, float]:
+    """Bytes that a device sends in a GRPO step, by kind of collective.
+
+    micro: micro-batches. elements: of the parameters on one device; gathered: of those with what is
+    cut over ``fsdp``.
+    """
+    model = job.model
+    parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
+    context = mesh.context or 1
+    own = job.context / context
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    # forward, forward again, backward; tokens travel with their gradients in the last
+    sent = _sent_in_layers(job, mesh, own, passes=3 * micro)
     if context > 1:
         pair = 2 * own * model.num_kv_heads / tensor * model.head_dim
         # keys and values twice forward and once backward, there with their gradients
@@ -198,21 +226,28 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     for copies, part in ((alike * expert, elements - experts), (alike, experts)):
         if copies > 1:
             _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
-    return Estimate(
-        "learner",
-        mesh,
-        memory,
-        flops=4 * (forward + attention) * micro,
-        useful=3 * sum(_forward(itself, MeshConfig())) / (tensor * context) * micro,
-        attention=4 * attention * micro,
-        # weights are read in three passes, gradients read and written once for each micro-batch,
-        # and the update reads and writes weights and moments
-        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
-        + 2 * (memory["weights"] + moments),
-        sent=sent,
-        tokens=job.tokens,
-        host=host,
-    )
+    return sent
+
+
+def _sent_in_layers(job: Job, mesh: MeshConfig, tokens: float, passes: float) -> dict[Kind, float]:
+    """Bytes that a device sends in passes over all layers, by kind of collective.
+
+    tokens: that the devices along ``tensor`` compute together.
+    """
+    model = job.model
+    expert, tensor = mesh.expert or 1, mesh.tensor
+    stream = tokens * model.embed_dim * jax.numpy.dtype(model.dtype).itemsize
+    sent: dict[Kind, float] = {}
+    if tensor > 1:
+        whole_experts = _expert_layers(model) if folded(model) else 0
+        # two sums in each layer; in place of the second one the tokens of the other devices
+        sums = passes * (2 * model.num_layers - whole_experts) * stream
+        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
+        _add(sent, job, "all-gather", tensor, tensor, passes * whole_experts * stream)
+    # there and back in each pass
+    size = 2 * passes * _expert_layers(model) * _copies(model, mesh) * stream
+    _add(sent, job, "ragged-all-to-all", expert_devices(model, mesh), expert * tensor, size)
+    return sent
 
 
 def actor(job: Job, mesh: MeshConfig) -> Estimate:
@@ -234,17 +269,6 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
         needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
     products, attention = _decode(job, mesh)
     touched = (elements - kept + needed) * size
-    sent: dict[Kind, float] = {}
-    stream = job.rows * model.embed_dim * size
-    if mesh.tensor > 1:
-        whole_experts = _expert_layers(model) if folded(model) else 0
-        sums = (2 * model.num_layers - whole_experts) * stream
-        _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
-        _add(sent, job, "all-gather", mesh.tensor, mesh.tensor, whole_experts * stream)
-    if travels := pairs(job, mesh) / job.context * stream:
-        devices = expert_devices(model, mesh)
-        size_sent = 2 * _expert_layers(model) * travels
-        _add(sent, job, "ragged-all-to-all", devices, expert * mesh.tensor, size_sent)
     logits = 2 * _FLOAT32 * job.rows * model.vocab_size
     return Estimate(
         "actor",
@@ -254,7 +278,7 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
         useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
         attention=attention,
         hbm=touched + read,
-        sent=sent,
+        sent=_sent_in_layers(job, mesh, job.rows, passes=1),
         tokens=job.rows * mesh.row_shards,
     )
 
@@ -297,13 +321,13 @@ def expert_devices(model: ModelConfig, mesh: MeshConfig) -> int:
     return (mesh.expert or 1) * (mesh.tensor if folded(model) else 1)
 
 
-def pairs(job: Job, mesh: MeshConfig) -> float:
-    """Pairs of a token of one row and one of its experts that a device sends; 0 where experts are
-    not cut over devices.
+def _copies(model: ModelConfig, mesh: MeshConfig) -> float:
+    """Copies of each of its tokens that a device sends to experts; 0 where experts are not cut over
+    devices.
     """
-    if expert_devices(job.model, mesh) == 1:
+    if expert_devices(model, mesh) == 1:
         return 0.0
-    return job.context * job.model.moe.active / (mesh.tensor if folded(job.model) else 1)
+    return model.moe.active / (mesh.tensor if folded(model) else 1)
 
 
 def _sampling(job: Job) -> Job:
