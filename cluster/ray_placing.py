@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from cluster.ray_role import End, RoleProcess
+from cluster.ray_role import End, RoleProcess, options
 from rl_code.read_config import ConfigError
 from rl_code.stop import StopRequest
 
@@ -46,14 +46,6 @@ class Wanted:
             return [list(self.command)]
         together = [f"--coordinator={coordinator}", f"--processes={self.hosts}"]
         return [[*self.command, *together, f"--process={i}"] for i in range(self.hosts)]
-
-
-@dataclasses.dataclass(frozen=True)
-class RoleEnd(End):
-    """End of a role: the first of its processes that did so with an error."""
-
-    # Whether Ray lost the process or its node.
-    lost: bool = False
 
 
 def needs(flag: str, words: Sequence[str]) -> dict[str, float]:
@@ -126,7 +118,7 @@ class Placed:
         self._wanted = wanted
         self._members = [self._member(group, first + i, i) for i in range(wanted.hosts)]
         self._runs: list[Any] = []
-        self._end: RoleEnd | None = None
+        self._end: End | None = None
         self._begin = 0.0
         # Whether Ray's processes answer, so that the role can be started.
         self.there = True
@@ -149,8 +141,10 @@ class Placed:
             for member, command in zip(self._members, commands, strict=True)
         ]
 
-    def ended(self) -> RoleEnd | None:
-        """End of the role, once all its processes have; an error of one ends the others."""
+    def ended(self) -> End | None:
+        """End of the role, once all its processes have: that of the first with an error, which ends
+        the others.
+        """
         import ray
 
         done, self._runs = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
@@ -198,29 +192,26 @@ class Placed:
         self._place = place.node, place.pid
         return f"{place.address}, node {place.node[:8]}, process {place.pid}"
 
-    def _read(self, ref: Any) -> RoleEnd:
+    def _read(self, ref: Any) -> End:
         import ray
         from ray import exceptions
 
         seconds = time.monotonic() - self._begin
         try:
-            return RoleEnd(**dataclasses.asdict(ray.get(ref)))
+            return ray.get(ref)
         except exceptions.RayActorError as error:
             self.there = False  # it is being placed again
-            return RoleEnd(_LOST, seconds, str(error).partition("\n")[0], lost=True)
+            return End(_LOST, seconds, str(error).partition("\n")[0], lost=True)
         except exceptions.RayTaskError as error:
-            return RoleEnd(1, seconds, str(error.cause))
+            return End(1, seconds, str(error.cause))
 
     def _member(self, group: Any, bundle: int, index: int) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         wanted = self._wanted
-        others = {x: amount for x, amount in wanted.needs.items() if x not in ("CPU", "GPU")}
         process = ray.remote(RoleProcess).options(
-            num_cpus=wanted.needs.get("CPU", 0),
-            num_gpus=wanted.needs.get("GPU", 0),
-            resources=others,
+            **options(wanted.needs),
             max_restarts=-1,
             # Started again by the rules of cluster/restarts.py, never behind their back.
             max_task_retries=0,

@@ -16,8 +16,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Observer
@@ -42,6 +43,8 @@ class End:
     last: str
     # Seconds without a heartbeat after which it was killed; 0 if it was not.
     hung_s: float = 0.0
+    # Whether Ray lost it or its node.
+    lost: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +149,12 @@ class RoleProcess:
         with open(self._log, "rb") as log:
             log.seek(max(start, log.seek(0, os.SEEK_END) - _LAST_BYTES))
             return log.read().decode(errors="replace").strip()
+
+
+def options(needs: Mapping[str, float]) -> dict[str, Any]:
+    """Resources as Ray's options of an actor or of a node name them. needs: resource -> amount."""
+    others = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU")}
+    return dict(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0), resources=others)
 
 
 def silence(observer: Observer, store: Path, name: str, pid: int) -> float | None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster.ray_role import options
+
 # Unless the environment sets them. A lost node is seen sooner than after the 14 s of Ray's
 # defaults, a lost head after 10 s instead of 60.
 SETTINGS = {
@@ -84,13 +86,8 @@ class SimulatedCluster:
 
     def add_node(self) -> Any:
         """A further node."""
-        others = {name: x for name, x in self._resources.items() if name not in ("CPU", "GPU")}
-        return self._cluster.add_node(
-            num_cpus=self._resources.get("CPU", 0),
-            num_gpus=self._resources.get("GPU", 0),
-            resources=others,
-            node_ip_address=self._next_address(),
-        )
+        where = self._next_address()
+        return self._cluster.add_node(**options(self._resources), node_ip_address=where)
 
     def lose_node(self, node: Any) -> None:
         """Kills a node: Ray's processes at once, and with them those that they have started."""

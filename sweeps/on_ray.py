@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ray_placing import connected
-from cluster.ray_role import RoleProcess
+from cluster.ray_role import RoleProcess, options
 from cluster.ray_simulated import SimulatedCluster
 from rl_code.read_config import ConfigError
 from rl_code.stop import INTERRUPTED
@@ -43,13 +43,8 @@ class RayRun:
     def __init__(self, arguments: Sequence[str], log: Path, needs: Mapping[str, float]):
         import ray
 
-        others = {name: x for name, x in needs.items() if name not in ("CPU", "GPU")}
         process: Any = ray.remote(RoleProcess).options(
-            num_cpus=needs.get("CPU", 0),
-            num_gpus=needs.get("GPU", 0),
-            resources=others,
-            max_restarts=RESTARTS,
-            max_task_retries=RESTARTS,
+            **options(needs), max_restarts=RESTARTS, max_task_retries=RESTARTS
         )
         self._process: Any = process.remote("", "", str(log), HANG_S)
         self._place = self._process.place.remote()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster import ray_run
-from cluster.ray_placing import RayError, RoleEnd, Wanted, needs
-from cluster.ray_role import RoleProcess, silence
+from cluster.ray_placing import RayError, Wanted, needs
+from cluster.ray_role import End, RoleProcess, silence
 from cluster.restarts import QUICK, Restarts
 from launch import on_ray
 from rl_code.read_config import ConfigError
@@ -110,10 +110,10 @@ class Scripted:
     def moved(self) -> str:
         return ""
 
-    def ended(self) -> RoleEnd | None:
+    def ended(self) -> End | None:
         if self._ends[0] is not None:
-            return RoleEnd(self._ends.pop(0), 1.0, "its last words", lost=not self.there)
-        return RoleEnd(130, 1.0, "") if self.signals else None
+            return End(self._ends.pop(0), 1.0, "its last words", lost=not self.there)
+        return End(130, 1.0, "") if self.signals else None
 
     def signal(self, number: int) -> None:
         self.signals.append(number)
