@@ -11,9 +11,7 @@ from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
 from rl_code.types import Group
 from rl_code.workdir import STORE
-
-# What ``launch.sweep_plan`` leaves in the folder of a run that has finished.
-DONE = "sweep_done.json"
+from sweeps import DONE
 
 
 def finished(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

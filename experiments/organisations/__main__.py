@@ -16,10 +16,10 @@ from absl import flags as absl_flags
 
 from configs.organisations import ORGANISATIONS
 from experiments.organisations import isolation, report
-from experiments.runs import DONE
 from launch import command, flags
 from rl_code.recording import kept_config
 from rl_code.run_config import meshes
+from sweeps import DONE
 
 _HOLES = absl_flags.DEFINE_integer("holes", 96, "Held-out holes of each organisation.", 2)
 

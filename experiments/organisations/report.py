@@ -19,7 +19,6 @@ from experiments.tab.asked import suggested
 from models.adapter_rows import with_several
 from models.lora import trained, without_adapters
 from rl_code.types import Group
-from sweeps import DONE
 
 _SAMPLES = 4
 

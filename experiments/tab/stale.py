@@ -12,7 +12,6 @@ import rich.table
 from experiments.report import band, figure, spread, table
 from experiments.runs import finished
 from rl_code.metrics import read_metrics
-from sweeps import DONE
 
 _REWARD = "reward/total"
 
