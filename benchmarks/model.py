@@ -141,7 +141,7 @@ def make_scheduler(
     """A scheduler that samples at temperature 1. Messages end by their length only."""
     sampled = dataclasses.replace(config, param_dtype=config.dtype)
     made = Engine(sampled, engine, SamplingConfig(1.0, 0, 1.0), STOP_IDS, mesh)
-    return Scheduler(made, Letters(), workers=workers, tool_timeout_s=120.0)
+    return Scheduler(made, Letters(), workers=workers, worker_deadline_s=120.0)
 
 
 def matmul_rate(mesh: Mesh, dtype: str, size: int = 2048) -> float:

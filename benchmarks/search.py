@@ -50,7 +50,7 @@ from rl_code.types import Limits, Task, Tests
 define_counts("sizes", ["10", "40", "160"], "Files of a repository, of search.")
 flags.DEFINE_integer("repositories", 100, "Repositories of each size, of search.", lower_bound=1)
 
-_LIMITS = Limits(10, 10_000, 1000, 10, 60.0, episode_s=1e6, episode_cpu_s=1e6)
+_LIMITS = Limits(10, 10_000, 1000, 10, 60.0, tools_s=1e6, tools_cpu_s=1e6)
 _GRAMMARS = {".py": "tree_sitter_python"}
 _WORD = re.compile(r"[a-z]{3,}")
 # Bytes of the largest file of the standard library that is taken, and words of a question.

@@ -45,7 +45,7 @@ define_counts("workspaces", ["1", "32"], "Workspaces open at the same time, of t
 flags.DEFINE_integer("calls", 20, "Further calls in each workspace, of tools.", lower_bound=1)
 flags.DEFINE_string("vocabulary", "", "A gguf file or tokenizer.json that counts tokens, of tools.")
 
-_LIMITS = Limits(1000, 100_000, 10_000, 1_000_000, 120.0, episode_s=1e6, episode_cpu_s=1e6)
+_LIMITS = Limits(1000, 100_000, 10_000, 1_000_000, 120.0, tools_s=1e6, tools_cpu_s=1e6)
 _MARK = "# mark"
 _PROTOCOLS = ("hermes", "qwen3_coder")
 

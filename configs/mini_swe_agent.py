@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         # A search, the files of level 2 with one more, a change, and the end; one message may fail.
         limits=dict(
-            turns=8, tokens=512, turn_tokens=64, test_runs=0, command_s=10.0, episode_s=300.0
+            turns=8, tokens=512, turn_tokens=64, test_runs=0, command_s=10.0, tools_s=300.0
         ),
         reward=dict(signals=("tests",)),
         rollout=dict(

@@ -57,7 +57,7 @@ def main() -> list[list[list[int]]]:
     model = Transformer(MODEL, nnx.Rngs(0))
     engine = Engine(MODEL, ENGINE, SamplingConfig(1.0, 0, 1.0), (STOP,), make_mesh(MeshConfig()))
     tasks = [types.SimpleNamespace(id=name) for name in PROMPTS]
-    scheduler = Scheduler(engine, TOKENIZER, workers=2, tool_timeout_s=30.0)
+    scheduler = Scheduler(engine, TOKENIZER, workers=2, worker_deadline_s=30.0)
     sampled = []
     for some in (tasks, tasks[:1]):
         way = dict(group_size=4, version=0, key=jax.random.key(0))

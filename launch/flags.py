@@ -322,7 +322,10 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
             _refuse_mistake(error)
-        _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
+        words = str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'")
+        if (name := words.partition(".")[0]) in read_config.RENAMED:
+            words = f"{name}. It is called {read_config.RENAMED[name]!r} now"
+        _refuse(f"No such key: {words}")
     except Exception as error:
         _refuse_mistake(error)
     needed = needs_workdir() if callable(needs_workdir) else needs_workdir

@@ -40,7 +40,7 @@ WHY = {
     "asynchrony.max_staleness": "the least of asynchrony.mode",
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
-    "rollout.tool_timeout_s": "the longest that limits let tools and grading take, and a grace",
+    "rollout.worker_deadline_s": "the longest that limits let tools and grading take, and a grace",
     "rollout.engine.page": "the block of model.attention, where layers choose blocks",
     "rollout.engine.view_block": "a multiple of rollout.engine.page",
     "rollout.engine.length": "limits.tokens",
@@ -208,7 +208,7 @@ def _rollout(
     rollout = _filled(
         config.rollout,
         dtype=config.model.dtype,
-        tool_timeout_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
+        worker_deadline_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
     )
     shapes = engine(
         rollout.engine,

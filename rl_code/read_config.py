@@ -21,6 +21,13 @@ import ml_collections
 
 _MISSING = object()
 
+# Keys that had another name before, by the last word of the key.
+RENAMED = {
+    "episode_cpu_s": "tools_cpu_s",
+    "episode_s": "tools_s",
+    "tool_timeout_s": "worker_deadline_s",
+}
+
 
 class ConfigError(ValueError):
     """A config that cannot be used as it is; the message tells the person who wrote it what to
@@ -193,7 +200,7 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
         for key in diff(there, here, without=may_change)
     }
     changes = [
-        f"{key} = {one!r} there, {other!r} here"
+        f"{key} = {one!r} there, {other!r} here{_now(key)}"
         for key, (one, other) in values.items()
         if (one is not None or other is not None)
         and not (_find(there, key) is _MISSING and _has_default(here, key))
@@ -203,6 +210,12 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
             f"{folder} holds a run of another config: {'; '.join(changes)}. Use another --workdir, "
             "or the same config."
         )
+
+
+def _now(key: str) -> str:
+    """The name that a dotted key has now, in brackets; "" where it has not changed."""
+    name = RENAMED.get(key.rpartition(".")[2])
+    return f" ({name} now)" if name else ""
 
 
 def lookup(config: Any, key: str) -> Any:
@@ -319,7 +332,11 @@ def _scalar(hint: Any) -> type | None:
 
 
 def _suggest(key: str, names: list[str]) -> str:
-    """A question that offers the most similar name; "" if none is similar."""
+    """The name that a key has now, or a question that offers the most similar one; "" if none is
+    similar.
+    """
+    if RENAMED.get(key) in names:
+        return f" It is called {RENAMED[key]!r} now."
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -406,7 +406,7 @@ class Run:
                 made,
                 self.tokenizer,
                 workers=rollout.workers,
-                tool_timeout_s=rollout.tool_timeout_s,
+                worker_deadline_s=rollout.worker_deadline_s,
                 gather_s=rollout.gather_s,
                 prefiller=self.engine(sampling, *way, self.prefill_mesh)
                 if self.prefill_mesh

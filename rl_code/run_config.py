@@ -174,11 +174,11 @@ class RunConfig:
             shapes = suite.engine or self.rollout.engine
             played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
         for name, limits, engine, shapes in played:
-            if self.rollout.tool_timeout_s <= limits.longest_wait_s:
+            if self.rollout.worker_deadline_s <= limits.longest_wait_s:
                 raise ValueError(
-                    f"rollout.tool_timeout_s={self.rollout.tool_timeout_s:g} must be above the "
-                    f"{limits.longest_wait_s:g} s that {name}limits lets tools and grading take; a "
-                    "model that waits would end the run"
+                    f"rollout.worker_deadline_s={self.rollout.worker_deadline_s:g} must be above "
+                    f"the {limits.longest_wait_s:g} s that {name}limits lets tools and grading "
+                    "take; a model that waits would end the run"
                 )
             if limits.tokens > shapes.length:
                 raise ValueError(

@@ -177,10 +177,11 @@ class RolloutConfig:
     sampling: SamplingConfig = SamplingConfig()
     # Threads that carry out tool calls and grade episodes. Each waits for one sandbox at a time.
     workers: int = 4
-    # Seconds after which a tool that does not answer counts as a fault of this system, which ends
-    # the run. None for a value that follows from the limits. It must be more than the limits allow
-    # tools to take, or a model could end the run by waiting.
-    tool_timeout_s: float | None = None
+    # Seconds after which the run ends because nothing can be sampled and no worker comes back: its
+    # threads hang. It is no limit of tools, which are ``limits.command_s`` and ``limits.tools_s``,
+    # and must be more than these allow, or a model could end the run by waiting. None for a value
+    # that follows from the limits.
+    worker_deadline_s: float | None = None
     # Seconds that the sampler waits for tools, at most, while more episodes wait for them than can
     # go on: a dispatch of few rows takes almost as long as one of many, and on a CPU it takes the
     # processor from the tools. It changes no token. 0 not to wait.

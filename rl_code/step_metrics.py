@@ -148,6 +148,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             f"staleness/{age}": float(np.mean(ages == age))
             for age in range(int(ages.max(initial=0)) + 1)
         },
+        # of all episodes of the step together; ``limits.tools_s`` bounds that of one
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
     }

@@ -104,20 +104,21 @@ class Limits:
     command_s: float
     # Calls of one message that are carried out; further ones count as malformed.
     calls: int = 32
-    # Wall-clock seconds of all tool calls together. Time in which the episode waits for the sampler
-    # does not count, and grading has time of its own.
-    episode_s: float = 120.0
+    # Wall-clock seconds of all tool calls together; of an agent of others, those that its program
+    # takes too. Time in which the episode waits for the sampler does not count, and grading has
+    # time of its own.
+    tools_s: float = 120.0
     # CPU seconds of all commands that tools run, together.
-    episode_cpu_s: float = 120.0
+    tools_cpu_s: float = 120.0
     # Wall-clock seconds in which the work is graded. Tests that have not begun by then have failed.
     grade_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.calls < 1:
             raise ValueError(f"{self.calls=} must be at least 1")
-        if not min(self.episode_s, self.episode_cpu_s, self.grade_s) > 0:
+        if not min(self.tools_s, self.tools_cpu_s, self.grade_s) > 0:
             raise ValueError(
-                f"{self.episode_s=}, {self.episode_cpu_s=} and {self.grade_s=} must be above 0"
+                f"{self.tools_s=}, {self.tools_cpu_s=} and {self.grade_s=} must be above 0"
             )
 
     @property
@@ -128,7 +129,7 @@ class Limits:
         # The first edit is graded, too. What has begun when the time is up may still take its own:
         # cases and statements, each run once more after a timeout, and the same for a tool. Where
         # sandboxes are lost, calls are carried out again within the time that the episode has left.
-        return self.episode_s + 2 * self.grade_s + 16 * self.command_s
+        return self.tools_s + 2 * self.grade_s + 16 * self.command_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ MAY_CHANGE = (
     "train.steps",
     "train.optimizer.total_steps",
     "rollout.workers",
-    "rollout.tool_timeout_s",
+    "rollout.worker_deadline_s",
     # where prompts are prefilled, and where their pages wait, changes no sample
     "rollout.prefill",
     "rollout.engine.host_pages_mb",

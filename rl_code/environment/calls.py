@@ -105,7 +105,7 @@ class Calls:
         # message is not counted, and of several tries the last one is.
         start = time.monotonic()
         lost_s = self.lost_s
-        self.workspace.deadline = start + self._limits.episode_s - self.seconds
+        self.workspace.deadline = start + self._limits.tools_s - self.seconds
         asked = self.attempt(lambda: self._execute(frame, frames), undo)
         self.seconds += time.monotonic() - start - (self.lost_s - lost_s)
         return asked
@@ -193,7 +193,7 @@ class Calls:
         # The time of the loss is added to the episode's time, since an accident late in an episode
         # must not end it. All losses together add no more than the episode itself may last: no
         # sandbox that is lost over and over may hold up a run.
-        spare_s = max(0.0, self._limits.episode_s - self.lost_s)
+        spare_s = max(0.0, self._limits.tools_s - self.lost_s)
         workspace.deadline = deadline + spare_s
         self.workspace = workspace
         fault = None

@@ -206,7 +206,7 @@ class AgentEpisode(Episode):
         step = self._next()
         if step is None and self.status == "time_limit":
             asked = "%s: its program asked for nothing within %g s; another one is started"
-            logging.warning(asked, self._name, self.limits.episode_s)
+            logging.warning(asked, self._name, self.limits.tools_s)
             self._begin_again()
             step = self._next()
         if step is not None:
@@ -214,7 +214,7 @@ class AgentEpisode(Episode):
         causes = {
             "token_limit": "its first request leaves no room for an answer in "
             f"limits.tokens={self.limits.tokens}",
-            "time_limit": f"it asked for nothing within limits.episode_s={self.limits.episode_s:g}",
+            "time_limit": f"it asked for nothing within limits.tools_s={self.limits.tools_s:g}",
         }
         self.close()
         raise HarnessError(f"{self._name}: {causes.get(self.status, self._cause)}")
@@ -293,7 +293,7 @@ class AgentEpisode(Episode):
         """Waits for what the agent does next; its request, or None when the episode is over."""
         start = time.monotonic()
         lost_s = self._calls.lost_s
-        self._workspace.deadline = start + self.limits.episode_s - self._calls.seconds
+        self._workspace.deadline = start + self.limits.tools_s - self._calls.seconds
         step = None
         while step is None and (not self.over or self._unscored):
             try:

@@ -37,7 +37,7 @@ LIMITS = Limits(
     turn_tokens=4_000,
     test_runs=3,
     command_s=4.0,
-    episode_s=120.0,
+    tools_s=120.0,
     grade_s=40.0,
 )
 GRADERS = ("cases", "code", "suite")

@@ -48,7 +48,7 @@ _PAGES_S = 0.02
 
 
 class RolloutTimeout(RuntimeError):
-    """No tool answered within the deadline; names the episodes that were waited for."""
+    """No worker came back within the deadline; names the episodes that were waited for."""
 
 
 class Scheduler:
@@ -57,8 +57,8 @@ class Scheduler:
 
     Args:
       workers: threads in which episodes carry out calls and are graded.
-      tool_timeout_s: seconds after which ``step`` raises RolloutTimeout if nothing can decode and
-        no tool answers.
+      worker_deadline_s: seconds after which ``step`` raises RolloutTimeout if nothing can decode
+        and no worker comes back.
       gather_s: seconds that a round waits for tools, at most, while more episodes wait for them
         than can go on. A dispatch of few rows costs almost as much as one of many.
       prefiller: an engine of the same config that prefills prompts on other devices. None to
@@ -73,7 +73,7 @@ class Scheduler:
         tokenizer: Tokenizer,
         *,
         workers: int,
-        tool_timeout_s: float,
+        worker_deadline_s: float,
         gather_s: float = 0.0,
         prefiller: Engine | None = None,
         remote: PrefillClient | None = None,
@@ -81,7 +81,7 @@ class Scheduler:
         self.engine = engine
         self._config = engine.config
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
-        self._timeout_s = tool_timeout_s
+        self._timeout_s = worker_deadline_s
         self._gather_s = gather_s
         self._pool = PagePool(engine)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
@@ -357,7 +357,8 @@ class Scheduler:
             rows += [row for group in self._starting for row in group.rows]
             waiting = sorted(row.episode.task.id for row in rows)
             raise RolloutTimeout(
-                f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}"
+                f"no worker came back within worker_deadline_s={self._timeout_s:g}; "
+                f"waiting for tasks {waiting}"
             )
 
     def _gather(self) -> list[tuple[Any, Group]]:

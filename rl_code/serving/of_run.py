@@ -29,7 +29,7 @@ def make_scheduler(run: Run, engine: Engine) -> Scheduler:
     """A scheduler of its own on an engine that others use too."""
     rollout = run.config.rollout
     return Scheduler(
-        engine, run.tokenizer, workers=rollout.workers, tool_timeout_s=rollout.tool_timeout_s
+        engine, run.tokenizer, workers=rollout.workers, worker_deadline_s=rollout.worker_deadline_s
     )
 
 

@@ -76,6 +76,7 @@ COMPLAINTS = {
     "--config=c.py --workdir=gs://bucket/run": "gs://bucket/run is an object store",
     "--config=c.py --workdir=w --config.stps=3": 'Did you mean "steps"',
     "--config=c.py --workdir=w --config.loss.lw=3": 'Did you mean "low"',
+    "--config=c.py --workdir=w --config.episode_s=3": "episode_s. It is called 'tools_s' now",
     "--config=c.py --workdir=w --config.steps=many": "--config.steps=many",
     "--config=c.py --workdir=w --config.steps=1.5": "--config.steps=1.5",
     "--config=c.py --workdir=w --config.loss=3": "--config.loss=3",

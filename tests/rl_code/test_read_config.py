@@ -233,3 +233,22 @@ def test_a_key_that_is_newer_than_a_folder_and_has_its_default_is_no_difference(
     # what the folder says is no default
     with pytest.raises(read_config.ConfigError, match=r"section\.rate = 0\.5 there, 0\.0 here"):
         read_config.check_same({"section": {"old": 1, "rate": 0.5}}, Holder(Newer(1)), "runs/a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """A section with a key that had another name before."""
+
+    tools_s: float = 1.0
+
+
+def test_a_renamed_key_is_refused_by_its_new_name():
+    with pytest.raises(
+        read_config.ConfigError,
+        match=r"config\.episode_s: no such key\. It is called 'tools_s' now",
+    ):
+        read_config.build(Bounds, {"episode_s": 3.0})
+    with pytest.raises(
+        read_config.ConfigError, match=r"episode_s = 3\.0 there, None here \(tools_s now\)"
+    ):
+        read_config.check_same({"episode_s": 3.0}, Bounds(), "runs/a")

@@ -163,7 +163,7 @@ class Workspace:
     @property
     def out_of_time(self) -> bool:
         """True if the wall-clock or the CPU time of the episode is used up."""
-        return time.monotonic() >= self.deadline or self._cpu_s >= self.limits.episode_cpu_s
+        return time.monotonic() >= self.deadline or self._cpu_s >= self.limits.tools_cpu_s
 
     @property
     def _cpu_s(self) -> float:

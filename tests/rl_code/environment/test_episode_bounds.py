@@ -174,7 +174,7 @@ def test_files_that_cannot_be_read_in_full_are_not_handed_in(task, pool, tokeniz
 
 def test_wall_clock_time_of_tools_ends_an_episode(task, pool, tokenizer):
     pool.delay_s = 0.15
-    limits = dataclasses.replace(LIMITS, episode_s=0.2)
+    limits = dataclasses.replace(LIMITS, tools_s=0.2)
     episode = make(task, pool, tokenizer, limits=limits)
     test = "<|call|>test<|end|>"
     assert say(episode, tokenizer, test + "<|eot|>").startswith("<|tool|>FAIL")
@@ -188,7 +188,7 @@ def test_wall_clock_time_of_tools_ends_an_episode(task, pool, tokenizer):
 
 def test_work_that_was_handed_in_is_graded_though_the_time_is_up(task, pool, tokenizer):
     pool.delay_s = 0.15
-    episode = make(task, pool, tokenizer, limits=dataclasses.replace(LIMITS, episode_s=0.2))
+    episode = make(task, pool, tokenizer, limits=dataclasses.replace(LIMITS, tools_s=0.2))
     write = "<|call|>write\ndef f(x):\n    return [2 * y for y in x]<|end|>"
     assert say(episode, tokenizer, write + "<|call|>test<|end|>" + SUBMIT + "<|eot|>") is None
     trajectory = episode.finish()
@@ -210,7 +210,7 @@ def test_cpu_time_of_commands_ends_an_episode(task, sandboxes, tokenizer):
     code = "import time\nwhile time.process_time() < 0.5: pass"
     spin = f"<|call|>run\npython -c '{code}'<|end|>"
     for budget, status in ((0.2, "time_limit"), (30.0, "submitted")):
-        limits = dataclasses.replace(LIMITS, episode_cpu_s=budget)
+        limits = dataclasses.replace(LIMITS, tools_cpu_s=budget)
         episode = make(task, sandboxes, tokenizer, limits=limits)
         assert (say(episode, tokenizer, spin + "<|eot|>") is None) == (status == "time_limit")
         if not episode.over:
@@ -219,7 +219,7 @@ def test_cpu_time_of_commands_ends_an_episode(task, sandboxes, tokenizer):
 
 
 def test_a_command_gets_no_more_time_than_the_episode_has_left(task, sandboxes, tokenizer):
-    episode = make(task, sandboxes, tokenizer, limits=dataclasses.replace(LIMITS, episode_s=0.7))
+    episode = make(task, sandboxes, tokenizer, limits=dataclasses.replace(LIMITS, tools_s=0.7))
     assert say(episode, tokenizer, "<|call|>run\nsleep 9<|end|><|eot|>") is None
     trajectory = episode.finish()
     assert trajectory.status == "time_limit"
@@ -228,7 +228,7 @@ def test_a_command_gets_no_more_time_than_the_episode_has_left(task, sandboxes, 
 
 
 @pytest.mark.parametrize(
-    "change", [{"calls": 0}, {"episode_s": 0.0}, {"episode_cpu_s": -1.0}, {"grade_s": 0.0}]
+    "change", [{"calls": 0}, {"tools_s": 0.0}, {"tools_cpu_s": -1.0}, {"grade_s": 0.0}]
 )
 def test_limits_that_allow_nothing_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
@@ -237,11 +237,13 @@ def test_limits_that_allow_nothing_are_refused(change):
 
 def test_a_model_that_waits_as_long_as_it_may_does_not_end_the_run():
     config = build(RunConfig, quickstart.get_config())
-    assert config.rollout.tool_timeout_s > config.limits.longest_wait_s
-    assert config.limits.longest_wait_s > config.limits.episode_s + 2 * config.limits.grade_s
+    assert config.rollout.worker_deadline_s > config.limits.longest_wait_s
+    assert config.limits.longest_wait_s > config.limits.tools_s + 2 * config.limits.grade_s
     hasty = quickstart.get_config()
-    hasty.rollout.tool_timeout_s = 60.0
-    with pytest.raises(ConfigError, match=r"tool_timeout_s=60 must be above the 320 s that limits"):
+    hasty.rollout.worker_deadline_s = 60.0
+    with pytest.raises(
+        ConfigError, match=r"worker_deadline_s=60 must be above the 320 s that limits"
+    ):
         build(RunConfig, hasty)
 
 

@@ -100,7 +100,7 @@ def test_an_accident_late_in_an_episode_does_not_end_it(task, sandboxes, tokeniz
         return send(connection, request, *args, **options)
 
     monkeypatch.setattr(Connection, "send", lose_once)
-    limits = dataclasses.replace(LIMITS, episode_s=10.0)
+    limits = dataclasses.replace(LIMITS, tools_s=10.0)
     messages = (RUN.format("sleep 6"), GOOD, SUBMIT)
     trajectory = scripted.play(task, sandboxes, tokenizer, limits, *messages)
     assert asked[:2] == ["write", "run"] and trajectory.rebuilt == 1

@@ -145,7 +145,7 @@ def test_tokens_are_bounded_by_its_own_limit_and_the_episodes(make, tokenizer):
 
 
 def test_the_time_and_the_turns_of_the_episode_end_it(make, tokenizer):
-    episode = make(more={"episode_s": 1e-9})
+    episode = make(more={"tools_s": 1e-9})
     episode.start()
     assert say(episode, tokenizer, ASK) is None
     assert episode.finish().status == "time_limit"

@@ -19,7 +19,7 @@ from tests.rl_code.signals import signals
 
 SPECIAL = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MINIMAL = Path(__file__).with_name("minimal_agent.py")
-LIMITS = Limits(turns=8, tokens=6000, turn_tokens=200, test_runs=3, command_s=60.0, episode_s=300.0)
+LIMITS = Limits(turns=8, tokens=6000, turn_tokens=200, test_runs=3, command_s=60.0, tools_s=300.0)
 
 
 @functools.cache

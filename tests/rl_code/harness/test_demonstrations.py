@@ -27,7 +27,7 @@ from tests.rl_code.harness import minimal_agent
 from tests.rl_code.harness.chats import agent_episode, mini_python, minimal, say
 from tests.rl_code.harness.test_mini_swe_agent import needs_package
 
-LIMITS = Limits(turns=8, tokens=2000, turn_tokens=99, test_runs=0, command_s=60.0, episode_s=300.0)
+LIMITS = Limits(turns=8, tokens=2000, turn_tokens=99, test_runs=0, command_s=60.0, tools_s=300.0)
 MINI = MiniSweAgent(python=mini_python() or "", calls="text", format_errors=0, **TEMPLATES)
 MINIMAL = CommandChat(
     system=minimal_agent.SYSTEM,

@@ -164,7 +164,7 @@ def test_limits_end_an_episode(play):
     episode, _ = play(agent)
     say(episode, call("echo 1"))
     # its time is up, whatever the machine does
-    episode.limits = dataclasses.replace(LIMITS, episode_s=episode._calls.seconds)
+    episode.limits = dataclasses.replace(LIMITS, tools_s=episode._calls.seconds)
     assert say(episode, call("submit")) is None
     trajectory = episode.finish()
     assert (trajectory.status, trajectory.solved) == ("time_limit", False)
@@ -181,7 +181,7 @@ def test_where_a_program_asks_for_nothing_another_one_is_started(task, sandboxes
     def start(job, on_end):
         started.append(job.api_key)
         if len(started) <= silent:
-            episode.limits = dataclasses.replace(LIMITS, episode_s=0.1)
+            episode.limits = dataclasses.replace(LIMITS, tools_s=0.1)
             return lambda: ended.append(job.api_key)
         episode.limits = LIMITS
         return real(job, on_end)
@@ -194,7 +194,7 @@ def test_where_a_program_asks_for_nothing_another_one_is_started(task, sandboxes
         assert say(episode, call("submit")) is None
         assert episode.finish().solved
     else:
-        with pytest.raises(HarnessError, match=r"asked for nothing within limits\.episode_s=0\.1"):
+        with pytest.raises(HarnessError, match=r"asked for nothing within limits\.tools_s=0\.1"):
             episode.start()
         assert len(started) == 2 and set(ended) == set(started)
     episode.close()

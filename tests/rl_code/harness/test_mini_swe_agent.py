@@ -155,7 +155,7 @@ def test_the_record_of_the_package_is_what_the_engine_was_given(harnesses, sandb
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
     engine = Engine(MODEL, ENGINE, SamplingConfig(), stops, mesh)
-    scheduler = Scheduler(engine, tokenizer, workers=4, tool_timeout_s=2000.0)
+    scheduler = Scheduler(engine, tokenizer, workers=4, worker_deadline_s=2000.0)
     seen = {index: set() for index in range(3)}
 
     def look(rows):

@@ -152,7 +152,7 @@ def test_an_accident_late_in_an_episode_does_not_end_it(start):
     say(episode, call("sleep 6"))
     say(episode, call(GOOD))
     kill(episode._workspace.sandbox._connection)
-    limits = dataclasses.replace(LIMITS, episode_s=episode._calls.seconds + 5)
+    limits = dataclasses.replace(LIMITS, tools_s=episode._calls.seconds + 5)
     episode.limits = episode._calls._limits = limits
     say(episode, call("echo checked"))
     assert say(episode, call("submit")) is None

@@ -63,7 +63,7 @@ def rollout(engine, task, sandboxes):
     def play(agent, group_size=3, limits=PLAYED):
         harness = Harness(agent)
         harnesses.append(harness)
-        scheduler = Scheduler(engine, chat_tokenizer(), workers=4, tool_timeout_s=2000.0)
+        scheduler = Scheduler(engine, chat_tokenizer(), workers=4, worker_deadline_s=2000.0)
         seen = collections.defaultdict(set)
 
         def look(rows):

@@ -40,7 +40,7 @@ def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig
     settings.checkpoint.update(every=1)
     command = (sys.executable, str(MINIMAL), *options)
     with settings.unlocked():
-        settings.limits.episode_s = 300.0
+        settings.limits.tools_s = 300.0
         settings.harness = dict(name="program", command=command)
         for name, value in changes.items():
             del settings[name]

@@ -68,7 +68,7 @@ def main(out: str, port: str, process: str, data: str, tensor: str, killed: str 
             return decode(*arguments) if left[0] else os._exit(9)
 
         engine.decode = dying
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
     version, model = multihost.LeadingWeights(weights, channel).wait(exactly=1, deadline_s=30.0)
     tasks = [task_of(seed) for seed in range(5)]
     key = jax.random.key(7)

@@ -69,7 +69,7 @@ def prefill(workdir: Path, version: int) -> None:
 def decode(workdir: Path, name: str) -> None:
     engine = Engine(MODEL, ENGINE, SAMPLING, (STOP,), make_mesh(MeshConfig()))
     client = PrefillClient(workdir, name, HOST, PrefillConfig(deadline_s=60.0), engine)
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0, remote=client)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0, remote=client)
     groups, stats = scheduler.rollout(
         model_on(engine.mesh),
         [task_of(seed) for seed in range(TASKS)],

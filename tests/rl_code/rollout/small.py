@@ -181,7 +181,7 @@ def initial(config) -> Transformer:
 
 def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0, gather_s=0.0) -> Scheduler:
     made = engine_of(model, engine, shards)
-    return Scheduler(made, Letters(), workers=4, tool_timeout_s=timeout_s, gather_s=gather_s)
+    return Scheduler(made, Letters(), workers=4, worker_deadline_s=timeout_s, gather_s=gather_s)
 
 
 @functools.cache

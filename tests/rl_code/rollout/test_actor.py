@@ -552,8 +552,10 @@ def test_what_the_scheduler_raises_reaches_the_caller(site):
     site.plan(0, 1, version=0)
 
     def fail(scheduler: FakeScheduler) -> None:
-        raise RolloutTimeout("no tool answered within 1 s; waiting for tasks ['t/0']")
+        raise RolloutTimeout(
+            "no worker came back within worker_deadline_s=1; waiting for tasks ['t/0']"
+        )
 
     actor = site.actor("one_step", 1, FakeScheduler(before_round=fail))
-    with pytest.raises(RolloutTimeout, match="no tool answered"):
+    with pytest.raises(RolloutTimeout, match="no worker came back"):
         actor.run(lambda: False)

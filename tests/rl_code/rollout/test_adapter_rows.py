@@ -178,7 +178,7 @@ def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, ad
     engine = Engine(MODEL, config, SAMPLING, (STOP,), make_mesh(MeshConfig()))
 
     def played(model, numbers, first=0):
-        scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=60.0)
+        scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=60.0)
         way = dict(group_size=2, version=1, key=jax.random.key(7), first_group=first)
         groups, stats = scheduler.rollout(
             model, [task] * len(numbers), make, adapters=numbers, **way
@@ -206,7 +206,7 @@ def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, ad
 
 def test_an_adapter_that_the_weights_lack_is_named(several):
     engine = Engine(MODEL, ENGINE, SAMPLING, (STOP,), make_mesh(MeshConfig()))
-    scheduler = Scheduler(engine, Letters(), workers=1, tool_timeout_s=60.0)
+    scheduler = Scheduler(engine, Letters(), workers=1, worker_deadline_s=60.0)
     way = dict(group=0, group_size=2, key=(0, 7))
     complaint = "adapter=2 must be -1 or one of the 2 adapters of the weights"
     scheduler.load(several, 1)

@@ -129,7 +129,9 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     decoder = engine_of(MODEL, SCARCE)
     elsewhere = make_mesh(MeshConfig(data=1, tensor=1), jax.devices()[1:2])
     prefiller = Engine(MODEL, WITH_DOCUMENTS, SAMPLING, (STOP,), elsewhere)
-    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
+    scheduler = Scheduler(
+        decoder, Letters(), workers=4, worker_deadline_s=30.0, prefiller=prefiller
+    )
     apart, stats = play_documents(tasks, scheduler=scheduler)
     assert stats.preempted
     assert_same(apart, together)

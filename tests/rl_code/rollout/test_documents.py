@@ -94,7 +94,7 @@ def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_comput
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     mesh = make_mesh(MeshConfig(data=2, tensor=2))
     scheduler = Scheduler(
-        Engine(model, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+        Engine(model, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, worker_deadline_s=30.0
     )
     make = functools.partial(DocumentEpisode, page=engine.page)
     groups, _ = play_documents(TASKS, scheduler=scheduler, model=model, make=make)

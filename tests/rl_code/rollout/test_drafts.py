@@ -211,7 +211,7 @@ def test_documents_picks_and_meshes_give_the_same_with_and_without_guesses():
             Engine(MIXED, engine, SAMPLING, (STOP,), make_mesh(mesh)),
             Letters(),
             workers=4,
-            tool_timeout_s=30.0,
+            worker_deadline_s=30.0,
         )
         found.append(play(tasks, make=DocumentEpisode, scheduler=scheduler, model=MIXED))
         scheduler.close()

@@ -62,7 +62,7 @@ def test_experts_sample_what_the_trainer_computes_whatever_else_is_in_the_batch(
 def played_on(config, model):
     """What five groups sample on a mesh, and the engine."""
     engine = Engine(model, NOTING, SAMPLING, (STOP,), make_mesh(config))
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
     groups, _ = play([task_of(seed) for seed in range(5)], scheduler=scheduler, model=model)
     scheduler.close()
     return groups, engine
@@ -106,7 +106,7 @@ def test_replay_undoes_what_another_choice_of_experts_does(monkeypatch):
 
     monkeypatch.setattr(models_moe, "choose_experts", off)
     engine = Engine(SPARSE, NOTING, SAMPLING, (STOP,), make_mesh(MeshConfig()))
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
     groups, _ = play([task_of(seed) for seed in range(2)], scheduler=scheduler, model=SPARSE)
     scheduler.close()
     monkeypatch.undo()

@@ -87,11 +87,11 @@ def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
     site.plan(0, 1, version=0)
 
     def fail(scheduler: FakeScheduler) -> None:
-        raise RolloutTimeout("no tool answered")
+        raise RolloutTimeout("no worker came back")
 
     scheduler = FakeScheduler(before_round=fail)
     with InLearnerThread(site.store, site.actor("sync", 0, scheduler), LONG_S) as source:
-        with pytest.raises(RolloutTimeout, match="no tool answered"):
+        with pytest.raises(RolloutTimeout, match="no worker came back"):
             source.wait(0)
     assert scheduler.aborted == 1
 
@@ -111,7 +111,7 @@ def test_a_thread_samples_while_the_learner_does_something_else(site):
 
 
 @pytest.mark.parametrize(
-    "error", [RolloutTimeout("no tool answered"), WeightError("damaged"), KeyboardInterrupt()]
+    "error", [RolloutTimeout("no worker came back"), WeightError("damaged"), KeyboardInterrupt()]
 )
 def test_what_the_thread_raises_is_raised_where_the_learner_waits(site, error):
     site.plan(0, 1, version=0)

@@ -38,7 +38,7 @@ TASKS += TASKS[:4]
 def played(engine: Engine, model, host_pages_mb: float | None):
     engine = copy.copy(engine)  # whose programs are the same
     engine.config = dataclasses.replace(engine.config, host_pages_mb=host_pages_mb)
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
     try:
         groups, stats = play(TASKS, group_size=2, model=model, scheduler=scheduler)
         assert_all_free(scheduler)

@@ -48,7 +48,7 @@ def sampled(mesh: MeshConfig, methods: str, options: dict) -> list:
     documents = methods == "squid"
     config = dataclasses.replace(WITH_DOCUMENTS if documents else ENGINE, **PAGES)
     engine = Engine(model, config, SAMPLING, (STOP,), make_mesh(mesh))
-    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=60.0)
+    scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=60.0)
     tasks = test_documents.TASKS if documents else [task_of(seed) for seed in range(5)]
     make = functools.partial(DocumentEpisode, page=config.page) if documents else Episode
     groups, _ = play(tasks, group_size=2, make=make, scheduler=scheduler, model=model)

@@ -34,7 +34,7 @@ def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
 
     mesh = make_mesh(MeshConfig(data=data, tensor=tensor))
     scheduler = Scheduler(
-        Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+        Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), Letters(), workers=4, worker_deadline_s=30.0
     )
     groups, _ = play([task_of(seed) for seed in range(5)], scheduler=scheduler)
     scheduler.close()

@@ -209,7 +209,7 @@ def batch_with_documents(sampling: MeshConfig):
     engine = dataclasses.replace(WITH_DOCUMENTS, note_picks=True)
     mesh = make_mesh(sampling)
     scheduler = Scheduler(
-        Engine(MIXED, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+        Engine(MIXED, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, worker_deadline_s=30.0
     )
     groups, _ = play(tasks, make=DocumentEpisode, scheduler=scheduler, model=MIXED)
     scheduler.close()

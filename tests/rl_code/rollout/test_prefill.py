@@ -181,7 +181,7 @@ def test_prompts_on_their_way_are_asked_for_anew_with_new_weights_and_when_pages
     old = model_on(engine.mesh)
     new = jax.tree.map(lambda x: -x, old)
     tasks = [task_of(seed) for seed in range(TASKS)]
-    settings = dict(workers=4, tool_timeout_s=30.0)
+    settings = dict(workers=4, worker_deadline_s=30.0)
     plain = Scheduler(engine, Letters(), **settings)
     alone, _ = plain.rollout(new, tasks, Episode, group_size=4, version=2, key=jax.random.key(7))
     plain.close()
@@ -257,7 +257,7 @@ def asking(workdir: Path, **config) -> Scheduler:
     client = PrefillClient(
         workdir, "actor-0", HOST, PrefillConfig(**config), engine_of(MODEL, ENGINE)
     )
-    return Scheduler(client._engine, Letters(), workers=4, tool_timeout_s=30.0, remote=client)
+    return Scheduler(client._engine, Letters(), workers=4, worker_deadline_s=30.0, remote=client)
 
 
 @pytest.mark.long

@@ -187,7 +187,7 @@ def test_prompts_prefilled_on_other_devices_give_the_same_samples():
         Engine(MODEL, ENGINE, SAMPLING, (STOP,), decode),
         Letters(),
         workers=4,
-        tool_timeout_s=30.0,
+        worker_deadline_s=30.0,
         prefiller=Engine(MODEL, ENGINE, SAMPLING, (STOP,), prefill),
     )
     apart, stats = play(tasks, scheduler=scheduler)
@@ -217,7 +217,7 @@ def test_weights_cut_over_fsdp_sample_what_whole_weights_do():
             Engine(config, ENGINE, SAMPLING, (STOP,), mesh),
             Letters(),
             workers=4,
-            tool_timeout_s=30.0,
+            worker_deadline_s=30.0,
         )
         model = model_on(mesh, config)
         key = jax.random.key(7)
@@ -252,7 +252,7 @@ def test_padded_heads_sample_what_the_model_itself_does():
     def played(model, where):
         mesh = make_mesh(where)
         engine = Engine(model.config, ENGINE, SAMPLING, (STOP,), mesh)
-        scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+        scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
         model = jax.device_put(model, parameter_shardings(model, mesh))
         tasks = [task_of(seed) for seed in range(3)]
         once = functools.partial(Episode, turns=2)
@@ -343,7 +343,7 @@ def test_occupancy_is_the_share_of_slots_that_gain_a_token():
 def test_nothing_is_compiled_after_the_first_rollout():
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
     fresh = Engine(MODEL, ENGINE, SAMPLING, (STOP,), mesh)  # the tests' own has been used
-    scheduler = Scheduler(fresh, Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(fresh, Letters(), workers=4, worker_deadline_s=30.0)
     play([task_of(0), task_of(7)], scheduler=scheduler)
     model_on(mesh)  # what the test itself compiles
     with CompilationCounter() as compilations:

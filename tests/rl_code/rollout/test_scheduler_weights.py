@@ -112,7 +112,9 @@ def handed_over(engines):
     decoded.
     """
     decoder, prefiller = engines
-    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
+    scheduler = Scheduler(
+        decoder, Letters(), workers=4, worker_deadline_s=30.0, prefiller=prefiller
+    )
     yield scheduler
     scheduler.close()
 

@@ -34,7 +34,7 @@ def served():
     engine = Engine(MODEL, config, SamplingConfig(), stops, mesh)
 
     def service(weights, version):
-        scheduler = Scheduler(engine, tokenizer, workers=2, tool_timeout_s=600.0)
+        scheduler = Scheduler(engine, tokenizer, workers=2, worker_deadline_s=600.0)
         return Service(scheduler, weights, version=version, protocol=PROTOCOLS["hermes"])
 
     records = []
