@@ -37,6 +37,7 @@ from attention.methods.dense import Dense
 from attention.methods.method import LayerShape, Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.squid import Squid
 from attention.methods.window import Window
 from benchmarks import correctness, decode
 from benchmarks.results import define_counts, hardware, is_too_large, save
@@ -225,7 +226,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     documents = np.where(slots < size * DOCUMENTS, slots // size + 1, TAIL)
     tokens = dataclasses.replace(single, documents=jnp.asarray(documents, jnp.int32)[None])
     pairs = np.where(documents > 0, slots % size + 1, slots + 1)
-    yield ours("squid", Dense(), tokens, per_pair * pairs.sum())
+    yield ours("squid", Squid(), tokens, per_pair * pairs.sum())
 
 
 def _sharded(method: Method) -> Callable:

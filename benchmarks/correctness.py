@@ -27,10 +27,10 @@ from attention.cache.paged import attend, init_cache, write
 from attention.cache.tables import Tables, sequence_pages
 from attention.layout import lay_out
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import LayerShape, Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from attention.selected import selected_attention
 from models.families import PRESETS
@@ -135,7 +135,7 @@ def methods(tokens: int) -> dict[str, Method]:
         "window": Window(max(BLOCK // 2, tokens // 4)),
         "nsa": NSA(block=BLOCK, picks=blocks, window=max(BLOCK // 2, tokens // 4)),
         "moba": MoBA(block=BLOCK, picks=blocks),
-        "squid": GatedDocuments(),
+        "gated_documents": GatedDocuments(),
     }
 
 
@@ -161,7 +161,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
 def _rows(name: str, method: Method, sizes: Sizes) -> Check:
     """Whole rows in training: outputs and the gradients of q and of all keys."""
     tokens = sequences(jnp.array([sizes.tokens - 5]), sizes.tokens)
-    if name == "squid":
+    if name == "gated_documents":
         # four documents and a tail
         slots = np.arange(sizes.tokens)
         number = np.where(slots < sizes.tokens * 3 // 4, slots * 16 // (3 * sizes.tokens) + 1, TAIL)
@@ -174,7 +174,7 @@ def _rows(name: str, method: Method, sizes: Sizes) -> Check:
         stretches = (1, sizes.tokens // method.stride, *pair[0][2:])
         branches += ["window", "compressed"]
         shapes += [*pair, stretches, stretches]
-    parts = {"nsa": 3, "squid": 2}.get(name)
+    parts = {"nsa": 3, "gated_documents": 2}.get(name)
     if parts:
         shapes.append((*q[:3], parts))
 

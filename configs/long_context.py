@@ -23,7 +23,7 @@ LOCAL = dict(name="window", window=4)
 SPARSE = dict(length=16, stride=8, block=32)
 METHODS = {
     "dense": dict(name="dense"),
-    "squid": dict(name="dense"),
+    "squid": dict(name="squid"),
     "window": dict(name="window", window=256),
     "moba": dict(name="moba", block=16, picks=24),
     "nsa": dict(name="nsa", picks=8, initial=1, local=2, window=128) | SPARSE,

@@ -18,6 +18,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
     dense = dict(name="dense")
+    squid = dict(name="squid")
     local = dict(name="window", window=8)
     window = dict(name="window", window=32)
     nsa = dict(name="nsa", length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
@@ -50,7 +51,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             window=dict(attention=(local, window)),
             nsa=dict(attention=(local, nsa)),
             moba=dict(attention=(local, moba)),
-            squid=dict(attention=(local, dense), apart=True, positions="shared"),
+            squid=dict(attention=(local, squid), apart=True, positions="shared"),
         ),
         stages=(
             dict(documents=3, rows=128, steps=450, span=2048),

@@ -124,7 +124,7 @@ WORKLOADS = (
     _large("moba", block=64, picks=16),
     # the paper's blocks of 512, which are pages of the cache too
     _paged("moba", page=512),
-    _large("squid"),
+    _large("gated_documents"),
     _documents("dense"),
     _documents("nsa"),
     _experts(tensor=1),

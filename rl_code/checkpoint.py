@@ -23,6 +23,8 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
+from attention.methods.api import METHODS
+from attention.methods.method import LayerShape
 from rl_code import arrays, checkpoint_record, files, read_config
 from rl_code.checkpoint_record import CheckpointError, ReadersLost, Record, folder_of
 from rl_code.checksums import finish_checksums, start_checksums
@@ -370,6 +372,14 @@ def _restore_newest(
     return None, []
 
 
+def _methods_of(names: Collection[str]) -> str:
+    """Hint at the methods of attention with parameters of these dotted names; "" for none."""
+    parts = {part for name in names for part in name.split(".")}
+    one = LayerShape(1, 1, 1, 1)
+    owners = [name for name, kind in METHODS.items() if parts & kind().parameters(one).keys()]
+    return f"; layers have it where model.attention is {' or '.join(owners)}" if owners else ""
+
+
 def _read(directory: Path, record: Record, abstract: Any, partial: bool) -> Any:
     """The checked arrays of a checkpoint, in the structure, shapes, dtypes and shardings of
     ``abstract``.
@@ -384,7 +394,7 @@ def _read(directory: Path, record: Record, abstract: Any, partial: bool) -> Any:
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
         raise read_config.ConfigError(
-            f"{directory} has {', '.join(extra)}, which the state does not have"
+            f"{directory} has {', '.join(extra)}, which the state does not have{_methods_of(extra)}"
         )
     target = arrays.targets(abstract)
     arguments = ocp.args.PyTreeRestore(

@@ -193,7 +193,11 @@ class Origin:
         for method in methods:
             unknown = sorted(method.parameters(sizes).keys() - known)
             if unknown:
-                free = [name for name, kind in METHODS.items() if not kind().parameters(sizes)]
+                free = [
+                    name
+                    for name, kind in METHODS.items()
+                    if not kind.needs_documents and not kind().parameters(sizes)
+                ]
                 raise ConfigError(
                     f"config.model.attention: {type(method).__name__} has parameters of its own "
                     f"({', '.join(unknown)}), which the weights at {self.weights!r} lack; set "

@@ -109,6 +109,9 @@ class RunConfig:
         shape = self.model.shape()
         if methods is not None and shape is not None:
             dataclasses.replace(shape, attention=methods)
+        reasons = [method.needs_documents for method in self.model.known_methods()]
+        if self.documents is None and any(reasons):
+            raise ConfigError(f"config.model.attention: {next(filter(None, reasons))}")
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")

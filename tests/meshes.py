@@ -6,9 +6,9 @@ import collections
 import itertools
 
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MESH_AXES, MeshConfig
@@ -32,7 +32,7 @@ METHODS = {
     "nsa": (NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10),),
     "moba": (MoBA(block=8, picks=2),),
     # on contexts with documents, in one softmax and in two
-    "squid": (Dense(), GatedDocuments()),
+    "documents": (Dense(), GatedDocuments()),
 }
 
 # What follows attention: a dense part, or experts, of which a device has parts or whole ones.

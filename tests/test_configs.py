@@ -49,10 +49,10 @@ ELSEWHERE = ("dense", "window")
 IN_LAYERS = {
     "nsa": dict(name="nsa", block=64),
     "moba": dict(name="moba", block=64),
-    "squid": dict(name="squid"),
+    "gated_documents": dict(name="gated_documents"),
 }
 # What --config.model.attention may be: each method, and different ones for different layers.
-ATTENTION = (*METHODS, ("window", "dense"), ("window", dict(name="nsa", block=32)))
+ATTENTION = (*IN_LAYERS, *ELSEWHERE, ("window", "dense"), ("window", dict(name="nsa", block=32)))
 
 every_config = pytest.mark.parametrize(
     "path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT))
@@ -153,6 +153,7 @@ def test_attention_that_no_run_can_have_is_one_line():
         "nssa": "config.model.attention = 'nssa'.* Did you mean 'nsa'",
         ("nsa", "moba"): "config.model.attention: layers choose blocks of 64 and 512 tokens; give",
         ("nsa", "dense", "dense"): "num_layers=4 must be a multiple of the 3 layers of attention",
+        "squid": "squid is dense attention over documents.* add the section documents.*it is 'gated_documents'",
         (): "num_layers=4 must be a multiple of the 0 layers of attention",
     }.items():
         with pytest.raises(ConfigError, match=message) as raised:
@@ -163,7 +164,7 @@ def test_attention_that_no_run_can_have_is_one_line():
 @pytest.mark.long
 def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     """One layer of each."""
-    assert {*IN_LAYERS, *ELSEWHERE} == {*METHODS}
+    assert {*IN_LAYERS, *ELSEWHERE} == {*METHODS} - {"squid"}
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(IN_LAYERS), num_kv_heads=1))
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
@@ -185,11 +186,10 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "methods, documents",
     [
-        # "squid" in METHODS is dense attention to documents; here it is the method with gates
-        (("squid", long_context.METHODS["nsa"]), long_context.DOCUMENTS),
+        (("gated_documents", long_context.METHODS["nsa"]), long_context.DOCUMENTS),
         ((long_context.LOCAL, long_context.METHODS["moba"]), None),
     ],
-    ids=["squid and nsa, documents", "window and moba"],
+    ids=["gated and nsa, documents", "window and moba"],
 )
 def test_the_long_context_agent_takes_a_step(methods, documents, tmp_path, monkeypatch):
     """Every method with documents is in ``test_run_with_documents``, most without in the test above."""

@@ -7,10 +7,11 @@ that a config names as ``package.module:Class``. ``method.Method`` says what a m
 from __future__ import annotations
 
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
+from attention.methods.squid import Squid
 from attention.methods.window import Window
 
 METHODS: dict[str, type[Method]] = {
@@ -18,7 +19,8 @@ METHODS: dict[str, type[Method]] = {
     "window": Window,
     "moba": MoBA,
     "nsa": NSA,
-    "squid": GatedDocuments,
+    "squid": Squid,
+    "gated_documents": GatedDocuments,
 }
 
 # The methods of a model whose config names none.

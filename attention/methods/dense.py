@@ -10,10 +10,7 @@ from attention.methods.method import Method
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Method):
-    """Attention to every key that a token may see.
-
-    On tokens that carry document numbers this is Squid: one softmax over all documents.
-    """
+    """Attention to every key that a token may see."""
 
     reads_all_pages = True
 

@@ -114,6 +114,8 @@ class Method:
     # Whether ``choose_pages`` can say which pages will be read before they are on the device. They
     # may then lie on the host or on disk (``cache.tiers``).
     chooses_pages = False
+    # Reason why a config without the section ``documents`` is refused; "" for none.
+    needs_documents = ""
 
     # --- Settings that shared code asks for ----------------------------------------------------
 

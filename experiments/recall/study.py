@@ -34,6 +34,7 @@ from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make
 from rl_code.metric_writers import MetricLog
 from rl_code.named import Named, make
 from rl_code.progress import Progress
+from rl_code.read_config import ConfigError
 from rl_code.stop import Stopped, StopRequest
 
 RESULT = "recall.json"
@@ -53,7 +54,11 @@ class RecallMethod:
 
     def methods(self) -> tuple[Method, ...]:
         """The methods with their settings. Raises ConfigError."""
-        return tuple(make(METHODS, named, "config.methods.attention") for named in self.attention)
+        path = "config.methods.attention"
+        methods = tuple(make(METHODS, named, path) for named in self.attention)
+        if not self.apart and any(method.needs_documents for method in methods):
+            raise ConfigError(f"{path}: a method over documents needs apart=True")
+        return methods
 
 
 @dataclasses.dataclass(frozen=True)

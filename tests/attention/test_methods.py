@@ -1,4 +1,6 @@
-"""Every method of METHODS has every property; a new one is tested by an entry in CASES."""
+"""Every method of METHODS has every property; a new one is tested by an entry in CASES. Squid is
+dense attention, whose properties on documents are tested as those of dense.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ import pytest
 from attention import reference
 from attention.methods.api import METHODS
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
+from attention.methods.squid import Squid
 from attention.methods.window import Window
 from models.paged import model_cache
 from tests.attention import not_finite, properties
@@ -45,7 +48,7 @@ def nsa(method, q, keys, inputs, parameters):
     return reference.nsa(q, pair, keys["main"], keys["window"], inputs, method)
 
 
-def squid(method, q, keys, inputs, parameters):
+def gated_documents(method, q, keys, inputs, parameters):
     return reference.gated_documents(q, *keys["main"], jnp.zeros(q.shape[0], int), inputs)
 
 
@@ -55,7 +58,7 @@ CASES = {
     "window": (Window(7), dense),
     "moba": (MoBA(block=PAGE, picks=2), moba),
     "nsa": (NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10), nsa),
-    "squid": (GatedDocuments(), squid),
+    "gated_documents": (GatedDocuments(), gated_documents),
 }
 
 
@@ -64,11 +67,16 @@ def long(value):
     return pytest.param(value, marks=pytest.mark.long)
 
 
-every_method = pytest.mark.parametrize("name", METHODS)
+every_method = pytest.mark.parametrize("name", CASES)
 
 
 def test_every_method_has_a_case_here():
-    assert {name: type(method) for name, (method, _) in CASES.items()} == METHODS
+    assert {name: type(method) for name, (method, _) in CASES.items()} | {"squid": Squid} == METHODS
+
+
+def test_squid_is_dense_attention_that_needs_documents():
+    own = {name for name in vars(Squid) if not name.startswith("__")}
+    assert issubclass(Squid, Dense) and own == {"needs_documents"}
 
 
 @every_method
@@ -76,7 +84,9 @@ def test_nothing_leaks(name):
     properties.nothing_leaks(CASES[name][0])
 
 
-@pytest.mark.parametrize("name", ["moba", "window", *map(long, ("dense", "nsa", "squid"))])
+@pytest.mark.parametrize(
+    "name", ["moba", "window", *map(long, ("dense", "nsa", "gated_documents"))]
+)
 def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
     properties.packed_equals_separate(CASES[name][0])
 
@@ -89,7 +99,7 @@ QUICK_WAYS = {("dense", True), ("window", False), ("moba", False), ("nsa", True)
     "name, rotated, poison",
     [
         pytest.param(*case, marks=() if case[:2] in QUICK_WAYS else pytest.mark.long)
-        for name in METHODS
+        for name in CASES
         for case in ((name, True, np.nan), (name, False, np.inf))
     ],
 )
@@ -111,14 +121,14 @@ def test_values_and_gradients_equal_the_definition(x64, name, length):
 
 
 # every method with one of these rows, by turns
-TURNS = set(zip(METHODS, itertools.cycle(["documents", "short"])))
+TURNS = set(zip(CASES, itertools.cycle(["documents", "short"])))
 
 
 @pytest.mark.parametrize(
     "name, kind",
     [
         pytest.param(*case, marks=() if case in TURNS else pytest.mark.long)
-        for case in itertools.product(METHODS, ["short", "documents", "long", "packed"])
+        for case in itertools.product(CASES, ["short", "documents", "long", "packed"])
     ],
 )
 def test_padding_may_hold_anything(name, kind):
@@ -132,7 +142,9 @@ def test_tokens_not_seen_may_hold_large_values(name, kind):
     properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
 
 
-@pytest.mark.parametrize("name", ["moba", "window", *map(long, ("dense", "nsa", "squid"))])
+@pytest.mark.parametrize(
+    "name", ["moba", "window", *map(long, ("dense", "nsa", "gated_documents"))]
+)
 @pytest.mark.parametrize("kind", ["future", *map(long, ("segment", "document"))])
 def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
     not_finite.reaches_only_those_who_see_it(CASES[name][0], kind)

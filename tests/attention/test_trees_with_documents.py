@@ -16,10 +16,10 @@ import pytest
 
 from attention.layout import lay_out
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from pallas_kernels.tokens import TAIL, Tokens, branch_of
 from tests.attention.properties import attended, inputs

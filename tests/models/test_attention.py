@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh, parameter_shardings

@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models.families import PRESETS
 from models.model_config import ModelConfig, MoE, Sizes

@@ -291,6 +291,9 @@ def test_a_state_of_another_shape_is_named(tmp_path):
             checkpoints.restore({**make_state(), "extra": jnp.zeros(5)})
         with pytest.raises(ValueError, match="has half, which the state does not have"):
             checkpoints.restore({k: v for k, v in make_state().items() if k != "half"})
+    assert checkpoint._methods_of(["model.layers.0.gates.value", "half"]) == (
+        "; layers have it where model.attention is nsa or gated_documents"
+    )
 
 
 def test_what_cannot_be_stored_is_refused_when_saved(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention.methods.dense import Dense
 from configs import quickstart
 from pallas_kernels.tokens import TAIL, Tokens, visible
 from rl_code import read_config
@@ -183,6 +184,13 @@ def test_the_section_settles_pages_of_cache_and_batch():
     assert config.train.pack.documents == config.documents
     plain = small_run(None)
     assert plain.documents is None and plain.train.pack.documents is None
+
+
+def test_squid_needs_documents():
+    (method,) = small_run({}, model__attention="squid").model.methods()
+    assert isinstance(method, Dense)
+    with pytest.raises(read_config.ConfigError, match="squid is dense attention over documents"):
+        small_run(None, model__attention=("dense", "squid"))
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_a_method_with_parameters_needs_weights_that_have_them():
     shape = found.shape(None, None)
     for name in ("dense", "window", "moba"):
         found.check_methods((METHODS[name](),), shape)
-    for name, parameter in {"nsa": "compressed_k", "squid": "gates"}.items():
+    for name, parameter in {"nsa": "compressed_k", "gated_documents": "gates"}.items():
         with pytest.raises(ConfigError, match=parameter) as raised:
             found.check_methods((METHODS[name](),), shape)
         assert "use dense, window, moba, which have none" in str(raised.value)

@@ -30,7 +30,7 @@ METHODS = {
     "dense": dict(name="dense"),
     "window": dict(name="window", window=40),
     "nsa": dict(name="nsa", length=8, stride=4, initial=1, local=1, window=24, **BLOCKS),
-    "moba and squid": (dict(name="moba", **BLOCKS), dict(name="squid")),
+    "moba and gated": (dict(name="moba", **BLOCKS), dict(name="gated_documents")),
 }
 
 

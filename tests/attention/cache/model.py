@@ -10,9 +10,9 @@ import numpy as np
 
 from attention.cache.tables import Pages, sequence_pages
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models.paged import forward, model_cache
 from models.transformer import Transformer

@@ -45,7 +45,7 @@ WITH_DOCUMENTS = dataclasses.replace(test_documents.PACK, rows=8)
 @functools.cache
 def batch_of(methods: str, parts: int):
     """(batch, most runs of a row). No document lies on two of ``parts`` devices."""
-    if methods == "squid":
+    if methods == "documents":
         builders = types.SimpleNamespace(group=make_group)
         groups = test_documents.make_groups(builders, DOCUMENT_SIZES)
         config = dataclasses.replace(WITH_DOCUMENTS, parts=parts)

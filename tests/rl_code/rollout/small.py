@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 
 from attention.methods.dense import Dense
+from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
@@ -55,7 +55,7 @@ METHODS = {
     "window": ((Window(6),), {}),
     "moba": ((MoBA(block=4, picks=2),), {}),
     "nsa": ((NSA(block=8, length=4, stride=4, picks=3, window=8),), dict(page=8)),
-    "squid": ((GatedDocuments(),), {}),
+    "gated": ((GatedDocuments(),), {}),
     "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
 }
 # What a test of every method tries: NSA alone is half of "dense and nsa".

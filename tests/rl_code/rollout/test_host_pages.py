@@ -49,7 +49,7 @@ def played(engine: Engine, model, host_pages_mb: float | None):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["dense", "dense and nsa", "moba", "window", "squid", "two shards"]
+    "name", ["dense", "dense and nsa", "moba", "window", "gated", "two shards"]
 )
 def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_token(name):
     attention, changes = METHODS.get(name, (MODEL.attention, {}))

@@ -38,14 +38,14 @@ SOME = [
     ("data 2 x expert 2 x tensor 2", "moba", "folded"),
     ("context 4 x expert 2", "nsa", "experts"),
     # in layers of which every other one is dense
-    ("tensor 8", "squid", "plain"),
+    ("tensor 8", "documents", "plain"),
 ]
 
 
 def sampled(mesh: MeshConfig, methods: str, options: dict) -> list:
     """The trajectories of five groups, or of three whose contexts have documents."""
     model = dataclasses.replace(MODEL, **options)
-    documents = methods == "squid"
+    documents = methods == "documents"
     config = dataclasses.replace(WITH_DOCUMENTS if documents else ENGINE, **PAGES)
     engine = Engine(model, config, SAMPLING, (STOP,), make_mesh(mesh))
     scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=60.0)

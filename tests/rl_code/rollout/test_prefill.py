@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from attention.methods.squid import GatedDocuments
+from attention.methods.gated_documents import GatedDocuments
 from models.sharding import MeshConfig, make_mesh
 from rl_code.documents import OUTSIDE
 from rl_code.rollout import prefill_wire

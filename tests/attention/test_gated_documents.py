@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention import reference
-from attention.methods.squid import gated_documents
+from attention.methods.gated_documents import gated_documents
 from pallas_kernels.tokens import TAIL
 from tests.attention.rows import documents, normal, relative
 
