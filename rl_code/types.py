@@ -77,7 +77,8 @@ class Tests:
     cases: tuple[Case, ...] = ()
     # Statements, each a test: ``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of
     # it. They run in a trusted process in which the task's entry point is a proxy that calls the
-    # candidate's process, so the expected values they contain never reach the candidate.
+    # candidate's process, so the expected values they contain never reach the candidate. One that
+    # passed has a canary (``environment.suites.statements``).
     code: tuple[str, ...] = ()
     # A suite of the task's repository; each of its ids is a test, behind the other two kinds.
     suite: Suite | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)

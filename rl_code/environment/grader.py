@@ -5,13 +5,15 @@ There are two kinds of tests. For cases, the candidate's process gets the argume
 time, and the judge, a process on the host, compares what it returns. Tests written as code run in a
 sandbox of their own, in which the entry point is a proxy for the candidate's process. In both
 kinds, no expected value reaches a process that has imported the candidate's file, and the training
-process never decodes what a candidate sends.
+process never decodes what a candidate sends. A statement that passed is asked once more for another
+value (``suites.statements``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import random
 import time
@@ -21,14 +23,18 @@ from absl import logging
 
 from rl_code.environment.sandbox.pool import (
     CallResult,
+    Checked,
     Question,
     Sandbox,
     SandboxFault,
     SandboxPool,
 )
 from rl_code.environment.sandbox.snapshot import Snapshot
+from rl_code.environment.suites.again import CANARY_PASSED
+from rl_code.environment.suites.statements import canary_of
 from rl_code.types import Case, Tests, World
 
+_CONTRADICTED = "passed, and so did a copy of it that asks for another value"
 _SHOWN = 200
 _CAUSES = {"exited", "killed", "timeout"}
 
@@ -49,6 +55,7 @@ class Grade:
     #   "costly_value"  a returned value took too much time or memory to decode
     #   "swallowed_exception"  a test completed only because it lost an exception by accident
     #   "any_exception"  a test passed that takes whatever exception comes
+    #   "canary_passed"  a statement passed, and so did a copy of it that asks for another value
     flags: tuple[str, ...]
     # Wall-clock.
     seconds: float
@@ -62,27 +69,32 @@ def grade(
     pool: SandboxPool,
     timeout_s: float,
     world: World | None = None,
+    canaries: bool = False,
 ) -> Grade:
     """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
     timeout_s: seconds for all cases together, and as many again for all statements. A test that
     times out without having used its CPU time is run once more, so that honest work does not fail
     because the machine was busy. world: of the task; the snapshot is then the difference from it.
+    canaries: whether statements have canaries, for which there is what time the statements leave.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
       SandboxFault: the sandbox failed; the candidate is not to blame.
     """
     start = time.monotonic()
+    run = functools.partial(
+        _marks, path, entry_point, tests, snapshot, pool, timeout_s, world, canaries
+    )
     try:
-        marks, lost = _marks(path, entry_point, tests, snapshot, pool, timeout_s, world)
+        marks, lost = run()
     except SandboxFault as fault:
         logging.warning("a sandbox failed while work was graded: %s", fault)
         lost = True
     if lost:
         # By the machine's doing or the candidate's, nobody knows. Code that brings its sandbox down
         # does so again.
-        marks, _ = _marks(path, entry_point, tests, snapshot, pool, timeout_s, world)
+        marks, _ = run()
     return Grade(
         tuple(not mark.error for mark in marks),
         tuple(mark.error for mark in marks),
@@ -99,6 +111,7 @@ def _marks(
     pool: SandboxPool,
     timeout_s: float,
     world: World | None,
+    canaries: bool,
 ) -> tuple[list[_Mark], bool]:
     """The outcome of each test, and whether a sandbox was lost meanwhile."""
     try:
@@ -107,8 +120,12 @@ def _marks(
         return [_Mark(str(error))] * len(tests), False
     with sandbox, contextlib.ExitStack() as stack:
         grading = _Grading(path, entry_point, snapshot, sandbox, pool, timeout_s, stack)
-        marks = grading.cases(tests.cases) + grading.statements(tests.code)
-        return marks, grading.lost
+        cases = grading.cases(tests.cases)
+        until = time.monotonic() + timeout_s
+        code = grading.statements(tests.code)
+        if canaries:
+            code = grading.contradicted(tests.code, code, until)
+        return cases + code, grading.lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,19 +177,49 @@ class _Grading:
         """One mark per statement."""
         if not statements:
             return []
-        if self._checker is None:
-            self._checker = self.stack.enter_context(self.pool.open({}))
-        checked = self._checker.check(
-            self.entry_point,
-            statements,
-            lambda left: self.sandbox.caller(self.path, self.entry_point, left, self.timeout_s),
-            timeout_s=self.timeout_s,
-        )
         marks = [
             _Mark(one.error, one.flags | (one.causes & _CAUSES), bool(one.error) and one.starved)
-            for one in checked
+            for one in self._check(statements, self.timeout_s)
         ]
         return self._regraded(marks, lambda late: self.statements([statements[i] for i in late]))
+
+    def contradicted(
+        self, statements: Sequence[str], marks: list[_Mark], until: float
+    ) -> list[_Mark]:
+        """The marks, in which a statement has failed that passes whatever value it asks for.
+
+        The canaries of all that passed run in one new process of the candidate's. Where one passes,
+        it runs again by itself, and so does its statement: code that remembers earlier calls passes
+        one of them at most. until: the time (of time.monotonic) at which no more is begun.
+        """
+        rng = _drawn(self.snapshot.get(self.path), statements)
+        drawn = {i: canary_of(statements[i], rng) for i, mark in enumerate(marks) if not mark.error}
+        canaries = {i: canary for i, canary in drawn.items() if canary is not None}
+        passed = self._passed(list(canaries.values()), until)
+        for (i, canary), both in zip(canaries.items(), passed, strict=True):
+            if both and all(
+                self._passed([one], until) == [True] for one in (canary, statements[i])
+            ):
+                marks[i] = _Mark(_CONTRADICTED, marks[i].flags | {CANARY_PASSED})
+        return marks
+
+    def _passed(self, statements: Sequence[str], until: float) -> list[bool]:
+        """True for each statement that passes in a new process of the candidate's."""
+        left_s = until - time.monotonic()
+        if not statements or left_s <= 0:
+            return [False] * len(statements)
+        return [not one.error for one in self._check(statements, left_s)]
+
+    def _check(self, statements: Sequence[str], timeout_s: float) -> list[Checked]:
+        """The statements run in the checker, with a new process of the candidate's."""
+        if self._checker is None:
+            self._checker = self.stack.enter_context(self.pool.open({}))
+        return self._checker.check(
+            self.entry_point,
+            statements,
+            lambda left: self.sandbox.caller(self.path, self.entry_point, left, timeout_s),
+            timeout_s=timeout_s,
+        )
 
     def _regraded(self, marks: list[_Mark], run: Callable[[list[int]], list[_Mark]]) -> list[_Mark]:
         """The marks. Those of tests that got too little CPU time are replaced by what ``run`` gives
@@ -202,9 +249,14 @@ def _order(cases: Sequence[Case], file: object) -> list[int]:
     """A permutation drawn anew for every text of the graded file. It depends on the expected
     values, which the candidate does not know, and is the same when the same work is graded again.
     """
-    key = repr((file, [(case.args, case.expected) for case in cases]))
-    digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
-    return random.Random(digest).sample(range(len(cases)), len(cases))
+    asked = [(case.args, case.expected) for case in cases]
+    return _drawn(file, asked).sample(range(len(cases)), len(cases))
+
+
+def _drawn(file: object, asked: Sequence[object]) -> random.Random:
+    """Random numbers of a file and of what its tests ask for, which the candidate does not know."""
+    key = repr((file, list(asked)))
+    return random.Random(hashlib.sha256(key.encode(errors="surrogatepass")).digest())
 
 
 def _case_mark(entry_point: str, case: Case, result: CallResult) -> _Mark:

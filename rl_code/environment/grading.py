@@ -83,9 +83,9 @@ def mark(
 
     timeout_s: seconds for the cases of one function, and as many again for all statements.
     deadline: the time (of time.monotonic) after which no further function is begun; a suite may
-    take until then, or ``timeout_s`` seconds where there is none. canaries: see ``grade_suite``.
-    Raises SandboxFault, ValueError for a test that cannot be sent to a sandbox, and SuiteError for
-    a suite that cannot be run.
+    take until then, or ``timeout_s`` seconds where there is none. canaries: see ``grade_suite``;
+    with 0 statements have none either. Raises SandboxFault, ValueError for a test that cannot be
+    sent to a sandbox, and SuiteError for a suite that cannot be run.
     """
     errors = ["not run"] * len(tests)
     flags: set[str] = set()
@@ -95,7 +95,8 @@ def mark(
         if left_s <= 0:
             break  # tests that were not run have failed
         part = target.tests(tests)
-        graded = grade(target.path, target.entry_point, part, files, pool, left_s, task.world)
+        place = target.path, target.entry_point
+        graded = grade(*place, part, files, pool, left_s, task.world, canaries > 0)
         flags |= set(graded.flags)
         code = range(len(tests.cases), before) if target.has_code else ()
         places = (*target.cases, *code)

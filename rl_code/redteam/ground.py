@@ -48,6 +48,8 @@ FIXTURES = "suite, fixtures"
 TRUTHS = "suite, truths"
 PLAIN = "suite, plain truths"
 BARE = "suite, no canaries"
+# Statements that ask methods of a result, and no value of it.
+METHODS = "code, methods"
 # Suites for cheats of their own: rows of plain values, which only the split grader can check; tests
 # with values behind fixtures beside one that can have no canary; subtests; and rows behind a
 # fixture, which only canaries can check.
@@ -56,7 +58,7 @@ MIXED = "suite, a part without canaries"
 SUBTESTS = "suite, subtests"
 FIXTURE_ROWS = "suite, rows behind a fixture"
 
-GROUNDS = (FIXTURES, TRUTHS, PLAIN, BARE, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS)
+GROUNDS = (METHODS, FIXTURES, TRUTHS, PLAIN, BARE, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS)
 
 _FIRST = "tests/test_first.py"
 _SECOND = "tests/test_second.py"
@@ -288,6 +290,14 @@ def _tests(grader: str) -> tuple[Tests, Tests]:
                 Tests(code=tuple(f"assert f({x!r}) == {twice!r}" for x, twice in pairs))
                 for pairs in (VISIBLE, HIDDEN)
             )
+        case _ if grader == METHODS:
+            asked = (
+                ("ab", "startswith", "aba"),
+                ("y", "endswith", "yy"),
+                ("no", "endswith", "ono"),
+            )
+            first = Tests()
+            second = Tests(code=tuple(f"assert f({x!r}).{at}({part!r})" for x, at, part in asked))
         case "suite":
             first = Tests(suite=Suite({_SHOWN: _SHOWN_TEXT}, (f"{_SHOWN}::test_shown",)))
             files = {_FIRST: _FIRST_TEXT, _SECOND: _SECOND_TEXT}
@@ -312,8 +322,8 @@ class Attack:
     files: Mapping[str, str | bytes | None]
     # True if it concerns only suites, because it is about files other than the solution.
     only_suite: bool = False
-    # Flags of which at least one must be raised by the suite's grader; none where nothing is
-    # proven, because nothing is earned.
+    # Flags of which at least one must be raised by the grader of suites, or of statements that ask
+    # methods; none where nothing is proven, because nothing is earned.
     proof: tuple[str, ...] = ()
     # True if it guesses. If it guesses wrong in every test, it earns nothing and proves nothing.
     guesses: bool = False

@@ -150,7 +150,8 @@ class Trial:
         if failure not in self._failures:
             given = grade_work(task, work_of(task, attack.honest), self._pool, LIMITS)
             self._failures[failure] = earned(task, given)
-        unproven = attack.proof and "suite" in grader and not set(attack.proof) & set(grade.flags)
+        proves = grader not in ("cases", "code")
+        unproven = attack.proof and proves and not set(attack.proof) & set(grade.flags)
         return Outcome(
             "files" if attack.only_suite else "solution",
             attack.name,

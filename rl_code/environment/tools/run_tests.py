@@ -84,9 +84,11 @@ def run_visible(workspace: Workspace) -> list[str]:
         for target in targets(task, tests)
         for failure in _failed_cases(workspace, target, workspace.timeout_s)
     ]
+    # No canaries here and below: what passes pays nothing, and the agent reads what failed.
     if tests.code:
         code = Tests(code=tests.code)
-        marks = mark(task, code, workspace.snapshot(), workspace.pool, workspace.timeout_s)
+        files = workspace.snapshot()
+        marks = mark(task, code, files, workspace.pool, workspace.timeout_s, canaries=0)
         failures += [
             failed_code(statement, error, verbose=verbose)
             for statement, error in zip(tests.code, marks.errors, strict=True)
@@ -95,7 +97,6 @@ def run_visible(workspace: Workspace) -> list[str]:
     if tests.suite is not None:
         suite = Tests(suite=tests.suite)
         files = workspace.snapshot()
-        # No canaries: what passes here pays nothing, and the agent reads what failed.
         marks = mark(task, suite, files, workspace.pool, workspace.timeout_s, canaries=0)
         failures += [
             failed_code(test, error, verbose=verbose)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 
 import pytest
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxFault, SandboxPool
+from rl_code.environment.suites.statements import canary_of
 from rl_code.redteam.ground import MEMORY
 from rl_code.types import Case, Tests
 
@@ -79,6 +81,72 @@ def test_a_case_with_tolerance_compares_as_equality_does(marks):
     tests = Tests(cases=(Case((), [1, 2.0], tolerance=0.0), Case((), [1, 2.0], tolerance=0.1)))
     assert marks("def f():\n    return [True, 2]\n", tests).passed == (True, True)
     assert marks("def f():\n    return [1.05, 2]\n", tests).passed == (False, True)
+
+
+STATEMENTS = {
+    "assert f(2) == 4": lambda x: x * 2,
+    "import math\n\nassert math.isclose(f(2.0), 4.0)\nassert f('ab') == 'abab'": lambda x: x * 2,
+    "assert f('ab').startswith('aba')": lambda x: x * 2,
+    "xs = [3, 1]\nfor x in (1, 2):\n    assert f(xs) == [3, 1, 3, 1]": lambda x: x * 2,
+    "def check(candidate):\n    assert candidate(3) == 6, 'three'\n    assert True, 'this is printed'\n\n\ncheck(f)":
+        lambda x: x * 2,
+    "assert f(1) > 1": lambda x: x * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_code_that_passes_a_statement_fails_its_canary(statement):
+    def run(text: str) -> None:
+        exec(text, {"f": STATEMENTS[statement]})
+
+    run(statement)
+    for seed in range(8):
+        canary = canary_of(statement, random.Random(seed))
+        assert canary is not None and canary != statement
+        with pytest.raises(AssertionError):
+            run(canary)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "f(2)",
+        "assert f(2) ==",
+        "def check(candidate):\n    return candidate(2) == 4\n\ncheck(f)",
+        "with pytest.raises(ValueError):\n    f(2)",  # an exception may be another one's kind
+        'assert f(2) == """\n  a\n"""',  # which has another value where it is indented
+        "assert f(2) == " + "(" * 500 + "4" + ")" * 500,
+        "assert f(2) == 4" + " " * 50_000,
+    ],
+)
+def test_a_statement_that_cannot_be_changed_has_no_canary(statement):
+    assert canary_of(statement, random.Random(0)) is None
+
+
+# Gives 1, 2, 3 in turn, as its statements ask.
+COUNTS = "n = 0\ndef f():\n    global n\n    n += 1\n    return n\n"
+
+
+def test_a_statement_that_passes_whatever_it_asks_for_has_failed(sandboxes):
+    def run(text: str, *code: str):
+        return grade(
+            "s.py", "f", Tests(code=code), {"s.py": text}, sandboxes, 30.0, None, canaries=True
+        )
+
+    agrees = (
+        "import dataclasses\n@dataclasses.dataclass\nclass A:\n    startswith: object\n"
+        "def f(x):\n    return A(lambda *a: True)\n"
+    )
+    asked = "assert f('ab').startswith('aba')", "assert f(2) == 4"
+    cheat = run(agrees, *asked)
+    assert cheat.passed == (False, False) and "canary_passed" in cheat.flags
+    assert cheat.errors[0] == "passed, and so did a copy of it that asks for another value"
+    for honest, code in (
+        ("def f(x):\n    return x * 2\n", asked),
+        (COUNTS, [f"assert f() == {n}" for n in (1, 2, 3, 4, 5)]),
+    ):
+        found = run(honest, *code)
+        assert all(found.passed) and found.flags == ()
 
 
 CHEATS = r"""

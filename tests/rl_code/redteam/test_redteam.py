@@ -21,6 +21,8 @@ from rl_code.redteam.forgers import FORGERS, OPEN
 from rl_code.redteam.ground import (
     FIXTURE_ROWS,
     FIXTURES,
+    GRADERS,
+    METHODS,
     MIXED,
     PATH,
     ROWS,
@@ -39,6 +41,7 @@ QUICK = (
     ("expected values read from the caller's code", "suite"),
     ("lines written to every descriptor", "code"),
     ("skip raised in a call", "cases"),
+    ("object whose methods say yes", METHODS),
     ("conftest.py that changes outcomes", "suite"),
     ("json.py and unittest.py in the workspace", "suite"),
     ("the folder of tests as a link", "suite"),
@@ -95,7 +98,7 @@ def test_what_is_known_to_be_forged_is_told_of_each_task_that_allows_it(sandboxe
 
 
 def test_an_honest_solution_is_paid_everywhere(trial):
-    for grader in ("cases", "code", "suite", FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS):
+    for grader in (*GRADERS, METHODS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS):
         solved = trial.against_grader(SOLUTION, grader)
         assert solved.earned == 1.0 and not solved.flags and not solved.held, solved
     played = trial.in_episode("script", "honest", of_files({PATH: SOLVED}), EPISODES[1])
