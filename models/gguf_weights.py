@@ -85,6 +85,7 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
         # Stored as float32, which turns 1e-5 into 9.999999747378752e-06.
         norm_eps=float(str(np.float32(value(f"{kind}.attention.layer_norm_rms_epsilon")))),
         tied_embeddings=bool("output.weight" not in names or _output_is_embedding(reader)),
+        architecture=family.architecture,
         **family.options,
     )
 

@@ -34,6 +34,12 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         family = families.of_architecture(need("model_type"))
     except ValueError as error:
         raise ValueError(f"model_type {error}") from error
+    classes = hf.get("architectures") or [family.huggingface_class]
+    if family.huggingface_class not in classes:
+        raise ValueError(
+            f"config.json has architectures={classes!r}, which is not supported, only "
+            f"{family.huggingface_class!r} for model_type {family.architecture!r}"
+        )
     for key, harmless in family.harmless.items():
         if key in hf and hf[key] not in harmless:
             raise ValueError(
@@ -63,6 +69,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         rope_theta=rope["rope_theta"],
         norm_eps=need("rms_norm_eps"),
         tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
+        architecture=family.architecture,
         **family.options,
         rope_scaling=_rope_scaling(rope),
         moe=None if family.experts is None else family.experts.read(hf, need),
@@ -106,6 +113,7 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
         },
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
+        **({} if family.windows is None else {"sliding_window": None}),
         "torch_dtype": config.param_dtype,
         **({} if config.moe is None else family.experts.write(config.moe)),
     }

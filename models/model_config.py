@@ -166,6 +166,9 @@ class ModelConfig:
     norm_eps: float
     # Whether logits come from the embeddings instead of a matrix of their own.
     tied_embeddings: bool
+    # ``model_type`` of the files that the model came from, which its own files have too. None for a
+    # model that came from none: the first family with its options writes them.
+    architecture: str | None = None
     # Whether q, k and v have a bias (Qwen2).
     qkv_bias: bool = False
     # Whether q and k pass through RMSNorm (Qwen3).

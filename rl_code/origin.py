@@ -52,9 +52,10 @@ ATTENTION = "rl_code_attention"
 LORA = "rl_code_lora"
 
 _KEY = "config.model.weights"
-# Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
+# Fields of ModelConfig that weights need not share with a preset. The vocabulary of a model
 # that was trained from scratch is as large as its tokenizer.
 _NOT_SHAPE = (
+    "architecture",
     "dtype",
     "param_dtype",
     "remat",

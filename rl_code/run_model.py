@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from models import peft
+from models import families, peft
 from models.lora import with_trained
 from models.marks import unquote
 from models.model_config import ModelConfig, MoE
@@ -90,6 +90,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     moe = _balanced(config, shape.moe)
     shape = dataclasses.replace(
         shape,
+        architecture=families.of_config(shape).architecture,
         attention=methods,
         dtype=spec.dtype,
         remat=spec.remat,

@@ -1,4 +1,6 @@
-"""The model families, one file each. A new one is a file here and an entry in ``FAMILIES``."""
+"""The model families, one file each. A new one is a file here and an entry in ``FAMILIES``
+(``docs/adding.md`` has a whole example).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from models.families import (
     compact_moe,
     dots1,
     llama,
+    mistral,
     qwen2,
     qwen3,
     qwen3_coder,
@@ -19,6 +22,7 @@ from models.model_config import ModelConfig
 # Where several families share an architecture, the first is the one that files of it are read by.
 FAMILIES: dict[str, Family] = {
     "llama3": llama.FAMILY,
+    "mistral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_coder": qwen3_coder.FAMILY,
@@ -55,16 +59,18 @@ def of_protocol(protocol: str) -> Family | None:
 
 
 def of_config(config: ModelConfig) -> Family:
-    """The family that writes the files of a model of this shape.
+    """The family that writes the files of a model: that of its architecture, or the first one with
+    its options.
 
     Raises:
       ValueError: no family has the model's options.
     """
     for family in FAMILIES.values():
-        if family.describes(config):
+        if config.architecture in (None, family.architecture) and family.describes(config):
             return family
+    one = "" if config.architecture is None else f" of the architecture {config.architecture!r}"
     experts = "" if config.moe is None else f" and moe={config.moe}"
     raise ValueError(
-        f"no model family has qkv_bias={config.qkv_bias} together with "
+        f"no model family{one} has qkv_bias={config.qkv_bias} together with "
         f"qk_norm={config.qk_norm}{experts}"
     )

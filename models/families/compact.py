@@ -73,7 +73,7 @@ FAMILY = dataclasses.replace(
         ),
     },
     template=_TEMPLATE.strip(),
-    end="<|eot|>",
+    ends=("<|eot|>",),
     protocol="compact",
     call_format=None,
     max_calls=0,

@@ -83,9 +83,10 @@ class Family:
     parameters: Mapping[str, Parameter]
     # Chat template (jinja2) for tokenizers that bring none of their own.
     template: str
-    # Token that ends a turn.
-    end: str
-    # Name of the protocol (rl_code.environment.protocol) in which an episode talks to the model.
+    # Special tokens that end a message of the assistant; the first ends every turn.
+    ends: tuple[str, ...]
+    # Name of the protocol in which an episode talks to the model. One that no other family has
+    # needs no entry elsewhere: ``rl_code.environment.protocols.api`` makes it.
     protocol: str
     # How tool calls are written; None where the model was not trained to write any.
     call_format: CallFormat | None = None
@@ -102,8 +103,14 @@ class Family:
     harmless: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: HARMLESS)
 
     # (sliding_window, max_window_layers) of a config.json that leaves them out, for an architecture
-    # whose layers from the second number on have the window without ``use_sliding_window``.
+    # whose layers from the second number on have the window without ``use_sliding_window``. Files
+    # of ours say that they have none.
     windows: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> str:
+        """The token that ends a turn."""
+        return self.ends[0]
 
     def check_windows(self, hf: Mapping[str, Any], layers: int) -> None:
         """Raises ValueError where layers of the config.json ``hf`` have a sliding window unsaid."""

@@ -44,7 +44,7 @@ FAMILY = dataclasses.replace(
         ),
     },
     template=_TEMPLATE.strip(),
-    end="<|im_end|>",
+    ends=("<|im_end|>", "<|endoftext|>"),
     protocol="completion",
     call_format=None,
     max_calls=0,

@@ -128,6 +128,11 @@ def test_smollm2_has_its_system_turn_unless_one_is_given():
     assert render("smollm2", TALK[1:]) == start.format(default)
 
 
+def test_mistral_puts_the_system_message_and_results_into_turns_of_the_user():
+    assert render("mistral", TALK) == "<s>[INST] Be brief.\n\nfix {{ it }}[/INST]"
+    assert render_tool_results("mistral", ["ok", "PASS"]) == "[INST] ok\nPASS[/INST]"
+
+
 def test_compact_marks_turns_with_single_tokens():
     assert render("compact", [{"role": "user", "content": "task"}]) == "<|bos|>task<|eot|>"
     assert render("compact", TALK) == "<|bos|>Be brief.\nfix {{ it }}<|eot|>"

@@ -59,7 +59,7 @@ def test_files_of_every_architecture_and_models_of_every_preset_have_a_family():
         assert found.parameters == family.parameters, name
         for config in family.presets.values():
             assert families.of_config(config).architecture == family.architecture, name
-    with pytest.raises(ValueError, match=r"'gemma' is not supported, only llama, qwen2, qwen3"):
+    with pytest.raises(ValueError, match=r"'gemma' is not supported, only llama, mistral, qwen2"):
         families.of_architecture("gemma")
     both = dataclasses.replace(PRESETS["tiny"], qkv_bias=True, qk_norm=True)
     with pytest.raises(ValueError, match="no model family has qkv_bias=True together with qk_norm"):

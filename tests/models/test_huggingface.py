@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import huggingface, huggingface_config
+from models import families, huggingface, huggingface_config
 from models.functions import RopeScaling
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
@@ -70,7 +70,10 @@ def one():
 
 
 def random_model(config: ModelConfig) -> Transformer:
-    """A model all of whose parameters are random, norms and biases too."""
+    """A model of the first architecture with these options, all of whose parameters are random,
+    norms and biases too.
+    """
+    config = dataclasses.replace(config, architecture=families.of_config(config).architecture)
     rng = np.random.default_rng(0)
     draw = functools.partial(rng.standard_normal, dtype=np.float32)
     return jax.tree.map(
@@ -100,6 +103,28 @@ def test_logits_equal_those_of_transformers(name, one):
     np.testing.assert_allclose(
         logits(model, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5
     )
+
+
+def test_a_mistral_is_computed_as_a_llama_and_stays_a_mistral(one, tmp_path):
+    """transformers computes the two alike where a Mistral has no sliding window."""
+    given, saved = tmp_path / "given", tmp_path / "saved"
+    shutil.copytree(GOLDEN / "llama_tied", given)
+    content = json.loads((given / "config.json").read_text()) | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": None,
+    }
+    (given / "config.json").write_text(json.dumps(content))
+    model = huggingface.load(given, huggingface_config.read_config(given), one)
+    golden = np.load(given / "logits.npz")
+    np.testing.assert_allclose(
+        logits(model, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5
+    )
+    huggingface.save(saved, model, max_positions=512)
+    written = json.loads((saved / "config.json").read_text())
+    for key in ("architectures", "model_type", "sliding_window"):
+        assert written[key] == content[key]
+    assert huggingface_config.read_config(saved) == model.config
 
 
 def test_golden_logits_depend_on_rope_scaling(one):

@@ -18,7 +18,9 @@ def test_every_preset_comes_back_from_its_config_file(name):
         json.dumps(huggingface_config.config_to_dict(PRESETS[name], max_positions=8192))
     )
     # the file tells the shape of parameters that are there, not how random ones are drawn
-    expected = dataclasses.replace(PRESETS[name], embed_std=0.02)
+    expected = dataclasses.replace(
+        PRESETS[name], embed_std=0.02, architecture=written["model_type"]
+    )
     assert huggingface_config.config_from_dict(written) == expected
 
 
@@ -29,6 +31,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 DOTS = json.loads((GOLDEN / "dots1" / "config.json").read_text()) | {
     "layer_types": None,
     "sliding_window": None,
@@ -109,9 +112,21 @@ def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
     ("change", "words"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        (MISTRAL, "sliding_window=4096, .* from max_window_layers=0 on"),
+        (MISTRAL | {"sliding_window": 4096, "layer_types": []}, "sliding_window=4096"),
+        (MISTRAL | {"layer_types": ["full_attention"] * 3}, "layer_types=.* only "),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            r"architectures=\['MistralForCausalLM'\], .* only 'LlamaForCausalLM'",
+        ),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "only 'LlamaForCausalLM'"),
+        ({"model_type": "qwen2"}, "only 'Qwen2ForCausalLM' for model_type 'qwen2'"),
         ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported"),
-        ({"model_type": "qwen3_moe"}, "no 'num_experts'"),
-        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({"model_type": "qwen3_moe", "architectures": None}, "no 'num_experts'"),
+        (
+            {"model_type": "qwen3_moe", "architectures": None, "decoder_sparse_step": 2},
+            "decoder_sparse_step=2",
+        ),
         ({"hidden_size": None}, "no 'hidden_size'"),
         ({"rope_theta": None}, "no 'rope_theta'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from models.families import FAMILIES
 from rl_code import named
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
@@ -14,15 +15,21 @@ from rl_code.environment.tools.tool import Tool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 
-# Another family's chat needs no entry: a config may say
-# dict(name="rl_code.environment.protocols.chat:Chat", family=..., calls=...).
+
+def _of_family(name: str) -> Protocol:
+    """Messages in a family's template, with calls as the family writes them, if it writes any."""
+    family = FAMILIES[name]
+    if family.call_format is None:
+        return Completion(name, stop_tokens=family.ends)
+    return Chat(name, family.call_format, stop_tokens=family.ends)
+
+
 PROTOCOLS: dict[str, Protocol] = {
+    # "hermes", "qwen3_coder", "llama3", "completion": where several families share a protocol, it
+    # has the template of the first
+    **{family.protocol: _of_family(name) for name, family in reversed(FAMILIES.items())},
     "compact": Compact(),
     "compact_thoughts": Compact(thoughts=True),
-    "hermes": Chat("qwen2", "json"),
-    "qwen3_coder": Chat("qwen3_coder", "tags"),
-    "llama3": Chat("llama3", "bare", stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),
-    "completion": Completion("smollm2"),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }
