@@ -106,7 +106,7 @@ def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_me
     )
     # Tools answer one by one. With these sizes a dispatch for few answers takes less time than one
     # for all.
-    engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16)
+    engine = dataclasses.replace(engine, decode_steps=MESSAGE, result_rows=16)
     parts = Parts(
         scheduler=bench_model.make_scheduler(
             config, engine, sampling_mesh, workers=GROUPS * SAMPLES

@@ -130,8 +130,8 @@ def engine_config(
         decode_steps=min(after, 32),
         cache_dtype=dtype,
         view_block=64,
-        answer_rows=max(2, rows),
-        answer_tokens=32,
+        result_rows=max(2, rows),
+        result_tokens=32,
     )
 
 

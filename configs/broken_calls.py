@@ -1,10 +1,10 @@
 """Broken tool calls that are left out of training, and then counted.
 
 What: functions to write from a few words in one message; half of the tasks do not state a constant,
-  so they can only be guessed. One demonstration of ten has a broken call. All arms of a seed begin
-  with the same warm start and the same reward, 1 for a solved task; credit is the reward minus 2/3.
-  An arm leaves episodes with a broken call out of training; one counts them as failures that also
-  cost 0.1; one leaves them out, with the mean of a group as its baseline.
+  so they can only be guessed. One demonstration of ten has a broken call. All variants of a seed
+  begin with the same warm start and the same reward, 1 for a solved task; credit is the reward
+  minus 2/3. A variant leaves episodes with a broken call out of training; one counts them as
+  failures that also cost 0.1; one leaves them out, with the mean of a group as its baseline.
 Command: python -m launch.sweep --config=configs/broken_calls.py --workdir=runs/broken_calls
 Hardware: 2 CPU cores. Run time: see docs/results/broken_calls.md.
 Expected metric: calls/broken_unclear nears 1 where broken calls are left out, and 0 where they are
@@ -20,7 +20,7 @@ from configs import quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm that leaves broken calls out. arg: "" or "smoke" (seconds)."""
+    """The variant that leaves broken calls out. arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/broken_calls.py:{arg}: the argument must be empty or smoke")
     config = from_words(
@@ -79,7 +79,7 @@ def credited(drop: bool, baseline: float | None = BASELINE) -> dict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One set of overrides per run; every arm of a seed before the next seed."""
+    """One set of overrides per run; every variant of a seed before the next seed."""
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for variant, credit in (
             ("dropped", credited(drop=True)),

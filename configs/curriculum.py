@@ -19,7 +19,7 @@ LEVELS = (1, 2, 3)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm with a curriculum. arg: "" or "smoke" (seconds)."""
+    """The variant with a curriculum. arg: "" or "smoke" (seconds)."""
     config = quickstart.get_config(arg)
     config.tasks.levels = LEVELS
     config.train.curriculum = dict(by="level")
@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One run for each arm and seed."""
+    """One run for each variant and seed."""
     for name, evenly in (("alike", 1.0), ("curriculum", 0.2)):
         for seed in (0,) if arg == "smoke" else (0, 1, 2):
             yield {"variant": name, "seed": seed, "train.curriculum.evenly": evenly}

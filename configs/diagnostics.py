@@ -2,7 +2,7 @@
 
 What: the agent from scratch of configs/tools.py with the terminal alone, and with ``diagnostics``,
   on generated repositories in which an operation of a line is wrong, or the name in a call. The
-  walks of the arm with diagnostics begin with a check of all files.
+  walks of the variant with diagnostics begin with a check of all files.
 Command: python -m launch.sweep --config=configs/diagnostics.py --workdir=runs/diagnostics
   --figure=docs/diagnostics.png
 Hardware: 2 CPU cores. Run time: docs/results/diagnostics.md.
@@ -20,7 +20,7 @@ FAULTS = ("operation", "name")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm with diagnostics. arg: "" or "smoke" (seconds)."""
+    """The variant with diagnostics. arg: "" or "smoke" (seconds)."""
     config = tools.get_config(arg)
     config.tools = tools.offered(("diagnostics",))
     config.tasks = repositories.repositories(split="train", faults=FAULTS)
@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One run for each arm and seed."""
+    """One run for each variant and seed."""
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for name, added in (("terminal", ()), ("diagnostics", ("diagnostics",))):
             yield {"variant": name, "seed": seed, "tools": tools.offered(added)}

@@ -2,8 +2,8 @@
 
 What: the agent from scratch of configs/tools.py with the terminal alone, and with ``history``, on
   generated repositories with a git history: 3 to 5 commits changed one line each, and one of them
-  is wrong. The walks of the arm with history read the files of the chain with ``history blame``,
-  which shows the lines that were changed.
+  is wrong. The walks of the variant with history read the files of the chain with ``history
+  blame``, which shows the lines that were changed.
 Command: python -m launch.sweep --config=configs/history.py --workdir=runs/history
   --figure=docs/history.png
 Hardware: 2 CPU cores. Run time: docs/results/history.md.
@@ -23,7 +23,7 @@ LAYERS = "runs/layers"
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm with history. arg: "" or "smoke" (seconds)."""
+    """The variant with history. arg: "" or "smoke" (seconds)."""
     config = tools.get_config(arg)
     config.tools = tools.offered(("history",))
     config.sandbox = dict(layers=LAYERS)
@@ -42,7 +42,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One run for each arm and seed."""
+    """One run for each variant and seed."""
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for name, added in (("terminal", ()), ("history", ("history",))):
             yield {"variant": name, "seed": seed, "tools": tools.offered(added)}

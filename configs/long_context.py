@@ -30,7 +30,7 @@ METHODS = {
 }
 # Each file is a document, filled up to whole pages: these are small, since short files are many.
 # MoBA's pages are its blocks.
-DOCUMENTS = dict(longest=448, answers=False)
+DOCUMENTS = dict(longest=448, results=False)
 PAGE = 32
 PAGES = {"squid": 8, "moba": METHODS["moba"]["block"]}
 # The models that runs start from, by method.

@@ -4,8 +4,8 @@ What: repositories of six modules, on each of which up to 16 changes are asked f
   shows three kinds of episodes: walks in idle time, which read each file once and note what each
   function does; changes by searching and reading; and changes by recalling a note. Then the trained
   model walks through repositories that it has not seen, and its own notes are what it recalls. Both
-  arms, with notes and without, are the same weights on the same tasks. There is no reinforcement
-  learning here.
+  variants, with notes and without, are the same weights on the same tasks. There is no
+  reinforcement learning here.
 Command: python -m launch.sweep --config=configs/notes.py --workdir=runs/notes, then
   python -m experiments.notes runs/notes
 Hardware: 2 CPU cores. Run time: see docs/results/notes.md.
@@ -19,7 +19,7 @@ import ml_collections
 
 from configs import repositories
 
-# The repositories on which both arms are compared, and the tasks of each.
+# The repositories on which both variants are compared, and the tasks of each.
 COMPARED, TASKS = 12, 16
 
 

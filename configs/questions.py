@@ -3,8 +3,8 @@ where a task is ambiguous.
 
 What: functions to write from a few words, in two messages: the agent edits, or asks first. Half of
   the tasks name two constants of which one is meant; the simulated person who is asked says which.
-  Both arms of a seed begin with the same warm start. Under "edits alone" a right edit earns 1, a
-  wrong one -2, and an episode without an edit 0. Under "deferring pays nothing" it earns -2 too,
+  Both variants of a seed begin with the same warm start. Under "edits alone" a right edit earns 1,
+  a wrong one -2, and an episode without an edit 0. Under "deferring pays nothing" it earns -2 too,
   and each question on a clear task costs 1/4.
 Command: python -m launch.sweep --config=configs/questions.py --workdir=runs/questions
 Hardware: 2 CPU cores. Run time: see docs/results/questions.md.
@@ -21,7 +21,7 @@ from configs import broken_calls
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm that is paid by edits alone. arg: "" or "smoke" (seconds)."""
+    """The variant that is paid by edits alone. arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/questions.py:{arg}: the argument must be empty or smoke")
     config = broken_calls.from_words(
@@ -54,7 +54,7 @@ def paid(**settings: float) -> tuple[dict, ...]:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One set of overrides per run; every arm of a seed before the next seed."""
+    """One set of overrides per run; every variant of a seed before the next seed."""
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for variant, signals in (
             ("edits alone", paid()),

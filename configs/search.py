@@ -21,7 +21,7 @@ SMOKE = (5, 10)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm with grep. arg: "" or "smoke" (seconds)."""
+    """The variant with grep. arg: "" or "smoke" (seconds)."""
     config = tools.get_config(arg)
     config.tools = offered("grep")
     sizes, count = (SMOKE, 2) if arg == "smoke" else (SIZES, 48)
@@ -56,5 +56,5 @@ def get_figure(arg: str = "") -> tuple[tuple, ...]:
 
 
 def offered(search: str) -> tuple:
-    """The tools of an arm."""
+    """The tools of a variant."""
     return (search, tools.READ, "think", "replace_lines", "try_lines", "submit")

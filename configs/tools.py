@@ -1,12 +1,12 @@
 """A comparison of tools: the terminal alone, each tool added to it alone, and all of them.
 
 What: the agent from scratch of configs/repositories.py on generated repositories, with other tools
-  in each arm and a warm start of its own, whose walks use the tools that there are: what no tool is
-  made for is a command in the terminal. Thoughts on each line are left out, or are a call of
-  ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
-  ``try_lines`` is the only tool that tests, so only its arm learns to try again. diagnostics and
-  history have tasks of their own (configs/diagnostics.py, configs/history.py). No walk has a use
-  for memory, so it is no arm.
+  in each variant and a warm start of its own, whose walks use the tools that there are: what no
+  tool is made for is a command in the terminal. Thoughts on each line are left out, or are a call
+  of ``think``, or stand in front of the calls ("think first"). Then some steps of GRPO.
+  ``try_lines`` is the only tool that tests, so only its variant learns to try again. diagnostics
+  and history have tasks of their own (configs/diagnostics.py, configs/history.py). No walk has a
+  use for memory, so it is no variant.
 Command: python -m launch.sweep --config=configs/tools.py --workdir=runs/tools
   --figure=docs/tools.png
 Hardware: 2 CPU cores. Run time: docs/results/tools.md.
@@ -23,8 +23,8 @@ from configs import repositories
 GREP = "grep"
 READ = dict(name="read_file", numbered=True)
 JUMP = dict(name="jump", numbered=True)
-# Name of an arm -> the tools beside the terminal, and the protocol.
-ARMS = {
+# Name of a variant -> the tools beside the terminal, and the protocol.
+VARIANTS = {
     "terminal": ((), "compact"),
     "grep": ((GREP,), "compact"),
     "semantic_search": (("semantic_search",), "compact"),
@@ -39,12 +39,12 @@ ARMS = {
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The arm with all tools. arg: "" or "smoke" (seconds)."""
+    """The variant with all tools. arg: "" or "smoke" (seconds)."""
     config = repositories.get_config(arg)
-    tools, _ = ARMS["all"]
+    tools, _ = VARIANTS["all"]
     config.tools = offered(tools)
     config.sft.demonstration.p_guess = 0.0
-    # most arms have no verdicts
+    # most variants have no verdicts
     config.sft.update(decisive=(), weight_of_decisive=1.0)
     if arg == "smoke":
         return config
@@ -56,9 +56,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One set of overrides per run; all arms of a seed before the next seed."""
+    """One set of overrides per run; all variants of a seed before the next seed."""
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for variant, (tools, protocol) in ARMS.items():
+        for variant, (tools, protocol) in VARIANTS.items():
             yield {
                 "variant": variant,
                 "seed": seed,
@@ -78,5 +78,5 @@ def get_figure(arg: str = "") -> tuple[tuple, ...]:
 
 
 def offered(tools: tuple) -> tuple:
-    """The tools of an arm."""
+    """The tools of a variant."""
     return ("terminal", *tools, "submit")

@@ -3,10 +3,10 @@
     python -m launch.bisect runs/a runs/b
 
 It compares their records from the first step on: plans, sampled groups (tokens, log-probabilities,
-answers of tools, rewards), batches, and the weights after each update. It tells the first step,
+results of tools, rewards), batches, and the weights after each update. It tells the first step,
 group, trajectory and token that differ, and how config, code, libraries and machine differ there.
-Exits with 1 when the runs part, with 0 when they are equal as far as both go. Steps that retention
-has removed from one of the records cannot be compared, and are named.
+Exits with 1 when the runs part, with 0 when they are equal as far as both go. Steps that
+``record.keep`` has removed from one of the records cannot be compared, and are named.
 """
 
 from __future__ import annotations

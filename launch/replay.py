@@ -135,7 +135,7 @@ def tell(again: Again, tokenizer: Tokenizer, *, whole: bool) -> None:
     print(
         f"sample {recorded.index} is equal: {len(recorded.tokens)} tokens, of which "
         f"{int(recorded.sampled.sum())} were sampled with the same log-probabilities; {answers} "
-        f"answers of tools; {recorded.status}, reward {recorded.reward.total:g}"
+        f"results of tools; {recorded.status}, reward {recorded.reward.total:g}"
     )
 
 

@@ -1,6 +1,6 @@
 """Documents: runs of tokens on a context that see only themselves and are seen by what follows.
 
-A document stands in a prompt or in the answer of a tool. Its keys depend on nothing but its own
+A document stands in a prompt or in the result of a tool. Its keys depend on nothing but its own
 tokens and the weights, so they are computed once and used wherever the document stands. This file
 is the one rule for it, which rollout and training share:
 
@@ -45,9 +45,9 @@ class DocumentsConfig:
     longest: int | None = None
     # Text of fewer tokens is no document: padding it to whole pages would cost more than its keys.
     shortest: int = 16
-    # True if answers of tools that call them documents (``Tool.documents``) are documents. False
+    # True if results of tools that call them documents (``Tool.documents``) are documents. False
     # leaves only the documents that a task's messages name.
-    answers: bool = True
+    results: bool = True
     # Documents start at multiples of this number of places and fill them.
     page: int = follows("rollout.engine.page", 32)
 

@@ -23,6 +23,9 @@ _MISSING = object()
 
 # Keys that had another name before, by the last word of the key.
 RENAMED = {
+    "answer_rows": "result_rows",
+    "answer_tokens": "result_tokens",
+    "answers": "results",
     "episode_cpu_s": "tools_cpu_s",
     "episode_s": "tools_s",
     "tool_timeout_s": "worker_deadline_s",

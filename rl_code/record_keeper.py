@@ -1,10 +1,10 @@
-"""Keeps the record of a run small while it grows: shards in the background, and retention.
+"""Keeps the record of a run small while it grows: shards in the background, and removal of steps.
 
 The record of a run is its store: what was planned, sampled and consumed. With its checkpoints it
 can make every version of the weights again: from a checkpoint of step c and the groups of the steps
 from c on, training makes versions c + 1, c + 2, ... bit for bit.
 
-So the record may begin at step c only if the checkpoint of step c stays. Retention therefore pins
+So the record may begin at step c only if the checkpoint of step c stays. ``keep`` therefore pins
 checkpoints: the one at which the record begins, and the one at which it will begin next, which is
 the first that is at least ``keep`` steps later. When ``keep`` steps are done after that one, the
 record is cut there. Between ``keep`` and about twice as many steps are on disk at any time (a shard
@@ -114,7 +114,7 @@ class RecordKeeper:
             logging.warning("the record was not put into shards, and will be later: %s", error)
 
     def _cut(self) -> None:
-        """Removes what retention no longer asks for."""
+        """Removes the steps that ``record.keep`` does not ask for."""
         keep = self._config.keep
         if keep is None:
             return

@@ -78,7 +78,7 @@ class RunConfig:
     asynchrony: AsynchronyConfig = AsynchronyConfig()
     metrics: MetricsConfig = MetricsConfig()
     record: RecordConfig = RecordConfig()
-    # With this section, answers of tools and parts of prompts are documents: runs of tokens that
+    # With this section, results of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
     # The agent of others that plays all episodes, through the endpoint: a key of

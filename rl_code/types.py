@@ -221,7 +221,7 @@ class ToolCall:
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-    """Answer of a tool."""
+    """Result of a call."""
 
     name: str
     # Text that the model reads.
@@ -242,7 +242,7 @@ class Turn:
     end: int
     # The decoded span.
     text: str
-    # Calls that the model made in an "assistant" turn, and their answers, in the "tool" turn.
+    # Calls that the model made in an "assistant" turn, and their results, in the "tool" turn.
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     # Index of the context in ``Trajectory.contexts``.

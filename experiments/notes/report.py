@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import rich.table
 
-from experiments.notes.study import ARMS, Compared
+from experiments.notes.study import VARIANTS, Compared
 from experiments.report import AFTER, BEFORE, Estimate, band, figure, resampled, spread, table
 
 
-def cost(one: Compared, chosen: np.ndarray | None = None, *, arm: int, tasks: int) -> float:
+def cost(one: Compared, chosen: np.ndarray | None = None, *, variant: int, tasks: int) -> float:
     """Tokens per solved task where each repository has its first ``tasks`` tasks, walks in idle
     time included; infinite where none was solved.
 
     chosen: numbers of the repositories that count, which may be repeated; None for all.
     """
     which = np.arange(len(one.walks)) if chosen is None else chosen
-    solved = one.solved[arm, which, :tasks].sum()
-    spent = one.tokens[arm, which, :tasks].sum()
-    if arm == ARMS.index("with notes"):
+    solved = one.solved[variant, which, :tasks].sum()
+    spent = one.tokens[variant, which, :tasks].sum()
+    if variant == VARIANTS.index("with notes"):
         spent += one.walks[which].sum()
     return float(spent / solved) if solved else np.inf
 
@@ -32,8 +32,8 @@ def break_even(one: Compared, chosen: np.ndarray | None = None) -> float:
     many tasks with notes cost a solved task as much as without. Infinite where they never do.
     """
     which = np.arange(len(one.walks)) if chosen is None else chosen
-    plain, noted = (one.tokens[arm, which].sum(axis=-1).mean() for arm in (0, 1))
-    shares = [one.solved[arm, which].mean() for arm in (0, 1)]
+    plain, noted = (one.tokens[variant, which].sum(axis=-1).mean() for variant in (0, 1))
+    shares = [one.solved[variant, which].mean() for variant in (0, 1)]
     if not shares[0]:
         return 0.0
     saved = plain * shares[1] / shares[0] - noted
@@ -41,13 +41,13 @@ def break_even(one: Compared, chosen: np.ndarray | None = None) -> float:
 
 
 def costs(found: Sequence[Compared]) -> rich.table.Table:
-    """One row for each arm, of all tasks: means over seeds with their range."""
+    """One row for each variant, of all tasks: means over seeds with their range."""
     tasks = found[0].solved.shape[-1]
     rows = []
-    for arm, name in enumerate(ARMS):
-        solved = spread([100 * one.solved[arm].mean() for one in found])
-        each = spread([cost(one, arm=arm, tasks=tasks) for one in found])
-        tokens = _tokens([one.tokens[arm].mean(axis=(0, 1)) for one in found])
+    for variant, name in enumerate(VARIANTS):
+        solved = spread([100 * one.solved[variant].mean() for one in found])
+        each = spread([cost(one, variant=variant, tasks=tasks) for one in found])
+        tokens = _tokens([one.tokens[variant].mean(axis=(0, 1)) for one in found])
         rows.append((name, solved.told(".1f", " %"), *tokens, each.told(",.0f")))
     walks = _tokens([one.walks.mean(axis=0) for one in found])
     return table(
@@ -89,19 +89,22 @@ def draw(found: Sequence[Compared], path: Path) -> None:
     """
     numbers = range(1, found[0].solved.shape[-1] + 1)
     with figure(path, 10.4, 4.0, 3, 2) as (left, right):
-        for arm, (name, color) in enumerate(zip(ARMS, (BEFORE, AFTER), strict=True)):
+        for variant, (name, color) in enumerate(zip(VARIANTS, (BEFORE, AFTER), strict=True)):
             by_tasks = []
             for tasks in numbers:
-                measure = functools.partial(cost, arm=arm, tasks=tasks)
+                measure = functools.partial(cost, variant=variant, tasks=tasks)
                 drawn = over_repositories(found, measure)
                 by_tasks.append((drawn.mean, drawn.low, drawn.high))
             band(left, numbers, Estimate(*np.transpose(by_tasks)), color=color, label=name)
             for one in found:
-                each = [cost(one, arm=arm, tasks=tasks) for tasks in numbers]
+                each = [cost(one, variant=variant, tasks=tasks) for tasks in numbers]
                 left.plot(numbers, each, color=color, linewidth=0.6, alpha=0.6)
         left.set(xlabel="tasks of a repository", ylabel="tokens per solved task, walk included")
         left.set(title=f"{len(found)} seeds; bands: 95 % over repositories", ylim=(0, None))
-        spent = [[one.tokens[arm].mean(axis=(0, 1)) for one in found] for arm in range(len(ARMS))]
+        spent = [
+            [one.tokens[variant].mean(axis=(0, 1)) for one in found]
+            for variant in range(len(VARIANTS))
+        ]
         spent.append([one.walks.mean(axis=0) for one in found])
         places = np.arange(len(spent))
         sampled, read = np.mean(spent, axis=1).T
@@ -109,6 +112,6 @@ def draw(found: Sequence[Compared], path: Path) -> None:
         right.bar(places, read, bottom=sampled, color="#5f9ea0", label="read")
         totals = np.sum(spent, axis=2)
         right.vlines(places, totals.min(1), totals.max(1), color="black", linewidth=1)
-        right.set_xticks(places, [*ARMS, "walk, once"])
+        right.set_xticks(places, [*VARIANTS, "walk, once"])
         right.set(ylabel="tokens of an episode")
         right.set(title="means; black: from the lowest to the highest seed")

@@ -20,12 +20,12 @@ from rl_code.rollout.note_book import notes_after
 from rl_code.run import Run
 from rl_code.types import Group
 
-ARMS = ("without notes", "with notes")
+VARIANTS = ("without notes", "with notes")
 
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """Results of one model; R repositories, M tasks of each, 2 arms as in ``ARMS``."""
+    """Results of one model; R repositories, M tasks of each, 2 variants as in ``VARIANTS``."""
 
     # int [R, 2], tokens that a walk in idle time sampled and read.
     walks: np.ndarray
@@ -38,7 +38,7 @@ class Compared:
 
 
 def compare(run: Run, model: Transformer, repositories: int, tasks: int) -> Compared:
-    """Walks through so many repositories, and plays so many tasks on each, in both arms."""
+    """Walks through so many repositories, and plays so many tasks on each, in both variants."""
     settings = run.config.tasks.settings
     # a split that no demonstration is of
     chosen = [generate("test", SEED, i, settings["files"]) for i in range(repositories)]
@@ -52,7 +52,7 @@ def compare(run: Run, model: Transformer, repositories: int, tasks: int) -> Comp
         for task, at in zip(plain, owner, strict=True)
     ]
     groups = fill(run, sampler, [*plain, *noted], 1)
-    shape = len(ARMS), repositories, tasks
+    shape = len(VARIANTS), repositories, tasks
     return Compared(
         walks=np.array([spent(group) for group in walks]),
         tokens=np.array([spent(group) for group in groups]).reshape(*shape, 2),

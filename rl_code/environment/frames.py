@@ -1,8 +1,8 @@
 """The contexts of an episode in progress: its own, and those of sub-agents that it asked.
 
 One context is at work at a time. When a message asks a sub-agent, a new context begins with the
-question, and the one that asked waits. It goes on where it stopped, with the answer as the result
-of the call, when the sub-agent has answered.
+question, and the one that asked waits. When the sub-agent is done, it goes on where it stopped,
+with the sub-agent's last message as the result of the call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
-from rl_code.environment.parts import answer_parts, encode, prompt_parts
+from rl_code.environment.parts import encode, prompt_parts, result_parts
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.sub_agent import answer_of
 from rl_code.environment.tools.tool import Delegation, Tool
@@ -57,7 +57,7 @@ class Frame:
     # The most messages of the assistant, and places.
     turns: int
     tokens: int
-    # The context that waits for its answer, and the name of the tool that it called; None for the
+    # The context that waits for its result, and the name of the tool that it called; None for the
     # episode's own.
     asked_by: Frame | None = None
     called: str = ""
@@ -68,7 +68,7 @@ class Frame:
     results: list[ToolResult] = dataclasses.field(default_factory=list)
     cut: bool = False
     beyond: int = 0
-    # The text of its last message, and whether that is the answer of a sub-agent.
+    # The text of its last message, and whether that is the last message of a sub-agent.
     said: str = ""
     answered: bool = False
 
@@ -138,11 +138,11 @@ class Frames:
         return encode(parts, self._tokenizer, self._documents)
 
     def observation(self, frame: Frame) -> tuple[list[int], list[int] | None]:
-        """Ids of the answer to a message, and what each place is; a message that was cut is closed
+        """Ids of the results of a message, and what each place is; a message that was cut is closed
         first, by a stop token that nobody sampled.
         """
         closing = self._protocol.stop_tokens[0] if frame.cut else ""
-        parts = answer_parts(
+        parts = result_parts(
             self._protocol, frame.results, self._tools, self._documents, self._tokenizer.marks
         )
         number = max(frame.transcript.documents or [0])

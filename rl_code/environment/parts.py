@@ -1,4 +1,4 @@
-"""Prompts and answers as tokens, with the documents in them.
+"""Prompts and results of tools as tokens, with the documents in them.
 
 A message of a task is a text, or parts of which some are documents:
 
@@ -7,13 +7,13 @@ A message of a task is a text, or parts of which some are documents:
         {"type": "document", "text": "def f(): ..."},
     )}
 
-An answer of a tool is one whole document where its tool says so (``Tool.documents``).
+A result of a tool is one whole document where its tool says so (``Tool.documents``).
 
 Protocols know nothing of documents. They write a text in which a mark stands for each document, and
 the documents' own texts are put in afterwards. So every protocol and chat template can hold
 documents, also those from outside. Each part is tokenised on its own: the tokens of a document do
 not depend on what stands beside it. Without the section ``documents`` in the config, a document is
-plain text of its message or answer, and all is tokenised together.
+plain text of its message or result, and all is tokenised together.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def prompt_parts(
     return _put_in(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), inside)
 
 
-def answer_parts(
+def result_parts(
     protocol: Protocol,
     results: Sequence[ToolResult],
     tools: Mapping[str, Tool],
@@ -72,17 +72,17 @@ def answer_parts(
     marks: Marks,
 ) -> list[Part]:
     """Results of a message's calls as parts of the observation; one plain part if ``documents`` is
-    None or leaves answers out.
+    None or leaves results out.
 
     marks: those of the tokenizer, which are quoted in what the results say. Raises ValueError for
     a protocol that leaves out some of the documents.
     """
-    if documents is None or not documents.answers:
+    if documents is None or not documents.results:
         quoted = [
             dataclasses.replace(result, content=marks.quote(result.content)) for result in results
         ]
         return [(protocol.observation(quoted), False)]
-    # a call that failed has no document: its answer is about the call
+    # a call that failed has no document: its result is about the call
     which = [result.ok and tools[result.name].documents for result in results]
     marked = [
         dataclasses.replace(result, content=_marked((result.content, is_document), marks))
@@ -152,21 +152,21 @@ def content_parts(content: str | Sequence[Mapping[str, Any]], name: str = "conte
 def check_documents(
     protocol: Protocol, tools: Mapping[str, Tool], documents: DocumentsConfig | None
 ) -> None:
-    """Raises ValueError for a protocol whose answers cannot hold documents.
+    """Raises ValueError for a protocol whose results cannot hold documents.
 
-    That is one that writes answers in another way than they are, as a template does that turns them
+    That is one that writes results in another way than they are, as a template does that turns them
     into JSON: a document put in afterwards would then be another text. Or one that writes nothing
-    behind an answer, from which the next token could be predicted.
+    behind a result, from which the next token could be predicted.
     """
-    if documents is None or not documents.answers:
+    if documents is None or not documents.results:
         return
     for name in [name for name, tool in tools.items() if tool.documents]:
         text = f'{_MARK}"a"\n\\{_MARK}'
         written = protocol.observation([ToolResult(name, text)])
         if written and (text not in written or written.endswith(text)):
             raise ValueError(
-                f"it does not write an answer of {name} as it is with something behind it, so the "
-                "answer cannot be a document; set documents.answers=False"
+                f"it does not write a result of {name} as it is with something behind it, so the "
+                "result cannot be a document; set documents.results=False"
             )
 
 
@@ -207,7 +207,7 @@ def _marked(part: Part, marks: Marks) -> str:
 def _put_in(text: str, inside: Sequence[str]) -> list[Part]:
     """The parts of a text in which marks stand for documents."""
     around = text.split(_MARK)
-    # a protocol may write nothing of the messages or answers, as that of completions
+    # a protocol may write nothing of the messages or results, as that of completions
     if len(around) == 1:
         return [(text, False)]
     if len(around) != len(inside) + 1:

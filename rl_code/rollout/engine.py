@@ -380,7 +380,7 @@ class Engine:
         runs: Runs | None,
         adapters: np.ndarray | None = None,
     ) -> PagedCache:
-        """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the
+        """One prefill of shards * prefill_rows rows, or result_rows; pages are numbered within the
         shard.
 
         Donates the cache. adapters: as ``DecodeInput.adapters``, of these rows.

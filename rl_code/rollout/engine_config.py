@@ -58,13 +58,13 @@ class EngineConfig:
     view_block: int = 128
     # With decode "view": the most rows that read a shared prefix together.
     tile: int = 8
-    # Rows of one prefill of short answers of tools, which would fill little of the usual shape; 0
-    # if answers have no shape of their own. With other shapes log-probabilities may differ in their
+    # Rows of one prefill of short results of tools, which would fill little of the usual shape; 0
+    # if they have no shape of their own. With other shapes log-probabilities may differ in their
     # last bits, as with ``draft_tokens``.
-    answer_rows: int = 0
-    # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
+    result_rows: int = 0
+    # Tokens of each row of such a prefill; longer results use the usual shape. 0 with result_rows
     # 0.
-    answer_tokens: int = 0
+    result_tokens: int = 0
     # Speculation: the most tokens of each row that are guessed in a decoding step and checked in
     # the same pass of the model; 0 for none. A step then gains up to so many tokens and one more,
     # and a dispatch up to ``decode_steps`` times as many. What is sampled never depends on the
@@ -98,11 +98,11 @@ class EngineConfig:
                 f"prefill_rows={self.prefill_rows} must be at least 2: a product with one row may "
                 "round differently"
             )
-        if (self.answer_rows or self.answer_tokens) and min(
-            self.answer_rows, self.answer_tokens
+        if (self.result_rows or self.result_tokens) and min(
+            self.result_rows, self.result_tokens
         ) < 2:
             raise ValueError(
-                f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at "
+                f"result_rows={self.result_rows} and result_tokens={self.result_tokens} must be at "
                 "least 2, or both 0"
             )
         if None not in (self.prompt_length, self.length) and not (

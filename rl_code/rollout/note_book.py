@@ -81,8 +81,8 @@ def notes_after(
 
 def _carried_out(trajectory: Trajectory) -> Iterator[ToolCall]:
     """The calls of an episode that did what they were asked to, in order."""
-    for message, answer in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-        if message.role == "assistant" and answer.role == "tool":
-            for call, result in zip(message.calls, answer.results, strict=False):
+    for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+        if message.role == "assistant" and told.role == "tool":
+            for call, result in zip(message.calls, told.results, strict=False):
                 if result.ok and not call.error:
                     yield call

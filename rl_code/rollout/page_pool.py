@@ -418,7 +418,7 @@ class PagePool:
     def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
         """Prefills a chunk of the first spans of every shard, and returns the number of tokens.
 
-        The last token of a row is left out: it goes through the decoder. Short answers of tools
+        The last token of a row is left out: it goes through the decoder. Short results of tools
         have a dispatch of their own. Which of the two a span is in depends on its own tokens alone,
         so that its numbers do not depend on other spans. The spans must hold pages for their
         tokens.
@@ -433,10 +433,10 @@ class PagePool:
         found = dict.fromkeys(itertools.chain(*((*before, span) for before, span in both)))
         # a span has nothing to prefill where a document that is not written comes next
         spans = [span for span in found if span.chunk_end(len(span.tokens)) > span.cached]
-        answers = [span for span in spans if span.is_answer(c.answer_tokens)]
-        others = [span for span in spans if not span.is_answer(c.answer_tokens)]
+        results = [span for span in spans if span.is_result(c.result_tokens)]
+        others = [span for span in spans if not span.is_result(c.result_tokens)]
         total = self._prefill(model, others, c.prefill_rows, c.prefill_tokens) if others else 0
-        total += self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0
+        total += self._prefill(model, results, c.result_rows, c.result_tokens) if results else 0
         for document in documents:
             if document.written:
                 self._documents[document.shard].finish(document)

@@ -77,7 +77,7 @@ def kind_of(engine: Engine) -> dict[str, Any]:
         "tensor": engine.mesh.shape["tensor"],
         "page": config.page,
         "prefill": [config.prefill_rows, config.prefill_tokens],
-        "answer": [config.answer_rows, config.answer_tokens],
+        "answer": [config.result_rows, config.result_tokens],
         "arrays": [in_words(jax.ShapeDtypeStruct(x.shape[1:], x.dtype)) for x in leaves],
     }
 

@@ -201,7 +201,7 @@ class Span:
         run = self.runs.at(self.cached)
         return min(end, run.end) if run.number == OUTSIDE else self.cached
 
-    def is_answer(self, longest: int) -> bool:
+    def is_result(self, longest: int) -> bool:
         """True if the prompt is in the cache and what comes next is at most ``longest`` tokens."""
         last = self.chunk_end(len(self.tokens))
         return self.cached >= self.prompt - 1 and last - self.cached <= longest
@@ -235,8 +235,8 @@ class Document(Span):
         """True if all its keys are in the cache."""
         return self.cached == len(self.tokens)
 
-    def is_answer(self, longest: int) -> bool:
-        """True if it is short enough for the shape of answers, wherever it stands.
+    def is_result(self, longest: int) -> bool:
+        """True if it is short enough for the shape of results, wherever it stands.
 
         That depends on all its tokens, not on what is missing, so that its keys are always the
         same.

@@ -80,8 +80,8 @@ class RolloutStats:
 
     @property
     def asked_tokens(self) -> int:
-        """Tokens of prompts and answers, over all episodes: what would be prefilled if nothing were
-        shared between episodes.
+        """Tokens of prompts and results of tools, over all episodes: what would be prefilled if
+        nothing were shared between episodes.
         """
         return self.needed_tokens - self.found_in_turns
 

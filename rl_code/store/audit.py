@@ -28,7 +28,7 @@ class Report:
     waiting: int = 0
     # items taken over from lost actors
     takeovers: int = 0
-    # what retention has removed; None if all is there
+    # what ``record.keep`` has removed; None if all is there
     removed: Removed | None = None
     # The greatest staleness of any token when it was trained on; None before the first.
     staleness_max: int | None = None

@@ -37,7 +37,7 @@ _STEPS = 8  # whose places a reader remembers
 
 @dataclasses.dataclass(frozen=True)
 class Removed:
-    """Parts of a record that retention has removed."""
+    """Parts of a record that ``record.keep`` has removed."""
 
     # the first step that is kept
     before: int
@@ -186,7 +186,7 @@ class RecordReader:
         return unseal(data, path)
 
     def removed(self) -> Removed | None:
-        """Parts that retention has removed; None when all is there."""
+        """Parts that ``record.keep`` has removed; None when all is there."""
         path = self.folder / shards.SHARDS / REMOVED
         with explain("read", path):
             try:
@@ -196,7 +196,7 @@ class RecordReader:
         return Removed(**unseal(data, path))
 
     def reason(self, step: int) -> str:
-        """Reason why a step is not there, in parentheses, where retention has removed it; or ""."""
+        """Reason why a step was removed (``record.keep``), in parentheses; "" where it was not."""
         removed = self.removed()
         return f" ({removed})" if removed and step < removed.before else ""
 
@@ -270,7 +270,7 @@ class RecordReader:
         found = _of_step(self._shards, step)
         if all(path.exists() for path in found):
             return found
-        self._look()  # retention has removed one
+        self._look()  # ``record.keep`` has removed one
         return _of_step(self._shards, step)
 
     def _small_file(self, step: int, name: str) -> tuple[bytes, Path]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.marks import Marks
 from rl_code.documents import DocumentsConfig
-from rl_code.environment.parts import Part, answer_parts, prompt_parts
+from rl_code.environment.parts import Part, prompt_parts, result_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
@@ -233,7 +233,7 @@ def demonstrate(
         told = ToolResult(
             "run_tests", describe(failures, len(task.visible_tests), runs, verbose=False)
         )
-        answer = answer_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents, _MARKS)
+        answer = result_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents, _MARKS)
         segments += [_message(write, _TEST), *_given(answer)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]

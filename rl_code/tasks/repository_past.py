@@ -68,7 +68,7 @@ def changed_in(task: Task) -> frozenset[tuple[str, int]]:
 
 
 def blame(task: Task, path: str) -> str:
-    """Answer of ``history blame`` for a file."""
+    """Result of ``history blame`` for a file."""
     ages = {(one.path, one.number): age for age, one in enumerate(reversed(_past(task)))}
     return "\n".join(
         short_blame(ages.get((path, number), ""), number, line)

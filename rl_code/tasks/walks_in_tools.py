@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from models.marks import Marks
 from rl_code.documents import DocumentsConfig
-from rl_code.environment.parts import Part, answer_parts, prompt_parts
+from rl_code.environment.parts import Part, prompt_parts, result_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.search.index import Chunk, Index, make_chunks
 from rl_code.environment.search.parse import cut
@@ -123,7 +123,7 @@ class ToolWords:
 
     # Those of the config, by name.
     tools: Mapping[str, Tool]
-    # Answers that are documents; None for none.
+    # Results that are documents; None for none.
     documents: DocumentsConfig | None = None
     protocol: Compact = Compact()
 
@@ -152,13 +152,13 @@ class ToolWords:
             thought = ToolCall("think", {"thought": message.thought})
             said.insert(0, (thought, ToolResult("think", "ok")))
         calls = [call for call, _ in said]
-        answer: list[Part] = []
+        given: list[Part] = []
         if calls[-1].name != "submit":
             results = [result for _, result in said]
-            answer = answer_parts(self.protocol, results, self.tools, self.documents, _MARKS)
+            given = result_parts(self.protocol, results, self.tools, self.documents, _MARKS)
         # it thinks first where that is no call
         first = message.thought if self.protocol.thoughts and "think" not in self.tools else ""
-        yield first + self.protocol.message(calls, self.tools), answer
+        yield first + self.protocol.message(calls, self.tools), given
 
     def _called(self, task: Task, move: Move) -> tuple[ToolCall, ToolResult]:
         """A move as a call, and its result."""

@@ -178,13 +178,15 @@ def compared(saved: int, walk: int = 600) -> Compared:
 
 def test_the_walk_is_shared_by_the_tasks_of_a_repository():
     one = compared(100)
-    assert report.cost(one, arm=0, tasks=4) == 400 and report.cost(one, arm=0, tasks=1) == 200
-    assert report.cost(one, arm=1, tasks=4) == (600 + 4 * 100) / 2
-    assert report.cost(one, arm=1, tasks=1) == 700
+    assert (
+        report.cost(one, variant=0, tasks=4) == 400 and report.cost(one, variant=0, tasks=1) == 200
+    )
+    assert report.cost(one, variant=1, tasks=4) == (600 + 4 * 100) / 2
+    assert report.cost(one, variant=1, tasks=1) == 700
     assert report.break_even(one) == pytest.approx(6)
     assert report.break_even(compared(-10)) == np.inf
     # a repository that is drawn twice counts twice
-    assert report.cost(one, np.array([1, 1]), arm=1, tasks=4) == 500
+    assert report.cost(one, np.array([1, 1]), variant=1, tasks=4) == 500
 
 
 def test_notes_that_lead_to_fewer_solved_tasks_pay_later_or_never():
@@ -197,7 +199,7 @@ def test_notes_that_lead_to_fewer_solved_tasks_pay_later_or_never():
 def test_the_report_names_both_arms(tmp_path):
     found = [compared(100), compared(120)]
     view = report.costs(found)
-    assert list(view.columns[0].cells) == [*study.ARMS, "a walk in idle time"]
+    assert list(view.columns[0].cells) == [*study.VARIANTS, "a walk in idle time"]
     assert "notes right in every line: 50.0 %" in report.summary(found)
     assert "5.5 [5.0, 6.0]" in report.summary(found)
     report.draw(found, tmp_path / "notes.png")

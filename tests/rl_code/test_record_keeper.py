@@ -1,4 +1,4 @@
-"""A run's record is put into shards while it grows; what retention keeps can always be made again
+"""A run's record is put into shards while it grows; what is kept can always be made again
 from a checkpoint that is kept.
 """
 
@@ -28,7 +28,7 @@ def _no_sync(monkeypatch):
 
 
 def commit(workdir, step, keep):
-    """A checkpoint as far as retention sees it, and the deletion of those that are surplus."""
+    """A checkpoint as far as ``record.keep`` sees it, and the deletion of those that are surplus."""
     folder = folder_of(workdir / "checkpoints", step)
     folder.mkdir(parents=True)
     checkpoint_record.write(folder, Record(step, {}, {}, {}, {}, None, {}))

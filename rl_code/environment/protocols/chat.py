@@ -10,7 +10,7 @@ from models.chat import render
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.grammar import grammar_of_message
-from rl_code.environment.protocols.protocol import Protocol, answer, own_template
+from rl_code.environment.protocols.protocol import Protocol, own_template, results_text
 from rl_code.environment.protocols.reading import (
     THOUGHT,
     Reading,
@@ -54,7 +54,7 @@ class Chat(Protocol):
                 f"tokenizer.chat_template='family' takes that of {self.family}"
             )
         if own is not None and tools:
-            # a template that cannot write answers is refused before a run begins
+            # a template that cannot write results is refused before a run begins
             for count in (1,) if self.calls == "bare" else (1, 2):
                 own.render_tool_results(["answer"] * count)
         return dataclasses.replace(self, own=own)
@@ -127,7 +127,7 @@ class Chat(Protocol):
         return self.own is not None and self.own.opens_thought
 
     def observation(self, results: Sequence[ToolResult]) -> str:
-        return answer(self.family, results, self.own)
+        return results_text(self.family, results, self.own)
 
 
 _FORMS = {

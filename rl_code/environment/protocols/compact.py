@@ -11,7 +11,7 @@ from typing import Any
 
 from models.chat import render
 from models.marks import Marks, unquote, unquote_all
-from rl_code.environment.protocols.protocol import Protocol, answer
+from rl_code.environment.protocols.protocol import Protocol, results_text
 from rl_code.environment.tools.schema import Arguments
 from rl_code.environment.tools.tool import Tool, Words, words_of
 from rl_code.types import Task, ToolCall, ToolResult
@@ -27,13 +27,13 @@ _DIGITS = 10  # a number on a line has fewer
 @dataclasses.dataclass(frozen=True)
 class Compact(Protocol):
     """A protocol for small models trained from scratch: each mark is one special token, each tool
-    has one word, and each answer is one line.
+    has one word, and each result is one line.
 
     prompt       <|bos|>content of the messages<|eot|>
     assistant    <|call|>write\\n<whole file><|end|><|call|>test<|end|><|eot|>   (one or more calls,
                  nothing else) edit\\n<old>\\n=====\\n<new> | read [path [first [last]]] |
                  run\\n<command> | submit
-    observation  <|tool|>answers, one a line<|eot|>
+    observation  <|tool|>results, one a line<|eot|>
 
     Where one of several texts has a line ===== itself, a longer line stands between them, which the
     call's first line names: edit ======. A word with white space is written as a string of JSON.
@@ -116,7 +116,7 @@ class Compact(Protocol):
         return "<|call|>" in text
 
     def observation(self, results: Sequence[ToolResult]) -> str:
-        return answer("compact", results)
+        return results_text("compact", results)
 
 
 def _by_word(tools: Mapping[str, Tool]) -> dict[str, Tool]:

@@ -68,7 +68,7 @@ class Protocol:
 
     def has_call(self, text: str) -> bool:
         """True if a message means to call a tool, well-formed or not. A sub-agent's message without
-        a call is its answer.
+        a call is its last one.
         """
         return True
 
@@ -182,7 +182,7 @@ def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
     )
 
 
-def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
+def results_text(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
     """Text that follows an assistant's message in the family's template, or in a tokenizer's own
     one: the results and the next opening.
     """

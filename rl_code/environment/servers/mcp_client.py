@@ -78,7 +78,7 @@ class McpClient:
         return self._stream.told_skipped
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline: float) -> tuple[str, bool]:
-        """Answer of a tool, as text, and True if it did what was asked. Raises McpError."""
+        """Result of a tool, as text, and True if it did what was asked. Raises McpError."""
         answer = self._ask("tools/call", {"name": name, "arguments": dict(arguments)}, deadline)
         items = answer.get("content")
         items = [] if items is None else items if isinstance(items, list) else [items]

@@ -25,7 +25,7 @@ from rl_code.environment.tools.suggest import Suggest
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.think import Think
-from rl_code.environment.tools.tool import Answer, Tool, check_arguments
+from rl_code.environment.tools.tool import Result, Tool, check_arguments
 from rl_code.environment.tools.try_lines import TryLines
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
@@ -68,7 +68,7 @@ DEFAULT = tuple(
 # the tool.
 PROVOKED = (OSError, ValueError, RecursionError, MemoryError)
 
-# Characters of one answer; what a tool of one's own leaves uncut would be tokenised in full.
+# Characters of one result; what a tool of one's own leaves uncut would be tokenised in full.
 _LONGEST = 1 << 16
 
 
@@ -134,15 +134,15 @@ def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> 
     """
     start = time.perf_counter()
     try:
-        answer = tools[call.name].run(call.arguments, workspace)
+        result = tools[call.name].run(call.arguments, workspace)
     except PROVOKED as error:
-        answer = Answer(f"{call.name} failed: {error}", ok=False)
-    content = cut_middle(encodable(answer.content), _LONGEST)
-    return ToolResult(call.name, content, answer.ok, time.perf_counter() - start)
+        result = Result(f"{call.name} failed: {error}", ok=False)
+    content = cut_middle(encodable(result.content), _LONGEST)
+    return ToolResult(call.name, content, result.ok, time.perf_counter() - start)
 
 
 def repeat(messages: Sequence[Turn], tools: Mapping[str, Tool], workspace: Workspace) -> None:
-    """Carries out again what messages on record asked for, in order, and drops the answers.
+    """Carries out again what messages on record asked for, in order, and drops the results.
 
     Calls that were refused, those beyond the limit of a message and those after a submit are left
     out, as in the episode. Raises SandboxFault.

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 # The key of ``task.meta`` with what a simulated person says when asked.
@@ -31,8 +31,8 @@ class Ask(Tool):
     # Small models ask without words: the person says again what is meant.
     words: ClassVar[Words | None] = Words("ask")
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         answer = workspace.task.meta.get(ANSWER)
         if answer is None:
-            return Answer("nobody is there to answer", ok=False)
-        return Answer(answer)
+            return Result("nobody is there to answer", ok=False)
+        return Result(answer)

@@ -29,7 +29,7 @@ from rl_code.environment.servers.language_server import (
 )
 from rl_code.environment.servers.stream import ENDED, StreamEnded
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 
 _WIDTH = 100
@@ -217,16 +217,16 @@ class Diagnostics(Tool):
             raise ValueError(f"servers={names} must be at least one, each with its own name")
         return found
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         configs = self.configs
         try:
             paths = workspace.paths(arguments.get("path", ""))
         except RefusedPath as error:
-            return Answer(str(error), ok=False)
+            return Result(str(error), ok=False)
         paths = [path for path in paths if any(config.reads(path) for config in configs)]
         if not paths:
             patterns = dict.fromkeys(name for config in configs for name in config.patterns)
-            return Answer(f"there is no such file ({', '.join(patterns)})", ok=False)
+            return Result(f"there is no such file ({', '.join(patterns)})", ok=False)
         servers = workspace.keep("diagnostics", lambda: Servers(configs, self.limits))
         deadline = deadline_of(workspace, self.seconds)
         found, problems = servers.diagnose(workspace, paths[: self.files], deadline)
@@ -234,4 +234,4 @@ class Diagnostics(Tool):
         if len(paths) > self.files:
             problems.append(f"{len(paths) - self.files} files not looked at")
         text = describe(found, problems, self.most, verbose=workspace.verbose)
-        return Answer(text, ok=bool(found) or not problems)
+        return Result(text, ok=bool(found) or not problems)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.read_file import unreadable
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 from rl_code.lines import common_ending, with_endings
@@ -42,12 +42,12 @@ class EditFile(Tool):
             words = dataclasses.replace(_WORDS, line={"path": "a path"})
             object.__setattr__(self, "words", words)
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         path = arguments["path"]
         old = arguments["old"]
         new = arguments["new"]
         if not old:
-            return Answer("old is empty; give the text to replace", ok=False)
+            return Result("old is empty; give the text to replace", ok=False)
         try:
             text = workspace.read(path)
         except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ class EditFile(Tool):
             advice = (
                 "give it exactly as it stands" if times == 0 else "give more of the text around it"
             )
-            return Answer(
+            return Result(
                 f"old occurs {times} times"
                 + (f" in {path}; {advice}" if workspace.verbose else ""),
                 ok=False,

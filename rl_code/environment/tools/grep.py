@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.lines import split_lines
 
@@ -213,7 +213,7 @@ class Grep(Tool):
                 f"{self.most=} must be between 1 and 200, {self.seconds=} above 0 and at most 60"
             )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         try:
             found = search(
                 workspace,
@@ -223,7 +223,7 @@ class Grep(Tool):
                 path=arguments.get("path", ""),
             )
         except RefusedPath as error:
-            return Answer(str(error), ok=False)
+            return Result(str(error), ok=False)
         if found.error:
-            return Answer(one_line(found.error, _VERBOSE_WIDTH), ok=False)
-        return Answer(describe(found, verbose=workspace.verbose))
+            return Result(one_line(found.error, _VERBOSE_WIDTH), ok=False)
+        return Result(describe(found, verbose=workspace.verbose))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from rl_code.environment.sandbox.pool import Completed
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 
 _WIDTH = 400
@@ -77,29 +77,29 @@ class History(Tool):
                 f"{self.most=} must be between 1 and 100, {self.seconds=} above 0 and at most 60"
             )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         action, of = arguments["action"], arguments.get("of", "")
         base = str(workspace.task.meta.get("base_commit", "HEAD"))
         if action not in _ACTIONS:
-            return Answer(f"history wants {', '.join(_ACTIONS)}", ok=False)
+            return Result(f"history wants {', '.join(_ACTIONS)}", ok=False)
         if not of and action != "log":
             wanted = "a commit" if action == "show" else "a path"
-            return Answer(f"history {action} wants {wanted}", ok=False)
+            return Result(f"history {action} wants {wanted}", ok=False)
         if action == "show":
             if not _COMMIT.fullmatch(of):
                 told = f"{one_line(of, 40)!r} names no commit; see history log"
-                return Answer(told, ok=False)
+                return Result(told, ok=False)
             commit = f"{base}{of}" if of.startswith("~") else of
             refused = self._no_ancestor(commit, base, workspace)
             return refused or self._git(workspace, "show", *_PLAIN, _FORMAT, commit)
         try:
             paths = [workspace.resolve(of)] if of not in ("", ".") else ["."]
         except RefusedPath as error:
-            return Answer(str(error), ok=False)
+            return Result(str(error), ok=False)
         first = arguments.get("first_line", 1)
         last = arguments.get("last_line", "")
         if first < 1 or (last != "" and last < first):
-            return Answer(f"lines {first} to {last} make no range", ok=False)
+            return Result(f"lines {first} to {last} make no range", ok=False)
         most = f"-n{self.most}"
         if action == "blame":
             lines = f"-L{first},{last}"
@@ -108,49 +108,49 @@ class History(Tool):
             return self._git(workspace, "log", most, _FORMAT, base, "--", *paths)
         return self._git(workspace, "log", "-p", most, *_PLAIN, _FORMAT, base, "--", *paths)
 
-    def _no_ancestor(self, commit: str, base: str, workspace: Workspace) -> Answer | None:
-        """The answer for what is no commit before ``base``; None for one that is."""
+    def _no_ancestor(self, commit: str, base: str, workspace: Workspace) -> Result | None:
+        """The result for what is no commit before ``base``; None for one that is."""
         done = self._run(workspace, "merge-base", "--is-ancestor", commit, base)
         if done.exit_code == 0:
             return None
         unknown = done.exit_code in (_NO_ANCESTOR, _NO_OBJECT) and _NO_REPOSITORY not in done.stdout
         if unknown:
-            return Answer(f"no commit {commit} in the history", ok=False)
+            return Result(f"no commit {commit} in the history", ok=False)
         return self._failed(done)
 
-    def _blame(self, workspace: Workspace, base: str, lines: str, path: str) -> Answer:
-        """Last commit that changed each line of a file; short where answers are short."""
+    def _blame(self, workspace: Workspace, base: str, lines: str, path: str) -> Result:
+        """Last commit that changed each line of a file; short where results are short."""
         done = self._run(workspace, "blame", "-s", lines, base, "--", path)
         if done.exit_code:
             return self._failed(done)
         if workspace.verbose:
-            return Answer(described(done.stdout, verbose=True))
+            return Result(described(done.stdout, verbose=True))
         line = ("log", f"-n{_COUNTED}", "--first-parent", "--format=%h", base)
         names = self._run(workspace, *line)
         if names.exit_code:
             return self._failed(names)
-        return Answer(described(_in_short(done.stdout, names.stdout.split()), verbose=False))
+        return Result(described(_in_short(done.stdout, names.stdout.split()), verbose=False))
 
-    def _git(self, workspace: Workspace, *line: str) -> Answer:
-        """The answer of a command of git's, or why there is none."""
+    def _git(self, workspace: Workspace, *line: str) -> Result:
+        """The result of a command of git's, or why there is none."""
         done = self._run(workspace, *line)
         if done.exit_code:
             return self._failed(done)
-        return Answer(described(done.stdout, verbose=workspace.verbose))
+        return Result(described(done.stdout, verbose=workspace.verbose))
 
     def _run(self, workspace: Workspace, *line: str) -> Completed:
         timeout_s = min(self.seconds, workspace.timeout_s)
         return workspace.sandbox.run([*_GIT, *line], timeout_s=timeout_s)
 
-    def _failed(self, done: Completed) -> Answer:
-        """Answer that says why a git command failed."""
+    def _failed(self, done: Completed) -> Result:
+        """Result that says why a git command failed."""
         if done.timed_out:
-            return Answer(f"stopped after {self.seconds:g} s", ok=False)
+            return Result(f"stopped after {self.seconds:g} s", ok=False)
         if done.exit_code == _NO_GIT:
-            return Answer("there is no git in the sandbox", ok=False)
+            return Result("there is no git in the sandbox", ok=False)
         if _NO_REPOSITORY in done.stdout:
-            return Answer("no history: the workspace is no git repository", ok=False)
-        return Answer(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)
+            return Result("no history: the workspace is no git repository", ok=False)
+        return Result(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)
 
 
 def _in_short(blamed: str, names: Sequence[str]) -> str:

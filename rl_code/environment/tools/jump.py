@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rl_code.environment.tools.grep import search
 from rl_code.environment.tools.read_file import unreadable, with_numbers
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.lines import split_lines
 
@@ -50,33 +50,33 @@ class Jump(Tool):
                 "and at most 60"
             )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         path, colon, number = arguments["to"].strip().rpartition(":")
         if colon and number.isascii() and number.isdecimal() and len(number) < 9:
             return self._window(path, int(number), workspace, "")
         name = arguments["to"].strip().rpartition(".")[2]
         if not _NAME.fullmatch(name):
-            return Answer("jump goes to path:line or to a name", ok=False)
+            return Result("jump goes to path:line or to a name", ok=False)
         # a definition, or an assignment that begins a line
         pattern = rf"^\s*(?:async\s+def|def|class)\s+{name}\b|^{name}\s*(?::[^=]+)?=(?!=)"
         found = search(workspace, pattern, most=_MOST, seconds=self.seconds, bounded=True)
         if found.error:
-            return Answer(one_line(found.error, _WIDTH), ok=False)
+            return Result(one_line(found.error, _WIDTH), ok=False)
         if not found.matches:
-            return Answer(f"no definition of {name}", ok=False)
+            return Result(f"no definition of {name}", ok=False)
         first, *others = found.matches
         also = "".join(f"\nalso {other.path}:{other.line}" for other in others)
         return self._window(first.path, first.line, workspace, also)
 
-    def _window(self, path: str, line: int, workspace: Workspace, also: str) -> Answer:
+    def _window(self, path: str, line: int, workspace: Workspace, also: str) -> Result:
         """The lines around a line, below the path and the number of the first."""
         try:
             lines = split_lines(workspace.read(path))
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
         if not 1 <= line <= len(lines):
-            return Answer(f"no line {line}; {path} has {len(lines)} lines", ok=False)
-        return Answer(self.shown(path, lines, line, also, verbose=workspace.verbose))
+            return Result(f"no line {line}; {path} has {len(lines)} lines", ok=False)
+        return Result(self.shown(path, lines, line, also, verbose=workspace.verbose))
 
     def shown(
         self, path: str, lines: Sequence[str], line: int, also: str = "", *, verbose: bool

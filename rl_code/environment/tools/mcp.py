@@ -28,7 +28,7 @@ from rl_code.environment.servers.companion import Companion, CompanionConfig, de
 from rl_code.environment.servers.mcp_client import ListedTool, McpClient, McpError
 from rl_code.environment.servers.stream import ENDED, StreamEnded
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool
+from rl_code.environment.tools.tool import Result, Tool
 from rl_code.environment.tools.workspace import Workspace
 
 _LONGEST = 400
@@ -58,7 +58,7 @@ class Mcp(Tool):
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Tools that are offered, by the server's own names; all of them if empty.
     only: tuple[str, ...] = ()
-    # True if the answers of its tools are documents (``Tool.documents``).
+    # True if the results of its tools are documents (``Tool.documents``).
     answers_are_documents: bool = False
     # Wall-clock seconds of one call, and of the start.
     seconds: float = 20.0
@@ -111,7 +111,7 @@ class McpTool(Tool):
     # Nobody knows what a server does to files.
     runs_commands: ClassVar[bool] = True
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         key = ("mcp", self.of.server)
         session = workspace.keep(key, lambda: Session(self.of))
         deadline = deadline_of(workspace, self.of.seconds)
@@ -119,11 +119,11 @@ class McpTool(Tool):
             text, ok = session.call(self.called, arguments, workspace, deadline)
         except (ProgramsLost, StreamEnded) as error:
             session.close()  # the next call starts another server
-            return Answer(f"{self.of.server}: {one_line(str(error), _WIDTH)}", ok=False)
+            return Result(f"{self.of.server}: {one_line(str(error), _WIDTH)}", ok=False)
         except McpError as error:
-            return Answer(one_line(str(error), _WIDTH), ok=False)
+            return Result(one_line(str(error), _WIDTH), ok=False)
         longest = _VERBOSE_LONGEST if workspace.verbose else _LONGEST
-        return Answer(cut_middle(text, longest), ok)
+        return Result(cut_middle(text, longest), ok)
 
 
 class Session:
@@ -138,14 +138,14 @@ class Session:
     def call(
         self, name: str, arguments: Mapping[str, Any], workspace: Workspace, deadline: float
     ) -> tuple[str, bool]:
-        """Answer of a tool, and True if it did what was asked.
+        """Result of a tool, and True if it did what was asked.
 
         Raises StreamEnded, ProgramsLost or McpError, ValueError or OSError for files that cannot be
         copied there or back, and SandboxFault.
         """
         companion, client = self._follow(workspace, deadline)
         companion.mark(deadline)
-        answer = client.call(name, arguments, deadline)
+        result = client.call(name, arguments, deadline)
         try:
             changes = companion.pull(deadline)
             if changes.files or changes.deleted:
@@ -154,7 +154,7 @@ class Session:
         except (OSError, ValueError):
             self.close()  # its files are no longer those of the episode
             raise
-        return answer
+        return result
 
     def close(self) -> None:
         """Ends the server. The next call starts another."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 _NAME_LENGTH = 60
@@ -46,21 +46,21 @@ class MemoryStore(Tool):
         if min(self.most, self.longest) < 1:
             raise ValueError(f"{self.most=} and {self.longest=} must be at least 1")
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         return self.note(arguments, workspace.notes)
 
-    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Answer:
+    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Result:
         """Stores a note. A name is one word, so that every protocol can write it."""
         name, text = arguments["name"], arguments["text"]
         if not name or len(name) > _NAME_LENGTH or name.split() != [name]:
-            return Answer(f"a name has 1 to {_NAME_LENGTH} characters and no space", ok=False)
+            return Result(f"a name has 1 to {_NAME_LENGTH} characters and no space", ok=False)
         if len(text) > self.longest:
-            return Answer(f"{len(text)} characters; at most {self.longest}", ok=False)
+            return Result(f"{len(text)} characters; at most {self.longest}", ok=False)
         notes.pop(name, None)  # what is stored again is the newest
         notes[name] = text
         while len(notes) > self.most:
             del notes[next(iter(notes))]
-        return Answer("stored")
+        return Result("stored")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +83,14 @@ class MemoryRecall(Tool):
         if self.most < 1:
             raise ValueError(f"{self.most=} must be at least 1")
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         notes = workspace.notes
         width = _VERBOSE_WIDTH if workspace.verbose else _WIDTH
         asked = set(_WORD.findall(arguments.get("question", "").lower()))
         if not notes:
-            return Answer("no notes")
+            return Result("no notes")
         if not asked:
-            return Answer(cut_middle(", ".join(reversed(notes)), width))
+            return Result(cut_middle(", ".join(reversed(notes)), width))
         scored = []
         for age, (name, text) in enumerate(reversed(notes.items())):
             shared = len(asked & set(_WORD.findall(f"{name} {text}".lower())))
@@ -100,7 +100,7 @@ class MemoryRecall(Tool):
         # those whose name is asked for before those that mention it; then most words in common
         # first, of equals the newest
         found = [text for *_, text in sorted(scored)[: self.most]]
-        return Answer(cut_middle("\n".join(found), width) if found else "no such note")
+        return Result(cut_middle("\n".join(found), width) if found else "no such note")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +116,11 @@ class MemoryForget(Tool):
     notes: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("forget", line={"name": "a name"})
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         return self.note(arguments, workspace.notes)
 
-    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Answer:
+    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Result:
         """Drops a note."""
         if notes.pop(arguments["name"], None) is None:
-            return Answer(f"no note {one_line(arguments['name'], 40)!r}", ok=False)
-        return Answer("forgotten")
+            return Result(f"no note {one_line(arguments['name'], 40)!r}", ok=False)
+        return Result("forgotten")

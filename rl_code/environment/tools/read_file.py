@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.lines import split_lines
 
@@ -15,16 +15,16 @@ _WIDTH = 400
 _VERBOSE_WIDTH = 16000
 
 
-def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
-    """The answer to a call that named a file which cannot be read."""
+def unreadable(path: str, error: Exception, workspace: Workspace) -> Result:
+    """The result of a call that named a file which cannot be read."""
     match error:
         case RefusedPath():
-            return Answer(str(error), ok=False)
+            return Result(str(error), ok=False)
         case FileNotFoundError():
             files = ", ".join(workspace.paths()[:20]) or "none"
-            return Answer(f"no file {path}; files: {files}", ok=False)
+            return Result(f"no file {path}; files: {files}", ok=False)
         case _:
-            return Answer(f"{path} is not a readable text file", ok=False)
+            return Result(f"{path} is not a readable text file", ok=False)
 
 
 def with_numbers(text: str, first: int) -> str:
@@ -68,7 +68,7 @@ class ReadFile(Tool):
         "read", line={"path": "a path", "first_line": "first line", "last_line": "last line"}
     )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         path = arguments["path"]
         try:
             text = workspace.read(path)
@@ -78,11 +78,11 @@ class ReadFile(Tool):
         first = arguments.get("first_line", 1)
         last = arguments.get("last_line", len(lines))
         if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:
-            return Answer(
+            return Result(
                 f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False
             )
         if first > len(lines) > 0:
-            return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
+            return Result(f"no line {first}; {path} has {len(lines)} lines", ok=False)
         text = "".join(lines[first - 1 : last])
         number = first if self.numbered else None
-        return Answer(shown(path, text, verbose=workspace.verbose, first=number))
+        return Result(shown(path, text, verbose=workspace.verbose, first=number))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.read_file import unreadable
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 from rl_code.lines import common_ending, ending, split_lines, with_endings
@@ -30,8 +30,8 @@ LINES = {
 """The arguments, as in a schema, of a call that replaces lines."""
 
 
-def with_lines(arguments: Mapping[str, Any], text: str) -> str | Answer:
-    """A file's text with the lines replaced as a call asks; an answer where it has no such lines.
+def with_lines(arguments: Mapping[str, Any], text: str) -> str | Result:
+    """A file's text with the lines replaced as a call asks; a result where it has no such lines.
 
     arguments: those of LINES.
     """
@@ -40,7 +40,7 @@ def with_lines(arguments: Mapping[str, Any], text: str) -> str | Answer:
     last = arguments.get("last_line", first)
     if not 1 <= first <= last <= len(lines):
         path = arguments["path"]
-        return Answer(f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False)
+        return Result(f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False)
     # the new lines end as the file's do, the last one as the last line that it replaces
     new = with_endings(arguments["text"], ending(lines[last - 1]) or common_ending(text))
     if new and (end := ending(lines[last - 1])):
@@ -68,13 +68,13 @@ class ReplaceLines(Tool):
         below={"text": "new lines"},
     )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         path = arguments["path"]
         try:
             changed = with_lines(arguments, workspace.read(path))
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
-        if isinstance(changed, Answer):
+        if isinstance(changed, Result):
             return changed
         first = arguments["first_line"]
         last = arguments.get("last_line", first)

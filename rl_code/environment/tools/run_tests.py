@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from rl_code.environment.grader import run_cases
 from rl_code.environment.grading import Target, mark, targets
 from rl_code.environment.tools.text import one_line, show
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Case, Tests
 
@@ -66,9 +66,9 @@ def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bo
     return "\n".join([*lines, f"{runs_left} test runs left."])
 
 
-def none_left(workspace: Workspace) -> Answer:
-    """The answer to a call that needs a test run, where none is left."""
-    return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
+def none_left(workspace: Workspace) -> Result:
+    """The result of a call that needs a test run, where none is left."""
+    return Result("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
 
 
 def run_visible(workspace: Workspace) -> list[str]:
@@ -121,11 +121,11 @@ class RunTests(Tool):
     )
     words: ClassVar[Words | None] = Words("test")
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         if workspace.test_runs_left == 0:
             return none_left(workspace)
         failures = run_visible(workspace)
-        return Answer(
+        return Result(
             describe(
                 failures,
                 len(workspace.task.visible_tests),

@@ -14,7 +14,7 @@ from rl_code.environment.search.index import Chunk
 from rl_code.environment.search.library import Library, NotReady
 from rl_code.environment.servers.companion import deadline_of
 from rl_code.environment.tools.text import cut_middle, one_line
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.lines import split_lines
 
@@ -78,16 +78,16 @@ class SemanticSearch(Tool):
                 raise ValueError(f"grammars: {ending!r} must be an ending such as '.py'")
             package_folder(package)
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         grammars = dict(self.grammars)
         key = ("semantic_search", self.files, tuple(sorted(grammars.items())))
         library = workspace.pool.keep(key, lambda: Library(workspace.pool, grammars, self.files))
         try:
             index, left_out = library.index(workspace, deadline_of(workspace, self.seconds))
         except NotReady as error:
-            return Answer(str(error), ok=False)
+            return Result(str(error), ok=False)
         found = [] if index is None else index.search(arguments["question"], self.most)
         if not found:
-            return Answer("the files hold nothing" if workspace.verbose else "none", ok=False)
+            return Result("the files hold nothing" if workspace.verbose else "none", ok=False)
         text = describe(found, verbose=workspace.verbose)
-        return Answer(f"{text}\n{left_out} files not searched" if left_out else text)
+        return Result(f"{text}\n{left_out} files not searched" if left_out else text)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle
-from rl_code.environment.tools.tool import Answer, Delegation, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Delegation, Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 _LONGEST = 400
@@ -47,8 +47,8 @@ class SubAgent(Tool):
     def delegation(self) -> Delegation:
         return Delegation(self.turns, self.tokens)
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-        return Answer("only an episode can ask a sub-agent", ok=False)
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
+        return Result("only an episode can ask a sub-agent", ok=False)
 
 
 def answer_of(said: str, *, verbose: bool) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.tasks import infill
 
@@ -25,9 +25,9 @@ class Suggest(Tool):
     edits: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("suggest", below={"text": "the text"})
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         before, behind = infill.around(workspace.task)
         if arguments["text"]:
             workspace.write(workspace.task.path, before + arguments["text"] + behind)
         workspace.hand_in()
-        return Answer("suggested")
+        return Result("suggested")

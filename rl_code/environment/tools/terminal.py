@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 _WIDTH = 160
@@ -43,12 +43,12 @@ class Terminal(Tool):
     runs_commands: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("run", below={"command": "the command"})
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         if "\0" in arguments["command"]:
-            return Answer("the command contains a NUL character", ok=False)
+            return Result("the command contains a NUL character", ok=False)
         timeout_s = workspace.timeout_s
         done = workspace.sandbox.run(["bash", "-c", arguments["command"]], timeout_s=timeout_s)
         stopped_s = timeout_s if done.timed_out else None
-        return Answer(
+        return Result(
             described(done.stdout, done.exit_code, verbose=workspace.verbose, stopped_s=stopped_s)
         )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 
@@ -30,8 +30,8 @@ class Think(Tool):
         if self.most < 1:
             raise ValueError(f"{self.most=} must be at least 1")
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         length = len(arguments["thought"])
         if length > self.most:
-            return Answer(f"a thought of {length} characters; at most {self.most}", ok=False)
-        return Answer("ok")
+            return Result(f"a thought of {length} characters; at most {self.most}", ok=False)
+        return Result("ok")

@@ -18,8 +18,8 @@ _MOST_VALUES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """Answer of a tool to the model."""
+class Result:
+    """Result of a call, for the model to read."""
 
     content: str
     # False when it could not do what was asked.
@@ -65,7 +65,7 @@ class Tool:
     edits: ClassVar[bool] = False
     # True if a call runs commands, which may change files as a side effect.
     runs_commands: ClassVar[bool] = False
-    # True if the answer to a call is a document where the config has documents: a text that stands
+    # True if the result of a call is a document where the config has documents: a text that stands
     # for itself, as a file does. Its tokens are then encoded without seeing the rest of the context
     # (``rl_code.documents``), and once for all episodes that read the same.
     documents: ClassVar[bool] = False
@@ -75,16 +75,16 @@ class Tool:
     # and the texts below.
     words: ClassVar[Words | None] = None
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         """Does the work. The arguments have been checked against the schema.
 
-        The answer is in sentences if ``workspace.verbose``, and otherwise as short as possible. A
-        model can provoke OSError and ValueError, which become an answer. Any other exception is a
+        The result is in sentences if ``workspace.verbose``, and otherwise as short as possible. A
+        model can provoke OSError and ValueError, which become a result. Any other exception is a
         bug and ends the run. Raises SandboxFault when the sandbox itself failed.
         """
         raise NotImplementedError
 
-    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Answer:
+    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Result:
         """Changes the notes of a repository as a call asks. Only where ``notes`` is set.
 
         It depends on nothing else, since it is done again when the record is read.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rl_code.environment.tools.read_file import unreadable
 from rl_code.environment.tools.replace_lines import LINES, with_lines
 from rl_code.environment.tools.run_tests import describe, none_left, run_visible
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 
@@ -38,9 +38,9 @@ class TryLines(Tool):
         below={"text": "new lines"},
     )
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         if not len(workspace.task.visible_tests):
-            return Answer("there are no visible tests to try lines with", ok=False)
+            return Result("there are no visible tests to try lines with", ok=False)
         if workspace.test_runs_left == 0:
             return none_left(workspace)
         path = arguments["path"]
@@ -49,7 +49,7 @@ class TryLines(Tool):
         except (OSError, ValueError) as error:
             return unreadable(path, error, workspace)
         changed = with_lines(arguments, before)
-        if isinstance(changed, Answer):
+        if isinstance(changed, Result):
             return changed
         written = write(path, changed, workspace, "")
         if not written.ok:
@@ -67,4 +67,4 @@ class TryLines(Tool):
         told = describe(failures, total, workspace.test_runs_left, verbose=verbose)
         if verbose:
             told += "\nThe change was kept." if passed else "\nThe change was taken back."
-        return Answer(told)
+        return Result(told)

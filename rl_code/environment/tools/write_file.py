@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.lines import split_lines
 
 
-def write(path: str, text: str, workspace: Workspace, done: str) -> Answer:
+def write(path: str, text: str, workspace: Workspace, done: str) -> Result:
     """Writes the file and answers ``done``, or says why it could not be written."""
     try:
         workspace.write(path, text)
     except RefusedPath as error:
-        return Answer(str(error), ok=False)
+        return Result(str(error), ok=False)
     except (OSError, ValueError) as error:
-        return Answer(f"could not write {path}: {error}", ok=False)
-    return Answer(done)
+        return Result(f"could not write {path}: {error}", ok=False)
+    return Result(done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WriteFile(Tool):
     edits: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("write", below={"content": "the file"})
 
-    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         path = arguments["path"]
         text = arguments["content"]
         lines = len(split_lines(text))

@@ -16,7 +16,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.environment.tools.tool import Answer, Tool, function_schema
+from rl_code.environment.tools.tool import Result, Tool, function_schema
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.types import Limits
@@ -108,7 +108,7 @@ class Broken(Tool):
 
     schema: ClassVar = function_schema("broken", "Raises an exception of ours.", {}, ())
 
-    def run(self, arguments, workspace) -> Answer:
+    def run(self, arguments, workspace) -> Result:
         raise self.error
 
 

@@ -14,11 +14,11 @@ from models.own_template import OwnTemplate
 from rl_code.documents import OUTSIDE, PADDING, DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import (
-    answer_parts,
     check_documents,
     content_parts,
     encode,
     prompt_parts,
+    result_parts,
 )
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
@@ -62,13 +62,13 @@ def test_prompts_and_answers_say_the_same_with_documents_as_without(name, asking
     assert shown == ([] if name == "raw_completion" else [QUOTED, "x = 1\ny = 2\n"])
 
     results = [ToolResult("write_file", "ok"), READ, ToolResult("read_file", "no file", ok=False)]
-    ((plain, _),) = answer_parts(protocol, results, TOOLS, None, MARKS)
-    parts = answer_parts(protocol, results, TOOLS, CONFIG, MARKS)
+    ((plain, _),) = result_parts(protocol, results, TOOLS, None, MARKS)
+    parts = result_parts(protocol, results, TOOLS, CONFIG, MARKS)
     assert "".join(text for text, _ in parts) == plain
     silent = name.endswith("completion")
     assert [text for text, is_document in parts if is_document] == ([] if silent else [QUOTED])
-    only_prompts = dataclasses.replace(CONFIG, answers=False)
-    assert answer_parts(protocol, results, TOOLS, only_prompts, MARKS) == [(plain, False)]
+    only_prompts = dataclasses.replace(CONFIG, results=False)
+    assert result_parts(protocol, results, TOOLS, only_prompts, MARKS) == [(plain, False)]
     check_documents(protocol, TOOLS, CONFIG)
 
 
@@ -76,7 +76,7 @@ def test_what_searches_found_is_a_document_as_a_file_is():
     # the tools of an MCP server are those that it lists
     tools = find_tools(tuple(Named(name) for name in TOOLS_BY_NAME if name != "mcp"))
     found = [ToolResult(name, f"{name} found this") for name in tools]
-    parts = answer_parts(PROTOCOLS["compact"], found, tools, CONFIG, MARKS)
+    parts = result_parts(PROTOCOLS["compact"], found, tools, CONFIG, MARKS)
     shown = {text.split()[0] for text, is_document in parts if is_document}
     assert shown == {"read_file", "grep", "jump", "semantic_search"}
 
@@ -84,7 +84,7 @@ def test_what_searches_found_is_a_document_as_a_file_is():
 @given(st.lists(st.text(st.sampled_from("ab\ufdd0\udffe\n<|")), min_size=1, max_size=3))
 def test_no_text_can_stand_for_a_document(texts):
     results = [ToolResult("terminal", text) for text in texts]
-    parts = answer_parts(PROTOCOLS["compact"], [*results, READ], TOOLS, CONFIG, MARKS)
+    parts = result_parts(PROTOCOLS["compact"], [*results, READ], TOOLS, CONFIG, MARKS)
     assert [text for text, is_document in parts if is_document] == [QUOTED]
 
 
@@ -152,6 +152,6 @@ def test_what_cannot_be_is_refused_in_words(asking, tokenizer):
     shown = "(m.content | tojson if m.role == 'tool' else m.content)"
     turns = "{% for m in messages %}{{ '<' ~ m.role ~ '>' ~ " + shown + " ~ '</t>' }}{% endfor %}"
     own = OwnTemplate(turns + "{{ '<assistant>' }}", "</t>")
-    with pytest.raises(ValueError, match=r"set documents\.answers=False"):
+    with pytest.raises(ValueError, match=r"set documents\.results=False"):
         check_documents(Chat("qwen2", "json", own=own), TOOLS, CONFIG)
     assert content_parts("text") == [("text", False)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models.chat import render, render_tool_results
 from models.marks import Marks, unquote
 from models.own_template import OwnTemplate
-from rl_code.environment.parts import answer_parts
+from rl_code.environment.parts import result_parts
 from rl_code.environment.protocols import reading
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
@@ -381,7 +381,7 @@ def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
         protocol = PROTOCOLS[name]
         frame = protocol.observation([ToolResult("terminal", "\0")])
         results = [ToolResult("terminal", text)]
-        ((answer, _),) = answer_parts(protocol, results, ALL, None, marks)
+        ((answer, _),) = result_parts(protocol, results, ALL, None, marks)
         assert unquote(answer) == frame.replace("\0", text)
         for mark in marks.texts:
             assert answer.count(mark) == frame.count(mark)

@@ -20,7 +20,7 @@ from rl_code.environment.servers.stream import Stream, StreamEnded
 from rl_code.environment.suites import runner
 from rl_code.environment.tools import api
 from rl_code.environment.tools.memory import MemoryRecall, MemoryStore
-from rl_code.environment.tools.tool import Answer
+from rl_code.environment.tools.tool import Result
 from rl_code.types import ToolCall
 
 
@@ -80,7 +80,7 @@ def test_what_the_run_of_a_suite_says_is_bounded(ends, monkeypatch, line, all_by
 
 
 def test_the_answer_of_a_tool_is_cut_before_it_is_tokenised():
-    tool = SimpleNamespace(run=lambda arguments, workspace: Answer("x" * 1_000_000))
+    tool = SimpleNamespace(run=lambda arguments, workspace: Result("x" * 1_000_000))
     result = api.execute(ToolCall("long", {}), {"long": tool}, None)
     assert len(result.content) < (1 << 16) + 100 and "characters cut" in result.content
 

@@ -17,7 +17,7 @@ from rl_code.environment.tools import try_lines
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case, failed_code
 from rl_code.environment.tools.text import cut_middle, one_line, show
-from rl_code.environment.tools.tool import Answer, Tool, function_schema
+from rl_code.environment.tools.tool import Result, Tool, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 from rl_code.named import Named
 from rl_code.types import Case, Tests, ToolCall
@@ -387,7 +387,7 @@ def test_answers_hold_no_lone_surrogates(workspace):
         schema = function_schema("half", "Half a character.", {}, ())
 
         def run(self, arguments, workspace):
-            return Answer("a\ud83d")
+            return Result("a\ud83d")
 
     result = execute(ToolCall("half", {}), {"half": Half()}, workspace)
     assert result.content == "a?"

@@ -59,7 +59,7 @@ def record(engine, recompute: bool, seed: int) -> list:
     [
         (dataclasses.replace(ENGINE, decode_steps=2), False),
         (dataclasses.replace(SCARCE, decode_steps=2), False),
-        (dataclasses.replace(ENGINE, decode_steps=2, answer_rows=2, answer_tokens=4), False),
+        (dataclasses.replace(ENGINE, decode_steps=2, result_rows=2, result_tokens=4), False),
         (dataclasses.replace(ENGINE, decode_steps=2), True),
         (DRAFTING, False),
         (DRAFTING, True),

@@ -276,7 +276,7 @@ def test_random_contexts_with_few_pages_are_those_with_many(seed):
         for number in range(5)
     ]
     numbers = range(len(tasks))
-    shapes = dict(answer_rows=2, answer_tokens=5)
+    shapes = dict(result_rows=2, result_tokens=5)
     with_many = make_scheduler(dataclasses.replace(WITH_DOCUMENTS, **shapes))
     plenty, _ = _numbered(with_many, tasks, numbers)
     with_many.close()

@@ -243,7 +243,7 @@ def test_two_actors_sample_with_pages_of_a_third_process_what_one_alone_samples(
         assert (counts["prompts_asked"], counts["prompts_by_itself"]) == (TASKS, 0)
         assert counts["received_tokens"] == prompts and counts["received_pages"] == pages
         assert counts["received_bytes"] == pages * page_bytes()
-        # the answers of tools alone
+        # the results of tools alone
         assert counts["prefilled_tokens"] == alone.prefilled_tokens - prompts
 
 

@@ -162,7 +162,7 @@ def test_running_out_of_pages_changes_no_token():
 def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token():
     tasks = [task_of(seed) for seed in range(5)]
     # some answers are longer
-    shapes = dict(answer_rows=3, answer_tokens=5)
+    shapes = dict(result_rows=3, result_tokens=5)
     engine = dataclasses.replace(ENGINE, **shapes, pages=FOR_ONE_GROUP // ENGINE.page)
     together = play_together_and_alone(tasks, engine=engine)
     # Programs of other shapes round alike on some processors (AVX-512) and not on others (AVX2).

@@ -1,4 +1,4 @@
-"""Tasks and episodes with documents in the prompt and in the answers of tools, in tests."""
+"""Tasks and episodes with documents in the prompt and in the results of tools, in tests."""
 
 from __future__ import annotations
 
