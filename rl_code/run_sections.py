@@ -307,7 +307,8 @@ class TrainConfig:
     # Episodes of a group: how often each task is played in a step.
     group_size: int
     optimizer: OptimizerConfig
-    # Updates made on each batch.
+    # Updates made on each batch. With 1 the ratio of every token is 1 in the only update, so that
+    # the clip of ``loss.policy`` does nothing.
     epochs: int = 1
     # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
     # its settings.

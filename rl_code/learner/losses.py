@@ -57,7 +57,7 @@ class PolicyLoss(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """Bounds of a ratio r: [1 - clip_low, 1 + clip_high]."""
+    """Bounds of a ratio r: [1 - clip_low, 1 + clip_high]. With ``train.epochs=1`` every r is 1."""
 
     # How far the ratio may fall below 1, and how far it may rise above 1, before it is clipped.
     clip_low: float = 0.2

@@ -45,7 +45,9 @@ from rl_code.read_config import follows
 class LossConfig:
     """Choice of the loss, of its average and of the weights of off-policy data."""
 
-    # The policy loss: a member of LOSSES, with its settings.
+    # The policy loss: a member of LOSSES, with its settings. Its clip bounds the ratio to the
+    # policy at the start of the step, and does nothing where ``train.epochs`` is 1: that ratio is
+    # then 1, however stale the samples are. What bounds stale tokens is ``correction``.
     policy: Named = Named("ppo")
     # How the losses of tokens are averaged. "token": their sum / sampled tokens. "sequence": the
     # mean over trajectories of the mean over their tokens. "constant": their sum /
