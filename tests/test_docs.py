@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from rl_code import read_config
+from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -80,3 +86,30 @@ def test_docstrings_begin_with_what_a_thing_is_or_does():
                 if RIDDLE.match(text):
                     found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
     assert found == []
+
+
+def test_the_knobs_are_keys_of_a_config():
+    """Those of the second column, of which one without a dot belongs to the section before it."""
+    known = {key for cls, path in _sections(RunConfig, "") for key in _keys(cls, path)}
+    rows = (ROOT / "docs" / "knobs.md").read_text().split("|---|---|---|---|\n")[1].splitlines()
+    assert len(rows) >= 15
+    wrong = []
+    for row in rows:
+        section = ""
+        for found in re.findall(r"`([\w.]+)[`=]", row.split(" | ")[1]):
+            key = found if found in known else f"{section}.{found}"
+            section = key.rpartition(".")[0]
+            if key not in known:
+                wrong.append(found)
+    assert wrong == []
+
+
+def _sections(cls: type, path: str) -> Iterator[tuple[type, str]]:
+    yield cls, path
+    for name, hint in typing.get_type_hints(cls).items():
+        if (section := read_config.section_of(hint)) is not None:
+            yield from _sections(section, f"{path}{name}.")
+
+
+def _keys(cls: type, path: str) -> Iterator[str]:
+    return (f"{path}{field.name}" for field in dataclasses.fields(cls))
