@@ -68,7 +68,7 @@ def of_config(config: ModelConfig) -> Family:
     for family in FAMILIES.values():
         if config.architecture in (None, family.architecture) and family.describes(config):
             return family
-    one = "" if config.architecture is None else f" of the architecture {config.architecture!r}"
+    one = f" of architecture {config.architecture}" if config.architecture else ""
     experts = "" if config.moe is None else f" and moe={config.moe}"
     raise ValueError(
         f"no model family{one} has qkv_bias={config.qkv_bias} together with "
