@@ -107,7 +107,9 @@ class FakePool:
         self.opened.append(FakeSandbox(self, files))
         return self.opened[-1]
 
-    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s, world=None):
+    def grade(
+        self, path, entry_point, tests, snapshot, pool, timeout_s, world=None, canaries=False
+    ):
         if self.faulty:
             raise SandboxFault("the zygote died")
         self.graded.append(dict(snapshot))
