@@ -22,6 +22,7 @@ from rl_code.environment.parts import (
 )
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
+from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import TOOLS as TOOLS_BY_NAME
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
@@ -53,7 +54,8 @@ def asking(task):
 @pytest.mark.parametrize("name", sorted(PROTOCOLS.keys() - {"infill"}))
 def test_prompts_and_answers_say_the_same_with_documents_as_without(name, asking):
     protocol = PROTOCOLS[name]
-    tools = {} if name.endswith("completion") else TOOLS
+    silent = isinstance(protocol, Completion)
+    tools = {} if silent else TOOLS
     (plain, _), *others = prompt_parts(protocol, asking, tools, None, MARKS)
     parts = prompt_parts(protocol, asking, tools, CONFIG, MARKS)
     assert not others and "".join(text for text, _ in parts) == plain
@@ -65,7 +67,6 @@ def test_prompts_and_answers_say_the_same_with_documents_as_without(name, asking
     ((plain, _),) = result_parts(protocol, results, TOOLS, None, MARKS)
     parts = result_parts(protocol, results, TOOLS, CONFIG, MARKS)
     assert "".join(text for text, _ in parts) == plain
-    silent = name.endswith("completion")
     assert [text for text, is_document in parts if is_document] == ([] if silent else [QUOTED])
     only_prompts = dataclasses.replace(CONFIG, results=False)
     assert result_parts(protocol, results, TOOLS, only_prompts, MARKS) == [(plain, False)]
