@@ -14,7 +14,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Literal
 
@@ -111,7 +111,7 @@ def _share_step(source: Path, target: Path, at: int, listing: Listing) -> int:
     # Actors of the parent go on with the files of an open step, and what they deliver from now on
     # is not the fork's. So the groups that are there are copied.
     reader = RecordReader(source)
-    _deliver(reader, target, at, sorted(reader.groups(at, listing)))
+    _deliver(reader, target, at, reader.groups(at, listing))
     return total
 
 
@@ -143,20 +143,31 @@ def _take_sampled(reader: RecordReader, target: Path, at: int, step: int) -> Non
         path = steps_lib.part_path(target, at, first)
         with explain("write", path):
             path.write_bytes(steps_lib.part_bytes(part))
-        _deliver(reader, target, at, [item.number for item in part if item.number in groups])
+        _deliver(reader, target, at, groups & {item.number for item in part})
         # What a part screens decides the parts after it.
         if not groups.issuperset(item.number for item in part):
             return
 
 
-def _deliver(reader: RecordReader, target: Path, at: int, numbers: Sequence[int]) -> None:
-    """Copies groups of a step, as if an actor of the fork had delivered them."""
+def _deliver(reader: RecordReader, target: Path, at: int, numbers: Set[int]) -> None:
+    """Copies groups of a step as if an actor had claimed and delivered them, and ended."""
     folder = steps_lib.groups_folder(target, at)
     log = GroupLog(folder, _PARENT)
     with explain("write the groups of the parent to", folder):
-        for number in numbers:
+        for number in sorted(numbers):
             log.append(reader.group_file(at, number)[0])
     log.close()
+    claimed: Path | None = None
+    for first in reader.planned(at).parts:
+        for block in steps_lib.blocks(reader.part(at, first)):
+            if any(item.number in numbers for item in block):
+                path = steps_lib.claim_path(target, at, block[0].number, 0)
+                with explain("write a claim of the parent to", path):
+                    if claimed is None:
+                        path.write_bytes(steps_lib.claim_bytes(_PARENT))
+                        claimed = path
+                    else:
+                        os.link(claimed, path)
 
 
 def _count(reader: RecordReader, step: int, total: int) -> Shared:

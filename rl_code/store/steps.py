@@ -203,6 +203,11 @@ def list_claims(store: Path, step: int) -> dict[int, tuple[int, int]]:
     return found
 
 
+def claim_bytes(who: ProcessId) -> bytes:
+    """The content of a claim."""
+    return seal({"actor": who.name, "incarnation": who.incarnation})
+
+
 def read_claim(path: Path) -> ProcessId | None:
     """Maker of a claim; None when the claim did not survive a crash of its writer's host. Raises
     StoreError.
