@@ -85,9 +85,12 @@ def test_calls_of_the_tools_are_allowed_and_nothing_else(form, marks):
     text, request = text_of(form, marks), asked()
     whole = dict(path=NASTY.replace("<|im_end|>", ""), mode="old\nor so", lines=[1, 2], sure=None)
     good = written(form, "write", **whole)
-    if marks == "spelled" or form == "llama3":  # else the marks in it are tokens
-        assert fits(text, request, good)
-        _, (call,) = text.read(text._tokenizer.encode(good), TOOLS, "n")
+    # where a mark is one token, no argument may hold it
+    assert fits(text, request, good) == (marks == "spelled")
+    if marks == "spelled":
+        # with the token that ends a whole answer: without it nobody knows which mark is the last
+        sampled = [*text._tokenizer.encode(good), min(text.stop_ids)]
+        _, (call,) = text.read(sampled, TOOLS, "n")
         assert (call.name, call.arguments, call.error) == ("write", whole, "")
     short = written(form, "write", path="a", lines=[])
     thought = "<think>hm {x}\n</think>\n\n"
@@ -132,7 +135,8 @@ def test_every_message_that_the_grammar_allows_is_read_as_calls(form):
         while not tokens or tokens[-1] not in text.stop_ids:
             allowed = np.flatnonzero(answer.allowed()).tolist()
             # no thought, which would be long, and as little white space as can be
-            likely = [one for one in allowed if text.raw(one)[:1] not in ("h", " ", "\t", "\r")]
+            rare = ("h", " ", "\t", "\r", *(["<"] if form == "llama3" and not tokens else []))
+            likely = [one for one in allowed if text.raw(one)[:1] not in rare]
             tokens.append(rng.choice(likely or allowed))
             assert answer.read(tokens[-1:]) == 1
         message, calls = text.read(tokens, tools, "n")
