@@ -36,9 +36,10 @@ from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.actor import Actor
+from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.group_source import InActorThread, InLearnerThread
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.schedule import AsynchronyConfig, Schedule
+from rl_code.schedule import Schedule
 from rl_code.stop import StopRequest
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.store import GroupStore

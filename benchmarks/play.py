@@ -23,12 +23,13 @@ from absl import flags
 from benchmarks.results import define_counts, hardware, save
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
+from rl_code.environment.finished import Rewarder
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
-from rl_code.rewards.combine import ActiveSignal, RewardConfig, SignalConfig, find_signals
+from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits, Task, Trajectory
 
@@ -50,7 +51,7 @@ def main() -> None:
     tokenizer = Tokenizer.train(
         [text for task in tasks for text in task.reference.values()], 400, Compact.SPECIAL_TOKENS
     )
-    signals = find_signals(RewardConfig((SignalConfig(Named("tests")),)))
+    reward = find_reward(RewardConfig((SignalConfig(Named("tests")),)))
     start = time.perf_counter()
     rounds = []
     with SandboxPool(SandboxConfig()) as pool:
@@ -59,7 +60,7 @@ def main() -> None:
         started_s = time.perf_counter() - start
 
         def play(task: Task) -> Trajectory:
-            return played(task, tokenizer, pool, signals)
+            return played(task, tokenizer, pool, reward)
 
         for threads in map(int, options.threads):
             rounds.append(timed(threads, tasks, play))
@@ -97,9 +98,7 @@ def messages(task: Task) -> tuple[str, ...]:
     )
 
 
-def played(
-    task: Task, tokenizer: Tokenizer, pool: SandboxPool, signals: tuple[ActiveSignal, ...]
-) -> Trajectory:
+def played(task: Task, tokenizer: Tokenizer, pool: SandboxPool, reward: Rewarder) -> Trajectory:
     """A whole episode, graded."""
     episode = Episode(
         task,
@@ -110,7 +109,7 @@ def played(
         tokenizer=tokenizer,
         pool=pool,
         limits=_LIMITS,
-        reward=signals,
+        reward=reward,
     )
     with contextlib.closing(episode):
         episode.start()

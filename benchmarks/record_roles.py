@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.counted_storage import Counts
 from rl_code.rollout.actor import Actor
+from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.stats import RolloutStats
-from rl_code.schedule import AsynchronyConfig
 from rl_code.store.claims import Claims
 from rl_code.store.compaction import Compaction
 from rl_code.store.steps import Item

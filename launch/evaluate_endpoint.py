@@ -27,7 +27,7 @@ from rl_code.harness.api import find_agent
 from rl_code.harness.harness import Harness
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
-from rl_code.rewards.combine import find_signals
+from rl_code.rewards.combine import find_reward
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.types import Task, Trajectory
@@ -117,7 +117,7 @@ def play(
         served = Served(
             pool=pool,
             limits=suite.limits or config.limits,
-            reward=find_signals(config.reward),
+            reward=find_reward(config.reward),
             server=server,
             sampling=sampling,
             on_work=made.add if predictions else None,

@@ -16,9 +16,9 @@ from rl_code.documents import DocumentsConfig
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.read_config import ConfigError
+from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.run_sections import RolloutConfig, SftConfig, TrainConfig
-from rl_code.schedule import MODES, AsynchronyConfig
 from rl_code.types import Limits
 
 if TYPE_CHECKING:

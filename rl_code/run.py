@@ -20,7 +20,7 @@ from models.padding import cut_config, pad
 from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.transformer import Transformer, abstract_model, cast
-from rl_code import checkpoint, lineage, trajectory_log
+from rl_code import checkpoint, trajectory_log
 from rl_code import origin as origin_lib
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
@@ -37,7 +37,7 @@ from rl_code.harness.harness import Harness
 from rl_code.learner import offload
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.rewards.combine import find_signals
+from rl_code.rewards.combine import find_reward
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
@@ -46,8 +46,6 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run_config import RunConfig, meshes
 from rl_code.run_model import find_model_config, find_tokenizer, with_given_adapters
-from rl_code.schedule import Schedule
-from rl_code.store.store import GroupStore
 from rl_code.tasks import guards
 from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
@@ -100,7 +98,7 @@ class Run:
             self._check_offload()
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         # Names in the config are looked up before sandboxes are started.
-        self._signals = find_signals(config.reward)
+        self._reward = find_reward(config.reward)
         self.origin = origin_lib.find(config.model.weights)
         self.tools = find_tools(config.tools)
         agent = config.harness and find_agent(config.harness, "config.harness")
@@ -200,9 +198,9 @@ class Run:
         source = find_source(self.config.tasks, "config.tasks")
         if source.endless:  # which cannot be gone through
             return source.load(self.pool, self.workdir)
-        found = list(self._fits_training.of(source.one_by_one(self.pool, self.workdir)))
+        found = list(self.fits_training.of(source.one_by_one(self.pool, self.workdir)))
         if not found:
-            raise self._fits_training.none()
+            raise self.fits_training.none()
         if self.config.train.forgeable:
             return found
         kept = list(guards.kept(found, self.pool, self.workdir))
@@ -214,7 +212,7 @@ class Run:
         return kept
 
     @functools.cached_property
-    def _fits_training(self) -> Fitting:
+    def fits_training(self) -> Fitting:
         """The check of the training tasks."""
         config = self.config
         source = find_source(config.tasks, "config.tasks")
@@ -318,27 +316,6 @@ class Run:
         except ValueError as error:
             raise ConfigError(f"config.train.{error}") from error
 
-    def schedule(
-        self, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None
-    ) -> Schedule:
-        """Schedule of what the steps from ``next_step`` on sample. steps: plan no further than this
-        many; all steps of the run by default.
-        """
-        train = self.config.train
-        return Schedule(
-            self.config.asynchrony,
-            store,
-            pool,
-            steps=train.steps if steps is None else steps,
-            next_step=next_step,
-            tasks_per_step=train.tasks_per_step,
-            first_group=functools.partial(lineage.first_group, self.workdir, self.config),
-            group_size=train.group_size,
-            samples=train.screening.samples if train.screening else 0,
-            seed=self.config.seed,
-            fits=lambda number: self._fits_training(self.tasks[number]),
-        )
-
     def episode(
         self,
         task: Task,
@@ -361,7 +338,7 @@ class Run:
                 tokenizer=self.tokenizer,
                 pool=self.pool,
                 limits=limits or self.config.limits,
-                reward=self._signals,
+                reward=self._reward,
                 harness=self.harness,
                 on_work=on_work,
             )
@@ -374,7 +351,7 @@ class Run:
             tokenizer=self.tokenizer,
             pool=self.pool,
             limits=limits or self.config.limits,
-            reward=self._signals,
+            reward=self._reward,
             documents=self.config.documents,
             on_work=on_work,
         )

@@ -24,6 +24,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.record_keeper import RecordConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
+from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.run_sections import (
     CheckpointConfig,
@@ -34,7 +35,6 @@ from rl_code.run_sections import (
     TokenizerConfig,
     TrainConfig,
 )
-from rl_code.schedule import AsynchronyConfig
 from rl_code.serving.config import ServingConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import check_demonstrable

@@ -15,13 +15,11 @@ from models.model_config import ModelConfig
 from models.own_template import DATE
 from models.quantised import Kind
 from models.sharding import MeshConfig
-from rl_code.learner.advantages import ADVANTAGES
-from rl_code.learner.batching import PackConfig
-from rl_code.learner.objective import LossConfig
-from rl_code.learner.update import OptimizerConfig
+from rl_code.learner.config import LearnerConfig
+from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
-from rl_code.read_config import ConfigError, at_least, follows
+from rl_code.read_config import ConfigError, at_least
 from rl_code.rewards.combine import check_on_error
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
@@ -295,9 +293,9 @@ class SftConfig:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """Reinforcement learning."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(LearnerConfig):
+    """Reinforcement learning: which tasks a step has; and what the learner makes of them."""
 
     # Steps of the whole run. The number may be raised on a run that has finished, which then goes
     # on; see also ``OptimizerConfig.total_steps``.
@@ -306,20 +304,6 @@ class TrainConfig:
     tasks_per_step: int
     # Episodes of a group: how often each task is played in a step.
     group_size: int
-    optimizer: OptimizerConfig
-    # Updates made on each batch. With 1 the ratio of every token is 1 in the only update, so that
-    # the clip of ``loss.policy`` does nothing.
-    epochs: int = 1
-    # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
-    # its settings.
-    advantage: Named = Named("grpo")
-    loss: LossConfig = LossConfig()
-    pack: PackConfig = PackConfig()
-    # Parts of a batch whose gradients are computed one after another, to save memory. None for
-    # parts that have one row for each device.
-    micro_batches: int | None = None
-    # Use of the sampler's picks.
-    picks: str | None = follows("rollout.picks", None)
     # With this section only tasks that the policy solves sometimes are trained on; None trains on
     # all tasks.
     screening: ScreeningConfig | None = None
@@ -331,13 +315,13 @@ class TrainConfig:
     forgeable: bool = False
 
     def __post_init__(self):
+        super().__post_init__()
         if self.screening is not None and self.curriculum is not None:
             raise ValueError(
                 "screening and curriculum both choose which tasks are drawn: set one of them to "
                 "None. Screening is for lists, a curriculum for streams and tasks of several kinds"
             )
-        at_least(self, steps=0, tasks_per_step=1, group_size=1, epochs=1, micro_batches=1)
-        make(ADVANTAGES, self.advantage, "config.train.advantage")
+        at_least(self, steps=0, tasks_per_step=1, group_size=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,63 +17,18 @@ therefore the same group, token for token.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import jax
 
-from rl_code.store.claims import WorkConfig
+from rl_code import lineage
+from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.run import Run
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import TaskPool
-from rl_code.types import Group
-from rl_code.weights.versions import WeightsConfig
-
-MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least and greatest bound
-
-
-@dataclasses.dataclass(frozen=True)
-class AsynchronyConfig:
-    """Settings for the distance that sampling may run ahead of training."""
-
-    # "sync": a step is sampled with the weights that it trains. "one_step": a step is sampled with
-    # the version before, while the update of the step before is made. "in_flight": sampling goes on
-    # all the time, and takes the newest weights in the middle of messages.
-    mode: Literal["sync", "one_step", "in_flight"] = "sync"
-    # The greatest staleness: by how many versions the learner may be ahead of the version that
-    # sampled a token. In a run None means the least that the mode allows.
-    max_staleness: int | None = None
-    # Only for "in_flight": True if episodes in progress compute their keys and values again when
-    # new weights come. False keeps those of older weights.
-    recompute: bool = False
-    # Times after which a process counts as lost, and the learner stops waiting.
-    work: WorkConfig = WorkConfig()
-    # Settings for storing and keeping versions of the weights.
-    weights: WeightsConfig = WeightsConfig()
-
-    def __post_init__(self):
-        if self.mode not in MODES:
-            raise ValueError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
-        if self.recompute and self.mode != "in_flight":
-            raise ValueError(
-                f"recompute=True has no meaning in mode={self.mode!r}, which never swaps weights"
-            )
-        if self.max_staleness is None:
-            return
-        least, most = MODES[self.mode]
-        if self.max_staleness < least or (most is not None and self.max_staleness > most):
-            wanted = f"at least {least}" if most is None else str(most)
-            raise ValueError(
-                f"max_staleness={self.max_staleness} must be {wanted} in mode={self.mode!r}"
-            )
-        if self.weights.keep is not None and self.weights.keep <= self.max_staleness:
-            raise ValueError(
-                f"weights.keep={self.weights.keep} must be more than "
-                f"max_staleness={self.max_staleness}: "
-                "actors sample with versions that old"
-            )
 
 
 class Schedule:
@@ -152,7 +107,7 @@ class Schedule:
             self._announce(items)
             records = wait(step, range(number, number + len(items)))
             self._pool.screened(
-                {item.task: solved(r.group) for item, r in zip(items, records, strict=True)}
+                {item.task: r.group.solved for item, r in zip(items, records, strict=True)}
             )
             number += len(items)
         # Groups to train on are numbered over the whole run, whatever was screened: with the one
@@ -201,10 +156,26 @@ class Schedule:
             self._store.await_plan(items, self._config.work.deadline_s)
 
 
-def solved(group: Group) -> tuple[int, int]:
-    """(episodes solved, episodes graded) of a group."""
-    graded = [trajectory for trajectory in group.trajectories if trajectory.status != "fault"]
-    return sum(trajectory.solved for trajectory in graded), len(graded)
+def make_schedule(
+    run: Run, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None
+) -> Schedule:
+    """Schedule of what the steps of a run from ``next_step`` on sample. steps: plan no further than
+    this many; all steps of the run by default.
+    """
+    config, train = run.config, run.config.train
+    return Schedule(
+        config.asynchrony,
+        store,
+        pool,
+        steps=train.steps if steps is None else steps,
+        next_step=next_step,
+        tasks_per_step=train.tasks_per_step,
+        first_group=functools.partial(lineage.first_group, run.workdir, config),
+        group_size=train.group_size,
+        samples=train.screening.samples if train.screening else 0,
+        seed=config.seed,
+        fits=lambda number: run.fits_training(run.tasks[number]),
+    )
 
 
 def _words(key: jax.Array) -> tuple[int, ...]:

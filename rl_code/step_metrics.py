@@ -24,7 +24,6 @@ from rl_code.metrics import as_number
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import SIGNAL_ERROR, described
 from rl_code.rollout.actor import ActorStats
-from rl_code.schedule import solved
 from rl_code.types import Group
 
 type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
@@ -102,7 +101,7 @@ def has_signal(group: Group) -> bool:
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Means over the episodes of one step; version: the learner's, when they were trained on."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    counts = [solved(group) for group in groups]
+    counts = [group.solved for group in groups]
     ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
     # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
     # to please the tests that it sees.

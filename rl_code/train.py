@@ -50,7 +50,7 @@ from rl_code.rollout.group_source import (
 )
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, check_rows, refuse_sync
-from rl_code.schedule import solved
+from rl_code.schedule import make_schedule
 from rl_code.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store.errors import ConsumedOtherwise, StoreError
@@ -123,7 +123,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
         store = _open_store(run)
         pool = run.task_pool(position["tasks"])
-        schedule = run.schedule(store, pool, position["planned"])
+        schedule = make_schedule(run, store, pool, position["planned"])
         with (
             _connected(run, store, stop, host, start, state.model) as (publisher, source),
             Journal(run, start) as journal,
@@ -171,7 +171,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 # position goes into the checkpoint: from it a continued run draws the same tasks
                 # and plans the same steps.
                 played = [item.task for item in items]
-                pool.record(dict(zip(played, map(solved, groups), strict=True)))
+                pool.record(dict(zip(played, (group.solved for group in groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
                 rest = _measured(times, source, publisher) | looked | pool.metrics()

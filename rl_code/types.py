@@ -415,3 +415,9 @@ class Group:
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def solved(self) -> tuple[int, int]:
+        """(episodes solved, episodes graded); a fault of the sandbox is not graded."""
+        graded = [one for one in self.trajectories if one.status != "fault"]
+        return sum(one.solved for one in graded), len(graded)

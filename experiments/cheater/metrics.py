@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_code.rewards.finished import CHEATS
+from rl_code.environment.finished import CHEATS
 from rl_code.types import Group, Trajectory
 
 # What no honest solution of these tasks writes.

@@ -10,8 +10,8 @@ verdict and flags stay in the trajectory. This file changes the reward alone.
 
 from __future__ import annotations
 
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.rewards.finished import FinishedEpisode
 from rl_code.types import Task
 
 # The tests, in the workspace of the work.

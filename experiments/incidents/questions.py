@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.incidents.tasks import by_clarity
-from rl_code.rewards.finished import FinishedEpisode
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.types import Group, Trajectory
 
 ASK = "ask"

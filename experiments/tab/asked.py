@@ -15,11 +15,11 @@ import hashlib
 import json
 from pathlib import Path
 
+from rl_code.environment.finished import FinishedEpisode
+from rl_code.environment.tools.suggest import around
 from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
 from rl_code.people.programmer import NAMED, Programmer, Reading
-from rl_code.rewards.finished import FinishedEpisode
-from rl_code.tasks import infill
 from rl_code.types import Task, Trajectory
 
 # What is paid, and above which chance of acceptance showing pays.
@@ -69,13 +69,13 @@ class Asked:
             return 0.0
         history = f"{episode.task.id}/{episode.trajectory.index}"
         person = self._person(episode.task, history)
-        before, _ = infill.around(episode.task)
+        before, _ = around(episode.task)
         reaction = person.react(before, text, episode.task.meta["wanted"])
         return PAID.accepted if reaction.accepted else PAID.rejected
 
     def chance(self, task: Task, text: str) -> float:
         """The chance that the person of a task accepts a text."""
-        before, _ = infill.around(task)
+        before, _ = around(task)
         return self._person(task, "").chance(before, text, task.meta["wanted"])
 
     def expected(self, task: Task, text: str) -> float:

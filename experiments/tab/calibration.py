@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 
 from experiments.tab.asked import suggested
+from rl_code.environment.tools.suggest import around
 from rl_code.people.fit import embedded
 from rl_code.people.programmer import NAMED, Programmer, Reading, match
-from rl_code.tasks import infill
 from rl_code.types import Group, Task
 
 # Of 799 recorded decisions, 270 are acceptances (docs/results/people.md).
@@ -32,7 +32,7 @@ def rate(shown: Sequence[tuple[Task, str]], read: Reading) -> float:
     chances = []
     for number, (task, text) in enumerate(shown):
         person = Programmer(embedded(), NAMED["recorded"], f"calibrate/{number}", reading=read)
-        before, _ = infill.around(task)
+        before, _ = around(task)
         chances.append(person.chance(before, text, task.meta["wanted"]))
     return float(np.mean(chances))
 

@@ -16,6 +16,7 @@ from experiments.report import AFTER, BEFORE, BOUND, Estimate, band, calibration
 from experiments.runs import trained
 from experiments.tab.asked import PAID
 from experiments.tab.metrics import Shown, shown
+from rl_code.environment.tools.suggest import around
 from rl_code.tasks import infill
 from rl_code.types import Task
 
@@ -47,7 +48,7 @@ class Played:
 
 def kind(task: Task) -> str:
     """The view at a hole: what the comment says, and how much of the line is missing."""
-    before, _ = infill.around(task)
+    before, _ = around(task)
     said = "silent" if infill.is_silent(task) else "stated" if task.meta["stated"] else "open"
     return f"{said}, {'line' if not before.rpartition('\n')[2].strip() else 'rest'}"
 

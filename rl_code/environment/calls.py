@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
+from rl_code.environment.finished import Grade
 from rl_code.environment.frames import Frame, Frames
 from rl_code.environment.sandbox.pool import SandboxFault
 from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.tools.api import PROVOKED, execute
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.rewards.finished import Grade
 from rl_code.types import Limits, ToolResult
 
 # How often the calls of one message, or a command, are carried out, where the sandbox is lost each

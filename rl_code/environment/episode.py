@@ -22,6 +22,7 @@ from models.marks import unquote
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.calls import Calls
+from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
@@ -32,8 +33,6 @@ from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import check, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.rewards.combine import ActiveSignal, combine
-from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Context, Limits, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 # Of work that was not handed in.
@@ -61,7 +60,7 @@ class Episode(SampledEpisode):
         tokenizer: Tokenizer,
         pool: SandboxPool,
         limits: Limits,
-        reward: Sequence[ActiveSignal],
+        reward: Rewarder,
         documents: DocumentsConfig | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
@@ -282,7 +281,7 @@ class Episode(SampledEpisode):
                     usage=Usage.of(trajectory),
                     sandboxes=self._pool,
                 )
-                return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
+                return dataclasses.replace(trajectory, reward=self._reward(finished))
             except SandboxFault as fault:  # of a signal that runs code
                 self._note(fault)
         return self._trajectory(Reward(0.0, {}, ("fault",)), NOT_GRADED, self._calls.no_edit_passed)

@@ -13,11 +13,11 @@ import time
 
 from absl import logging
 
+from rl_code.environment.finished import Grade
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.suite_grader import grade_suite
 from rl_code.environment.suites.canaries import MOST
-from rl_code.rewards.finished import Grade
 from rl_code.types import Limits, Suite, Task, Tests
 
 # Exceptions that grading may raise because of the graded work: files that cannot be handled, values

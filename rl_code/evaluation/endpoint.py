@@ -24,12 +24,12 @@ from absl import logging
 
 from models.marks import encodable_all
 from rl_code.environment.episode import Episode
+from rl_code.environment.finished import Rewarder
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation.suite import FOLDER
 from rl_code.files import write_atomically
-from rl_code.rewards.combine import ActiveSignal
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Context, Group, Limits, Task, ToolCall, Trajectory, Turn
 
@@ -190,7 +190,7 @@ class Served:
     sampling: SamplingConfig
     pool: SandboxPool
     limits: Limits
-    reward: Sequence[ActiveSignal]
+    reward: Rewarder
     # As of ``Episode``.
     on_work: Callable[[Task, int, Snapshot | None], None] | None = None
 

@@ -25,6 +25,7 @@ from absl import logging
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
+from rl_code.environment.finished import Grade, Rewarder
 from rl_code.environment.frames import Rewritten
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
@@ -33,8 +34,6 @@ from rl_code.environment.tools.api import PROVOKED
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.harness.agent import Ending, HarnessError, Job
 from rl_code.harness.harness import Harness
-from rl_code.rewards.combine import ActiveSignal
-from rl_code.rewards.finished import Grade
 from rl_code.serving.answers import Accepted, Answer, Pending
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.fields import ApiError, refuse, unknown_model
@@ -139,7 +138,7 @@ class AgentEpisode(Episode):
         tokenizer: Tokenizer,
         pool: SandboxPool,
         limits: Limits,
-        reward: Sequence[ActiveSignal],
+        reward: Rewarder,
         harness: Harness,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):

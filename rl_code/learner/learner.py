@@ -19,10 +19,10 @@ from rl_code import named
 from rl_code.learner import picks
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
+from rl_code.learner.config import LearnerConfig
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
-from rl_code.run_sections import TrainConfig
 from rl_code.types import Group
 
 
@@ -33,7 +33,7 @@ class Learner:
     prompts, so it can run while the episodes are still being sampled.
     """
 
-    def __init__(self, config: TrainConfig, rows: jax.sharding.Sharding, model: Transformer):
+    def __init__(self, config: LearnerConfig, rows: jax.sharding.Sharding, model: Transformer):
         """
         rows: the sharding of a batch's rows over the mesh.
         model: the model that training begins with. It is the reference policy of the KL divergence.

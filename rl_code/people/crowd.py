@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from rl_code.environment.tools.suggest import around
 from rl_code.people.at_work import Hole, work
 from rl_code.people.client import Client, ServerRefused
 from rl_code.people.fit import embedded
@@ -118,7 +119,7 @@ def holes_of(config: CrowdConfig, session: str) -> Iterator[Hole]:
     rng = random.Random(f"holes/{session}")
     for _ in range(config.holes):
         task = infill.generate(config.split, config.seed, rng.randrange(2**31), config.levels)
-        yield Hole(*infill.around(task), task.meta["wanted"])
+        yield Hole(*around(task), task.meta["wanted"])
 
 
 def api_key(config: CrowdConfig, person: int) -> str:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from models.transformer import Transformer
+from rl_code.environment.tools.suggest import around
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.feedback.rewards.tab import Tab
 from rl_code.people.fit import embedded
@@ -24,7 +25,6 @@ from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import Run
 from rl_code.serving.config import ServingConfig
 from rl_code.stop import Stopped
-from rl_code.tasks import infill
 from rl_code.types import Group, Task, Trajectory
 
 # What a task scores on which nothing is suggested: the chance of acceptance above which showing
@@ -53,7 +53,7 @@ class JudgeConfig:
         digest = hashlib.sha256(f"{self.seed}/{task.id}".encode()).digest()
         number = int.from_bytes(digest[:8], "big") % self.people
         person = Programmer(embedded(), NAMED[self.habits], f"judge/{self.seed}/{number}")
-        before, _ = infill.around(task)
+        before, _ = around(task)
         return person.chance(before, text, task.meta["wanted"])
 
 

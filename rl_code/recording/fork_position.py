@@ -12,7 +12,7 @@ from rl_code import checkpoint, checkpoint_record, lineage, read_config
 from rl_code.checkpoint_record import Record, folder_of
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.schedule import solved
+from rl_code.schedule import make_schedule
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Reach
 from rl_code.store.steps import Item
@@ -132,9 +132,9 @@ def _planned_again(
     store = GroupStore(parent / STORE)
     with Run(before, parent, "learner") as run:
         pool = run.task_pool(position["tasks"])
-        schedule = run.schedule(store, pool, position["planned"], steps=planned)
+        schedule = make_schedule(run, store, pool, position["planned"], steps=planned)
         for at in range(start, step):
             schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])
             items = [item for item in store.items(at) if item.kind == "train"]
-            pool.record({item.task: solved(store.record(at, item.number).group) for item in items})
+            pool.record({item.task: store.record(at, item.number).group.solved for item in items})
         return {"tasks": pool.position(), "planned": schedule.next_step}

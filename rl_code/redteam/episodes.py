@@ -15,7 +15,7 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.redteam.ground import GIVEN, LIMITS, PATH, SOLVED
-from rl_code.rewards.combine import RewardConfig, find_signals
+from rl_code.rewards.combine import RewardConfig, find_reward
 from rl_code.types import Task, Trajectory
 
 SUBMIT = "<|call|>submit<|end|>"
@@ -130,7 +130,7 @@ class Player:
         self._pool = pool
         self._tokenizer = Tokenizer.train([SOLVED, *SIGNALS[:1]] * 8, 330, Compact.SPECIAL_TOKENS)
         section = {"signals": SIGNALS}
-        self._signals = find_signals(read_config.build(RewardConfig, section))
+        self._reward = find_reward(read_config.build(RewardConfig, section))
 
     def play(self, task: Task, messages: Sequence[str]) -> Trajectory:
         """The trajectory of a policy that says these messages as long as it is asked."""
@@ -143,7 +143,7 @@ class Player:
             tokenizer=self._tokenizer,
             pool=self._pool,
             limits=LIMITS,
-            reward=self._signals,
+            reward=self._reward,
         )
         with contextlib.closing(episode):
             episode.start()

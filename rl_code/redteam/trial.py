@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from rl_code import read_config
+from rl_code.environment.finished import FinishedEpisode, Grade, Usage
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import File, SandboxPool
 from rl_code.environment.suite_grader import grade_suite
@@ -21,7 +22,6 @@ from rl_code.redteam.files import FILES
 from rl_code.redteam.forgers import ONE_ROW, OPEN
 from rl_code.redteam.ground import FIXTURE_ROWS, GRADERS, GROUNDS, LIMITS, Attack, task
 from rl_code.rewards.combine import RewardConfig, combine, find_signals
-from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Task, World
 
 # Where cheats are tried: each grader by itself, and an episode with the tests of one.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.suites.applied import texts_before
-from rl_code.rewards.finished import FinishedEpisode
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str], ending: str = "") -> list[str]:

@@ -10,6 +10,7 @@ own. A ConfigError of a signal always ends it, and a SandboxFault masks the epis
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from typing import Any
 from absl import logging
 
 from rl_code import named
+from rl_code.environment.finished import FinishedEpisode, Rewarder
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.tools.text import cut_middle
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
@@ -184,6 +185,13 @@ def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[Act
             )
         found.append(ActiveSignal(signal, one, config.on_error == "stop"))
     return tuple(found)
+
+
+def find_reward(config: RewardConfig) -> Rewarder:
+    """What pays an episode: ``combine`` of the active signals. Raises ConfigError as
+    ``find_signals``.
+    """
+    return functools.partial(combine, signals=find_signals(config))
 
 
 def combine(episode: FinishedEpisode, signals: Sequence[ActiveSignal]) -> Reward:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_code.rewards.finished import FinishedEpisode
+from rl_code.environment.finished import FinishedEpisode
 
 
 def integrity(episode: FinishedEpisode) -> float:

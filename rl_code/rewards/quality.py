@@ -28,9 +28,9 @@ from pathlib import Path
 from absl import logging
 from ruff.__main__ import find_ruff_bin
 
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.rewards.changes import changed, reference_change
-from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.readability import Measure, measures
 
 # Characters that are looked at: more were written for the measure, not for a person. CPU seconds

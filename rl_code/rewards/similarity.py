@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 from absl import logging
 
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.rewards.changes import changed, reference_change
-from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.resemblance import resemblance
 
 # Characters of the files that differ, and CPU seconds in which their changes are compared. No work

@@ -27,9 +27,9 @@ from pathlib import PurePosixPath
 
 from absl import logging
 
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.versions import versions
 from rl_code.types import World
 

@@ -15,9 +15,9 @@ from absl import logging
 
 from rl_code.environment.episode import Episode
 from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
-from rl_code.schedule import AsynchronyConfig
 from rl_code.store.claims import Claims
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore

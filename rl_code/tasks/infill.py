@@ -77,12 +77,6 @@ def generate(
     )
 
 
-def around(task: Task) -> tuple[str, str]:
-    """The text before and behind the hole of a task."""
-    text = task.files[task.path]
-    return text[: task.meta["hole"]], text[task.meta["hole"] :]
-
-
 def is_silent(task: Task) -> bool:
     """True if the file's comment does not say what is wanted."""
     return task.files[task.path].startswith(f"# {_SILENT}\n")

@@ -18,6 +18,7 @@ from typing import Any
 import rich.table
 import rich.text
 
+from rl_code.environment.finished import Grade
 from rl_code.environment.grading import grade_in_words
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -25,7 +26,6 @@ from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.environment.suites.applied import deleted, solved
 from rl_code.environment.tools.text import one_line
 from rl_code.files import write_atomically
-from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
 from rl_code.tasks.guards import Guards, guards_of, some
 from rl_code.tasks.source import FAULT, NoTask, Refusal

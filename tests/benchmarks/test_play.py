@@ -6,7 +6,7 @@ from benchmarks.play import losing, messages, played, single_files, timed
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 
 def test_scripted_episodes_end_solved_with_and_without_losses():
@@ -17,7 +17,7 @@ def test_scripted_episodes_end_solved_with_and_without_losses():
     with SandboxPool(SandboxConfig()) as pool:
 
         def play(task):
-            return played(task, tokenizer, pool, signals())
+            return played(task, tokenizer, pool, rewarder())
 
         whole = timed(2, tasks, play)
         with losing(0.04, seed=3) as killed:

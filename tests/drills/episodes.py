@@ -14,7 +14,7 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.read_config import build
-from rl_code.rewards.combine import find_signals
+from rl_code.rewards.combine import find_reward
 from rl_code.run_config import RunConfig
 from rl_code.types import Case, Limits, Task, Tests, Trajectory
 
@@ -55,7 +55,7 @@ def player(config: RunConfig) -> Iterator[Any]:
             tokenizer=tokenizer,
             pool=pool,
             limits=LIMITS,
-            reward=find_signals(config.reward),
+            reward=find_reward(config.reward),
             documents=config.documents,
         )
         episode.start()

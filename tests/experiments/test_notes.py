@@ -27,7 +27,7 @@ from rl_code.environment.notes import with_notes
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.rewards.combine import find_signals
+from rl_code.rewards.combine import find_reward
 from rl_code.rollout.note_book import notes_after
 from rl_code.run_config import RunConfig
 from rl_code.train import train
@@ -162,7 +162,7 @@ def episode_of(task, built, tokenizer, pool) -> Episode:
         tokenizer=tokenizer,
         pool=pool,
         limits=LIMITS,
-        reward=find_signals(built.reward),
+        reward=find_reward(built.reward),
     )
 
 

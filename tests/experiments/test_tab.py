@@ -14,7 +14,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
-from rl_code.rewards.combine import RewardConfig, SignalConfig, find_signals
+from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks import infill
 from rl_code.types import Group, Limits
 
@@ -26,10 +26,10 @@ ASKED = Named("experiments.tab.asked:Asked")
 
 def episode(text: str, index: int = 0, task=TASK):
     """A whole episode that suggests a text, without any sandbox."""
-    signals = find_signals(RewardConfig((SignalConfig(ASKED, label="asked"),)))
+    reward = find_reward(RewardConfig((SignalConfig(ASKED, label="asked"),)))
     one = Episode(
         task, group=0, index=index, protocol=Infill(), tools=find_tools([Named("suggest")]),
-        tokenizer=TOKENIZER, pool=None, limits=LIMITS, reward=signals,
+        tokenizer=TOKENIZER, pool=None, limits=LIMITS, reward=reward,
     )  # fmt: skip
     one.start()
     tokens = [*TOKENIZER.encode(text), TOKENIZER.token_id("<|eot|>")]

@@ -25,6 +25,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
+from rl_code.schedule import make_schedule
 from rl_code.stop import StopRequest
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
@@ -143,7 +144,7 @@ def test_prompts_of_endless_sources_are_checked_in_suites_and_plans():
     run = Lengthy()
     found = [int(task.id.split("/")[3]) for task in run.suite_tasks(run.config.suites[0])]
     assert found == [0, 3, 6, 9]
-    schedule = run.schedule(None, run.task_pool(None), 0)
+    schedule = make_schedule(run, None, run.task_pool(None), 0)
     drawn = [int(run.tasks[number].id.split("/")[3]) for number in schedule._draw()]
     assert len(drawn) == run.config.train.tasks_per_step
     assert all(number % 3 == 0 for number in drawn)

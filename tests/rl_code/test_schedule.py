@@ -24,7 +24,7 @@ from rl_code.recording import fork_position
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
 from rl_code.run_config import RunConfig
-from rl_code.schedule import Schedule, solved
+from rl_code.schedule import Schedule
 from rl_code.store import audit
 from rl_code.store import store as store_lib
 from rl_code.store.claims import Claims, WorkConfig
@@ -290,7 +290,7 @@ class Learner:
         self.screened += self.schedule.plan(step, self.wait)
         items = items or self.store.items(step)
         trained = [item for item in items if item.kind == "train"]
-        self.pool.record({item.task: solved(outcome(item).group) for item in trained})
+        self.pool.record({item.task: outcome(item).group.solved for item in trained})
         self.position = json.loads(
             json.dumps({"tasks": self.pool.position(), "planned": self.schedule.next_step})
         )
@@ -399,7 +399,7 @@ def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_p
         assert len(trained) == PER_STEP and {item.kind for item in trained} == {"train"}
         assert len({item.task for item in trained}) == PER_STEP
         mixed |= {
-            item.task for item in chosen if 0 < solved(outcome(item).group)[0] < SCREENING.samples
+            item.task for item in chosen if 0 < outcome(item).group.solved[0] < SCREENING.samples
         }
         assert {item.task for item in trained} <= mixed
         assert [item.group for item in chosen] == list(range(len(chosen)))
@@ -432,7 +432,7 @@ def test_another_process_of_the_learner_plans_nothing_and_checks_what_is_planned
         for step in range(steps):
             schedule.plan(step, first.wait)
             trained = [item for item in plans[step] if item.kind == "train"]
-            pool.record({item.task: solved(outcome(item).group) for item in trained})
+            pool.record({item.task: outcome(item).group.solved for item in trained})
         return schedule
 
     assert follow(5).next_step == 5
@@ -450,7 +450,7 @@ def test_faults_of_the_sandbox_are_no_graded_episodes():
     outcomes = zip(group.trajectories, (True, False, True, False), strict=True)
     members = [dataclasses.replace(t, solved=solved) for t, solved in outcomes]
     members[2] = dataclasses.replace(members[2], status="fault")
-    assert solved(Group(group.task, tuple(members))) == (1, 3)
+    assert Group(group.task, tuple(members)).solved == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from models.marks import Marks
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.tools.suggest import around
 from rl_code.environment.tools.tool import Tool
-from rl_code.tasks import infill
 from rl_code.types import Task, ToolCall, ToolResult
 
 
@@ -47,7 +47,7 @@ class Infill(Protocol):
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         marks = self.marks or Marks(self.SPECIAL_TOKENS)
-        before, behind = map(marks.quote, infill.around(task))
+        before, behind = map(marks.quote, around(task))
         return f"<|fim_prefix|>{before}<|fim_suffix|>{behind}<|fim_middle|>"
 
     def message(self, text: str) -> str:

@@ -8,7 +8,13 @@ from typing import Any, ClassVar
 
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.tasks import infill
+from rl_code.types import Task
+
+
+def around(task: Task) -> tuple[str, str]:
+    """The text before and behind the hole of a task."""
+    text = task.files[task.path]
+    return text[: task.meta["hole"]], text[task.meta["hole"] :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Suggest(Tool):
     words: ClassVar[Words | None] = Words("suggest", below={"text": "the text"})
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
-        before, behind = infill.around(workspace.task)
+        before, behind = around(workspace.task)
         if arguments["text"]:
             workspace.write(workspace.task.path, before + arguments["text"] + behind)
         workspace.hand_in()

@@ -8,7 +8,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.types import Trajectory
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 
 def play(task, pool, tokenizer, limits, *messages: str, index: int = 0) -> Trajectory:
@@ -22,7 +22,7 @@ def play(task, pool, tokenizer, limits, *messages: str, index: int = 0) -> Traje
         tokenizer=tokenizer,
         pool=pool,
         limits=limits,
-        reward=signals(),
+        reward=rewarder(),
     )
     with contextlib.closing(episode):
         episode.start()

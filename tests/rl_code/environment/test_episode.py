@@ -21,9 +21,9 @@ from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import DEFAULT, TOOLS, find_tools
 from rl_code.named import Named
 from rl_code.types import Limits, Task, ToolCall, Trajectory
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
-REWARD = signals()
+REWARD = rewarder()
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 BAD = "def f(x):\n    return x\n"
 WRITE_GOOD, WRITE_BAD = (f"<|call|>write\n{text}<|end|>" for text in (GOOD, BAD))
@@ -170,7 +170,7 @@ def test_nothing_after_a_submit_is_carried_out(make, tokenizer, pool):
     ],
 )
 def test_malformed_calls_are_answered_counted_and_kept(make, tokenizer, message, count, named):
-    episode = make(reward=signals("tests", dict(name="malformed", weight=0.125)))
+    episode = make(reward=rewarder("tests", dict(name="malformed", weight=0.125)))
     episode.start()
     assert named in say(episode, tokenizer, message + "<|eot|>")
     assert say(episode, tokenizer, WRITE_GOOD + SUBMIT + "<|eot|>") is None

@@ -20,11 +20,11 @@ from rl_code.environment.tools.tool import Result, Tool, function_schema
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
 from rl_code.types import Limits
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=4, tokens=60_000, turn_tokens=30_000, test_runs=3, command_s=10.0)
 SUBMIT = "<|call|>submit<|end|>"
-PENALTY = signals("tests", dict(name="malformed", weight=0.125))
+PENALTY = rewarder("tests", dict(name="malformed", weight=0.125))
 
 
 def make(task, pool, tokenizer, name="compact", limits=LIMITS, tools=None) -> Episode:

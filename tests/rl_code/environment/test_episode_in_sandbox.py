@@ -14,13 +14,13 @@ from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.tools.api import execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Limits, Tests, ToolCall
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 CONFIG = SandboxConfig(
     workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=5, output_bytes=20_000
 )
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
-REWARD = signals()
+REWARD = rewarder()
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
 
@@ -236,7 +236,7 @@ def f(x):
 def test_a_proven_cheat_is_worth_less_than_an_honest_failure(
     task, sandboxes, tokenizer, cheat, flag
 ):
-    prices = signals("tests", dict(name="integrity", weight=0.5))
+    prices = rewarder("tests", dict(name="integrity", weight=0.5))
     failure = write("def f(x):\n    return x")
     found = [
         run(task, sandboxes, tokenizer, text + "<|call|>submit<|end|>", reward=prices).reward

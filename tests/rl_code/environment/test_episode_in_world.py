@@ -13,11 +13,9 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
-from rl_code.rewards.combine import ActiveSignal, SignalConfig
 from rl_code.rewards.quality import Quality
 from rl_code.types import Layer, Limits, World
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
 SUBMIT = "<|call|>submit<|end|>"
@@ -59,7 +57,7 @@ def start(task, sandboxes, tokenizer, reward=None) -> Episode:
         tokenizer=tokenizer,
         pool=sandboxes,
         limits=LIMITS,
-        reward=reward or signals(),
+        reward=reward or rewarder(),
     )
     episode.start()
     return episode
@@ -112,11 +110,10 @@ def test_signals_compare_with_what_the_layers_had(task, layered, sandboxes, toke
 
     def note(episode):
         finished.append(episode)
-        return 0.0
+        return rewarder()(episode)
 
-    reward = (ActiveSignal(note, SignalConfig(Named("note"))),)
     for added in ("TWO = 2\n", "import re\n"):
-        episode = start(layered, sandboxes, tokenizer, reward)
+        episode = start(layered, sandboxes, tokenizer, note)
         say(
             episode, tokenizer, f"<|call|>run\nprintf '{added}' >> helper.py<|end|>" + GOOD + SUBMIT
         )

@@ -24,7 +24,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.types import Limits
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 COUNT = 24
 # Every tool of the compact protocol, right and wrong, and every way to be malformed.
@@ -99,7 +99,7 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
         tokenizer=tokenizer,
         pool=pool,
         limits=Limits(turns=20, tokens=40_000, turn_tokens=800, test_runs=2, command_s=20.0),
-        reward=signals("tests", dict(name="malformed", weight=0.25, cap=(-99.0, 0.0))),
+        reward=rewarder("tests", dict(name="malformed", weight=0.25, cap=(-99.0, 0.0))),
     )
     episode.start()
     answers: list = []

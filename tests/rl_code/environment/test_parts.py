@@ -27,7 +27,7 @@ from rl_code.environment.tools.api import TOOLS as TOOLS_BY_NAME
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
 from rl_code.types import Limits, ToolResult
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 TOOLS = find_tools()
 CONFIG = dataclasses.replace(DocumentsConfig(longest=64, shortest=4), page=8)
@@ -101,7 +101,7 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(asking, tokenizer, po
         tokenizer=tokenizer,
         pool=pool,
         limits=limits,
-        reward=signals(),
+        reward=rewarder(),
         documents=CONFIG,
     )
     prompt = episode.start()

@@ -16,7 +16,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.store import serialization
 from rl_code.types import Group
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 NAMES = ("write_file", "read_file", "submit")
@@ -38,7 +38,7 @@ def make(task, pool, limits, tokenizer):
             tokenizer=tokenizer,
             pool=pool,
             limits=dataclasses.replace(limits, **{"tokens": 2000, **dict(more)}),
-            reward=signals(),
+            reward=rewarder(),
         )
 
     return make

@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 
+from rl_code.environment.finished import CHEATS as CHEATS_PROVEN
 from rl_code.environment.grading import grade_work, joined, mark
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
@@ -16,7 +17,6 @@ from rl_code.environment.suite_grader import SuiteError, grade_suite, unguarded
 from rl_code.environment.suites.runner import run_suite
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
 from rl_code.types import Case, Layer, Limits, Suite, Task, Tests, World
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=60.0, grade_s=120.0)

@@ -20,7 +20,7 @@ from rl_code.evaluation.predictions import Predictions, patch_of
 from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits, Task
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS
 
@@ -65,7 +65,7 @@ def play(task, pool, tokenizer, *messages: str, index=0, on_work=None):
         tokenizer=tokenizer,
         pool=pool,
         limits=LIMITS,
-        reward=signals(),
+        reward=rewarder(),
         on_work=on_work,
     )
     episode.start()

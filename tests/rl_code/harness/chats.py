@@ -15,7 +15,7 @@ from rl_code.harness.episode import AgentEpisode
 from rl_code.harness.harness import Harness
 from rl_code.harness.program import Program
 from rl_code.types import Limits
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 SPECIAL = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MINIMAL = Path(__file__).with_name("minimal_agent.py")
@@ -54,7 +54,7 @@ def agent_episode(
         tokenizer=tokenizer or chat_tokenizer(),
         pool=pool,
         limits=limits,
-        reward=signals(*reward),
+        reward=rewarder(*reward),
         harness=harness,
     )
 

@@ -7,8 +7,8 @@ import difflib
 
 import pytest
 
+from rl_code.environment.finished import Grade
 from rl_code.rewards import similarity as similarity_module
-from rl_code.rewards.finished import Grade
 from rl_code.rewards.similarity import similarity
 from tests.rl_code.rewards.test_rewards import TASK, finished
 

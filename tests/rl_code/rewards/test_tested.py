@@ -8,12 +8,12 @@ import random
 
 import pytest
 
+from rl_code.environment.finished import Grade
 from rl_code.environment.sandbox.disposable import bounded
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.rewards import tested
 from rl_code.rewards import versions as versions_module
 from rl_code.rewards.disguise import disguised
-from rl_code.rewards.finished import Grade
 from rl_code.rewards.tested import Tested, is_test
 from rl_code.rewards.versions import versions
 from tests.rl_code.rewards.test_rewards import TASK, finished

@@ -16,9 +16,9 @@ import pytest
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
+from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.scheduler import RolloutTimeout, Scheduler
 from rl_code.rollout.stats import RolloutStats
-from rl_code.schedule import AsynchronyConfig
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore

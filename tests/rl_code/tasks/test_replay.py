@@ -17,7 +17,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import LEVELS, generate
 from rl_code.types import Limits
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=5, tokens=2000, turn_tokens=400, test_runs=3, command_s=20.0)
 IMPERFECT = DemonstrationConfig(p_right=0.4, p_test=0.8, p_give_up=0.2)
@@ -64,7 +64,7 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
             tokenizer=tokenizer,
             pool=pool,
             limits=LIMITS,
-            reward=signals(),
+            reward=rewarder(),
         )
         given = episode.start()
         for segment in segments:

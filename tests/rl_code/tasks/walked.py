@@ -12,7 +12,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.tool import Tool
 from rl_code.tasks.demonstrations import Segment
 from rl_code.types import Limits, Task
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 
 def assert_said_by_episodes(
@@ -37,7 +37,7 @@ def assert_said_by_episodes(
             tokenizer=tokenizer,
             pool=pool,
             limits=limits,
-            reward=signals("tests"),
+            reward=rewarder("tests"),
         )
         assert tokenizer.decode(episode.start()) == segments[0].text
         for message, answer in itertools.zip_longest(segments[1::2], segments[2::2]):

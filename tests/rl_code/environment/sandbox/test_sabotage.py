@@ -17,7 +17,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite
 from rl_code.types import Group, Limits
 from tests.rl_code.environment.sandbox.processes import session_pid
-from tests.rl_code.signals import signals
+from tests.rl_code.signals import rewarder
 
 CONFIG = SandboxConfig(
     workers=1, memory_mb=256, processes=16, workspace_mb=4, cpu_s=2, output_bytes=4000
@@ -64,7 +64,7 @@ def start(task, sandboxes, tokenizer):
             tokenizer=tokenizer,
             pool=sandboxes,
             limits=LIMITS,
-            reward=signals("tests", {"name": "malformed", "weight": 0.25}),
+            reward=rewarder("tests", {"name": "malformed", "weight": 0.25}),
         )
         episode.start()
         return Play(episode, tokenizer)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.types import Task, Trajectory
+from rl_code.types import Reward, Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
 # did not write, a value whose ``__eq__`` says that it equals anything, a test that passed beside a
@@ -108,3 +108,7 @@ class FinishedEpisode:
     events: tuple[Event, ...] = ()
     # Sandboxes in which a signal may run code of the work; None where there are none.
     sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)
+
+
+# What pays a finished episode. Raises SandboxFault where the sandbox is at fault.
+type Rewarder = Callable[[FinishedEpisode], Reward]
