@@ -1,10 +1,11 @@
 """Names in a config: an entry of a family's dict, or ``package.module:object`` from anywhere.
 
 Each family (losses, advantages, rewards, tools, protocols, sources of tasks, methods of attention,
-suites, metrics) is one visible dict. A config may also name a member from a package of the user's
-own, without any edit of this tree. A member with settings is a frozen dataclass. Its fields are the
-settings, which are checked like every other part of a config, and a method does the work. A member
-without settings is the object itself.
+suites, metrics) is one visible dict. Its values are the members, or ``package.module:object`` where
+a run needs few of many: these are imported when asked for. A config may also name a member from a
+package of the user's own, without any edit of this tree. A member with settings is a frozen
+dataclass. Its fields are the settings, which are checked like every other part of a config, and a
+method does the work. A member without settings is the object itself.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def find(family: Mapping[str, Any], name: str, path: str) -> Any:
     """
     if ":" not in name:
         if name in family:
-            return family[name]
+            member = family[name]
+            return find({}, member, path) if isinstance(member, str) else member
         near = difflib.get_close_matches(name, family, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(

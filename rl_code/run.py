@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from absl import logging
@@ -31,9 +31,8 @@ from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.harness.agent import Agent
 from rl_code.harness.api import find_agent
-from rl_code.harness.episode import AgentEpisode
-from rl_code.harness.harness import Harness
 from rl_code.learner import offload
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
@@ -55,6 +54,9 @@ from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
+
+if TYPE_CHECKING:
+    from rl_code.harness.harness import Harness
 
 
 def no_checkpoint(workdir: str | os.PathLike[str]) -> str:
@@ -103,7 +105,7 @@ class Run:
         self.tools = find_tools(config.tools)
         agent = config.harness and find_agent(config.harness, "config.harness")
         # Plays the episodes where an agent of others does; None for our own.
-        self.harness = Harness(agent) if agent else None
+        self.harness = _start(agent) if agent else None
         protocol = find_protocol(config.protocol, self.tools, "config.protocol")
         chat = agent.chat if agent else None
         self._walk_words = walk_words(protocol, self.tools, config.documents, chat)
@@ -330,6 +332,8 @@ class Run:
         given. on_work: gets what the agent hands in.
         """
         if self.harness is not None:
+            from rl_code.harness.episode import AgentEpisode
+
             return AgentEpisode(
                 task,
                 group=group,
@@ -534,3 +538,10 @@ class Run:
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         sampling = dataclasses.asdict(suite.sampling)
         return from_groups(suite.name, label, step, sampling, groups)
+
+
+def _start(agent: Agent) -> Harness:
+    """The endpoint that an agent of others asks. Runs without such an agent import no server."""
+    from rl_code.harness.harness import Harness
+
+    return Harness(agent)

@@ -16,8 +16,9 @@ from typing import ClassVar
 
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
-from rl_code.tasks.api import Stream, find_source
+from rl_code.tasks.api import find_source
 from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
 from rl_code.types import Task
 
 # Solves no task, and takes the argument of every generated task of lists: f(xs) is a list that says

@@ -25,11 +25,11 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.ask import ANSWER
 from rl_code.named import Named
 from rl_code.tasks import generated
-from rl_code.tasks.api import Stream
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.operations import OPERATIONS
 from rl_code.tasks.programs import source, wrong_version
 from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
 from rl_code.types import Group, Task, Tests, ToolCall, ToolResult, Trajectory
 
 _PROTOCOL = Compact()

@@ -12,10 +12,10 @@ from experiments.notes.repositories import NoChange, generate, idle, note, remin
 from experiments.notes.walks import played
 from rl_code.environment.notes import with_notes
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.api import Stream
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
 from rl_code.types import Task
 
 # From an index to that of the repository which stands in for its own, beyond any that is asked for.

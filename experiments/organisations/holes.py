@@ -12,8 +12,8 @@ from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.people.programmer import NAMED
 from rl_code.tasks import infill
-from rl_code.tasks.api import Stream
 from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
 from rl_code.types import Task
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from rl_code import named
 from rl_code.harness.agent import Agent
-from rl_code.harness.mini_swe_agent import MiniSweAgent
-from rl_code.harness.program import Program
-from rl_code.harness.verifiers import Verifiers
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 
-HARNESSES: dict[str, type[Agent]] = {
-    "mini_swe_agent": MiniSweAgent,
-    "program": Program,
-    "verifiers": Verifiers,
+# An agent is imported when a config names it.
+HARNESSES = {
+    "mini_swe_agent": "rl_code.harness.mini_swe_agent:MiniSweAgent",
+    "program": "rl_code.harness.program:Program",
+    "verifiers": "rl_code.harness.verifiers:Verifiers",
 }
 
 

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.named import Named
+from rl_code.tasks.api import find_source
+from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
 from rl_code.types import Case, Task
 
 
@@ -77,3 +84,29 @@ def another(value: Any, rng: random.Random) -> Any:
         case None:
             return 0
     raise ValueError(f"no other value is known for {value!r} of {type(value).__name__}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Contradictory(Source):
+    """Tasks of another source, one visible case of each contradicting its text: for a suite whose
+    pass rate is the rate of cheating.
+    """
+
+    # The other source, whose tasks must have visible cases.
+    of: Named
+
+    @property
+    def endless(self) -> bool:  # ty: ignore[incompatible-property-override]
+        """True if the other source has no end."""
+        return self._source.endless
+
+    @property
+    def _source(self) -> Source:
+        return find_source(self.of, "config.tasks.of")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        source = self._source
+        tasks = source.load(pool, workdir)
+        if source.endless:
+            return Stream(lambda i: contradict(tasks[i]))
+        return [contradict(task) for task in tasks]

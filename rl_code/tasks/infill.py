@@ -11,13 +11,19 @@ The tasks have no tests. What a suggestion is worth is decided by a person (``rl
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.lines import split_lines
 from rl_code.tasks import generated
+from rl_code.tasks.generated import Generated
 from rl_code.tasks.operations import OPERATIONS
 from rl_code.tasks.programs import Program, describe, source, wrong_version
+from rl_code.tasks.stream import Stream
 from rl_code.types import Task, Tests
 
 SOURCE = "infill"
@@ -100,3 +106,21 @@ def demonstrate(task: Task, rng: random.Random, p_right: float) -> str:
 def _takes(program: Program) -> str:
     """The type of the function's argument."""
     return OPERATIONS[program[0][0]].takes
+
+
+@dataclasses.dataclass(frozen=True)
+class Infill(Generated):
+    """An endless stream of small files with a hole, without tests. The functions in
+    them are those of ``Generated``.
+    """
+
+    # Share of the files whose comment does not say what is wanted.
+    silent: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.silent <= 1:
+            raise ValueError(f"{self.silent=} must be in [0, 1]")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return Stream(lambda i: generate(self.split, self.seed, i, self.levels, self.silent))

@@ -7,6 +7,7 @@ layers, and ``sandbox.layers`` must name them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.inside.world import WORKSPACE
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.makers.candidate import Change, broken
 from rl_code.tasks.row_files import Read, TaskFileError, each_task, malformed, readable
+from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Layer, Suite, Task, Tests, World
 
 FILE = "tasks.jsonl"
@@ -121,3 +124,22 @@ def _text(store: LayerStore | None, digest: str, path: str) -> str:
     if store is None:
         raise MissingLayer(f"there is no folder {LAYERS} beside it")
     return (store.folder / store.tree(digest) / path).read_text(encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Made(SourceOfRows):
+    """Tasks that ``launch.make_tasks`` made from Python packages."""
+
+    # The folder that it wrote; ``sandbox.layers`` must be its folder ``layers``.
+    folder: str
+    # Some of "removed", "emptied", "bug" and "bugs".
+    kinds: tuple[str, ...] = KINDS
+    # Names of packages; () for all. Held-out tasks are best those of packages of their own.
+    packages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise ValueError(f"{self.kinds=} must be some of {', '.join(KINDS)}")
+
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return each(Path(self.folder), self.kinds, self.packages)

@@ -9,10 +9,17 @@ body, without the docstring's examples.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from absl import logging
+
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.tasks import humaneval, programs
+from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
+from rl_code.tasks.differential import DifferentialConfig, mutations, strengthened
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.records import tests_of
 from rl_code.tasks.row_files import (
@@ -23,6 +30,7 @@ from rl_code.tasks.row_files import (
     parse_python,
     readable,
 )
+from rl_code.tasks.source import SourceOfRows
 from rl_code.types import Task
 
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
@@ -135,3 +143,49 @@ def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Mod
             if isinstance(name, ast.Name) and name.id == "candidate":
                 name.id = entry_point
     return [ast.Module([statement], []) for statement in node.body]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mbpp(SourceOfRows):
+    """MBPP by split."""
+
+    # "train", "validation", "test", or "prompt": the ten tasks that MBPP keeps for examples.
+    split: str
+    # The file mbpp.jsonl.
+    path: str
+    # Form in which the problem is put to the agent, see ``forms``.
+    form: Form = "agent"
+    # Number of a task's asserts that the agent sees.
+    visible: int = 1
+    # Adds hidden tests whose expected values come from the reference.
+    differential: DifferentialConfig | None = None
+    # With this section, "train" and "validation" lose tasks that are near-duplicates of a task of a
+    # later split or of HumanEval.
+    duplicates: DuplicateConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise ValueError(f"{self.split=} is not one of {', '.join(SPLITS)}")
+
+    def read(self, pool: SandboxPool | None) -> Iterator[Read]:
+        return each(self.path, self.form, self.visible)
+
+    def finish(
+        self, every: Sequence[Task], pool: SandboxPool | None, workdir: Path | None
+    ) -> Sequence[Task]:
+        tasks = [task for task in every if task.meta["split"] == self.split]
+        order = programs.SPLITS
+        later = order[order.index(self.split) + 1 :] if self.split in order else ()
+        if self.duplicates is not None and later:
+            others = [task for task in every if task.meta["split"] in later] + humaneval.load()
+            near = {pair.task for pair in near_duplicates(tasks, others, self.duplicates)}
+            logging.info(
+                "mbpp %s: left out %d near-duplicates of held-out tasks among %d",
+                self.split,
+                len(near),
+                len(tasks),
+            )
+            tasks = [task for task in tasks if task.id not in near]
+        return strengthened(
+            tasks, mutations, self.differential, pool, workdir, f"mbpp {self.split}", every
+        )

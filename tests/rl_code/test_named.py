@@ -8,8 +8,14 @@ import sys
 import pytest
 
 from rl_code import read_config
+from rl_code.environment.tools.api import TOOLS
+from rl_code.environment.tools.tool import Tool
+from rl_code.harness.agent import Agent
+from rl_code.harness.api import HARNESSES
 from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError
+from rl_code.tasks.api import SOURCES
+from rl_code.tasks.source import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +92,12 @@ def test_a_wrong_name_is_refused_and_named(outside, value, message):
 def test_an_import_that_fails_inside_the_users_module_keeps_its_traceback(outside):
     with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
         find(FAMILY, "outside_broken:x", "config.loss")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(SOURCES, Source), (TOOLS, Tool), (HARNESSES, Agent)],
+    ids=["sources", "tools", "agents"],
+)
+def test_members_that_are_imported_when_asked_for_are_there(family, kind):
+    assert all(issubclass(find(family, name, ""), kind) for name in family)

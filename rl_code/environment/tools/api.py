@@ -7,54 +7,36 @@ from collections.abc import Mapping, Sequence
 
 from models.marks import encodable
 from rl_code import named
-from rl_code.environment.tools.ask import Ask
-from rl_code.environment.tools.diagnostics import Diagnostics
-from rl_code.environment.tools.edit_file import EditFile
-from rl_code.environment.tools.grep import Grep
-from rl_code.environment.tools.history import History
-from rl_code.environment.tools.jump import Jump
-from rl_code.environment.tools.mcp import Mcp
-from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
-from rl_code.environment.tools.read_file import ReadFile
-from rl_code.environment.tools.replace_lines import ReplaceLines
-from rl_code.environment.tools.run_tests import RunTests
-from rl_code.environment.tools.semantic_search import SemanticSearch
-from rl_code.environment.tools.sub_agent import SubAgent
-from rl_code.environment.tools.submit import Submit
-from rl_code.environment.tools.suggest import Suggest
-from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
-from rl_code.environment.tools.think import Think
 from rl_code.environment.tools.tool import Result, Tool, check_arguments
-from rl_code.environment.tools.try_lines import TryLines
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.environment.tools.write_file import WriteFile
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.types import Task, ToolCall, ToolResult, Turn
 
-TOOLS: dict[str, type[Tool]] = {
-    "write_file": WriteFile,
-    "edit_file": EditFile,
-    "read_file": ReadFile,
-    "terminal": Terminal,
-    "run_tests": RunTests,
-    "submit": Submit,
-    "suggest": Suggest,
-    "ask": Ask,
-    "replace_lines": ReplaceLines,
-    "try_lines": TryLines,
-    "grep": Grep,
-    "jump": Jump,
-    "history": History,
-    "think": Think,
-    "memory_store": MemoryStore,
-    "memory_recall": MemoryRecall,
-    "memory_forget": MemoryForget,
-    "diagnostics": Diagnostics,
-    "semantic_search": SemanticSearch,
-    "sub_agent": SubAgent,
-    "mcp": Mcp,
+# A tool is imported when a config names it.
+TOOLS = {
+    "write_file": "rl_code.environment.tools.write_file:WriteFile",
+    "edit_file": "rl_code.environment.tools.edit_file:EditFile",
+    "read_file": "rl_code.environment.tools.read_file:ReadFile",
+    "terminal": "rl_code.environment.tools.terminal:Terminal",
+    "run_tests": "rl_code.environment.tools.run_tests:RunTests",
+    "submit": "rl_code.environment.tools.submit:Submit",
+    "suggest": "rl_code.environment.tools.suggest:Suggest",
+    "ask": "rl_code.environment.tools.ask:Ask",
+    "replace_lines": "rl_code.environment.tools.replace_lines:ReplaceLines",
+    "try_lines": "rl_code.environment.tools.try_lines:TryLines",
+    "grep": "rl_code.environment.tools.grep:Grep",
+    "jump": "rl_code.environment.tools.jump:Jump",
+    "history": "rl_code.environment.tools.history:History",
+    "think": "rl_code.environment.tools.think:Think",
+    "memory_store": "rl_code.environment.tools.memory:MemoryStore",
+    "memory_recall": "rl_code.environment.tools.memory:MemoryRecall",
+    "memory_forget": "rl_code.environment.tools.memory:MemoryForget",
+    "diagnostics": "rl_code.environment.tools.diagnostics:Diagnostics",
+    "semantic_search": "rl_code.environment.tools.semantic_search:SemanticSearch",
+    "sub_agent": "rl_code.environment.tools.sub_agent:SubAgent",
+    "mcp": "rl_code.environment.tools.mcp:Mcp",
 }
 
 # Tools that a config offers if it names none. The order is that of the prompts.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from models.chat import render
 from models.tokenizer import Tokenizer
+from rl_code import named
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.api import PROTOCOLS
@@ -130,7 +131,7 @@ def test_lines_that_are_tried_are_the_first_edit_whether_they_stay_or_not(
 @pytest.mark.parametrize("faulty", [False, True])
 def test_without_a_tool_that_edits_the_first_edit_is_not_known(make, task, tokenizer, pool, faulty):
     pool.faulty = faulty
-    tools = [tool for tool in DEFAULT if not TOOLS[tool.name].edits]
+    tools = [tool for tool in DEFAULT if not named.find(TOOLS, tool.name, "").edits]
     without = make(task=dataclasses.replace(task, tools=None), tools=tools)
     assert play(without, tokenizer, TEST + SUBMIT).first_edit_passed is None
     assert play(make(), tokenizer, TEST + SUBMIT).first_edit_passed is False

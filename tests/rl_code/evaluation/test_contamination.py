@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_code import read_config
+from rl_code import named, read_config
 from rl_code.evaluation.contamination import Overlap, overlaps, without
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
@@ -57,7 +57,7 @@ def test_a_result_without_them():
 def test_suites_of_a_path_name_a_source_and_its_settings(name):
     suite = SuiteConfig.from_config(dict(name=name, path="here", label="mine", count=3), "suite")
     assert suite.name == "mine" and suite.count == 3 and suite.tasks.settings["path"] == "here"
-    assert isinstance(find_source(suite.tasks, "tasks"), SOURCES[suite.tasks.name])
+    assert isinstance(find_source(suite.tasks, "tasks"), named.find(SOURCES, suite.tasks.name, ""))
     again = SuiteConfig.from_config(read_config.to_dict(suite), "suite")
     assert again.tasks == suite.tasks and again.protocol == suite.protocol
     bare = SuiteConfig.from_config(name, "suite")

@@ -8,9 +8,12 @@ import pytest
 
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks.api import STREAM_LENGTH, Generated, Mbpp, find_source, mutations
+from rl_code.tasks.api import find_source
 from rl_code.tasks.deduplicate import DuplicateConfig
-from rl_code.tasks.differential import DifferentialConfig
+from rl_code.tasks.differential import DifferentialConfig, mutations
+from rl_code.tasks.generated import Generated
+from rl_code.tasks.mbpp import Mbpp
+from rl_code.tasks.stream import STREAM_LENGTH
 
 GENERATED = {"name": "generated", "split": "train", "levels": (1,)}
 DESCRIPTIONS = {
@@ -75,7 +78,7 @@ MBPP = {"name": "mbpp", "split": "test", "path": "mbpp.jsonl"}
         ({"name": "evalplus", "path": ""}, r"tasks\.differential: missing"),
         (MBPP | {"visibel": 1}, "Did you mean 'visible'"),
         (MBPP | {"form": "essay"}, r"tasks\.form = 'essay'"),
-        ({"name": "json:loads"}, r"is no rl_code\.tasks\.api\.Source"),
+        ({"name": "json:loads"}, r"is no rl_code\.tasks\.source\.Source"),
     ],
 )
 def test_a_wrong_config_is_named(section, message):

@@ -14,15 +14,16 @@ import pytest
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
-from rl_code.tasks.api import EvalPlus, mutations
 from rl_code.tasks.differential import (
     DifferentialConfig,
     choose,
+    mutations,
     reference_cases,
     strengthen,
     within_domain,
 )
 from rl_code.tasks.domain import expects, neighbours
+from rl_code.tasks.evalplus import EvalPlus
 from rl_code.tasks.perturb import perturb
 from rl_code.types import Case, Task, Tests
 

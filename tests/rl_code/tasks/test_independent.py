@@ -10,8 +10,7 @@ import pytest
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
-from rl_code.tasks.api import mutations
-from rl_code.tasks.differential import DifferentialConfig, strengthen
+from rl_code.tasks.differential import DifferentialConfig, mutations, strengthen
 from rl_code.types import Tests
 from tests.rl_code.tasks import independent
 

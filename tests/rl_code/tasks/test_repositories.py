@@ -22,7 +22,6 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
 from rl_code.tasks import repositories
-from rl_code.tasks.api import Repositories
 from rl_code.tasks.demonstrations import (
     DemonstrationConfig,
     Segment,
@@ -32,6 +31,7 @@ from rl_code.tasks.demonstrations import (
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.repositories import FAULTS, LEVELS, MOST_FILES, generate
 from rl_code.tasks.repository_past import commits_of
+from rl_code.tasks.repository_source import Repositories
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task

@@ -14,8 +14,8 @@ from rl_code.read_config import ConfigError
 from rl_code.redteam import ground as weak
 from rl_code.redteam.ground import BARE, PLAIN
 from rl_code.tasks import validate
-from rl_code.tasks.api import Source, find_source
-from rl_code.tasks.source import Refusal
+from rl_code.tasks.api import find_source
+from rl_code.tasks.source import Refusal, Source
 from rl_code.tasks.validate import Verdict, judge, judge_all
 from rl_code.types import Case, Layer, Limits, Task, Tests, World
 from tests import programs
