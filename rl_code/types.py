@@ -20,6 +20,9 @@ import numpy as np
 # do not use the field are the same bytes as before there was one.
 ONLY_WHERE_SET = types.MappingProxyType({"only_where_set": True})
 
+# The most likely tokens that may be told beside a sampled one.
+MOST_ALTERNATIVES = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:

@@ -44,7 +44,7 @@ from rl_code.rollout.drafts import NONE, propose
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.own_way import sample_own
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
-from rl_code.serving.fields import MOST_ALTERNATIVES
+from rl_code.types import MOST_ALTERNATIVES
 
 
 def _prefill(

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_code.rollout.sampling import SamplingConfig, invert_cdf, truncate
-from rl_code.serving.fields import MOST_ALTERNATIVES
+from rl_code.types import MOST_ALTERNATIVES
 
 
 class OwnWay(Protocol):

@@ -14,8 +14,6 @@ from rl_code.environment.tools.schema import is_deeper, load_json
 MOST_BYTES = 8 * 2**20
 # The most answers to one request.
 MOST_CHOICES = 16
-# The most likely tokens that may be asked for beside each sampled one.
-MOST_ALTERNATIVES = 20
 # The deepest nesting of JSON that is read; messages need far less.
 _DEEPEST = 32
 # Characters of a value of the request's that an error repeats.

@@ -12,7 +12,6 @@ from models.chat import ROLES
 from models.marks import Marks
 from rl_code.environment.tools.schema import Arguments
 from rl_code.serving.fields import (
-    MOST_ALTERNATIVES,
     ApiError,
     Request,
     check_keys,
@@ -26,6 +25,7 @@ from rl_code.serving.fields import (
     typed,
 )
 from rl_code.serving.history import in_order_of_calls
+from rl_code.types import MOST_ALTERNATIVES
 
 # Keys that only chats have.
 _KEYS = (
