@@ -32,6 +32,7 @@ from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.results import hardware, save, scratch
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
+from rl_code.host.stop import StopRequest
 from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
@@ -40,7 +41,6 @@ from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.group_source import InActorThread, InLearnerThread
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.schedule import Schedule
-from rl_code.stop import StopRequest
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import TaskPool

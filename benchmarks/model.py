@@ -20,9 +20,9 @@ from models.families import PRESETS
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer, abstract_model
+from rl_code.config.named import Named
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
-from rl_code.named import Named
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig

@@ -22,13 +22,13 @@ from absl import flags
 
 from benchmarks.results import define_counts, hardware, save
 from models.tokenizer import Tokenizer
+from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Rewarder
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
 from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits, Task, Trajectory

@@ -43,8 +43,8 @@ from rl_code.environment.search.index import Chunk, Index
 from rl_code.environment.search.library import Library
 from rl_code.environment.tools.grep import search
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.lines import split_lines
 from rl_code.tasks.repositories import generate
+from rl_code.text.lines import split_lines
 from rl_code.types import Limits, Task, Tests
 
 define_counts("sizes", ["10", "40", "160"], "Files of a repository, of search.")

@@ -43,12 +43,13 @@ from benchmarks.results import define_counts, hardware, save
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model, cast
-from rl_code import checkpoint, sft
+from rl_code import sft
+from rl_code.checkpoint import checkpoint
 from rl_code.recording import kept_config
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
-from rl_code.run import Run
+from rl_code.run.run import Run
 from rl_code.types import Group, Task, Tests
 
 define_counts("drafts", ["4"], "Tokens guessed at once, of speculation.")

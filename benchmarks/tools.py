@@ -27,7 +27,7 @@ from absl import flags
 from benchmarks.layers import memory_kib
 from benchmarks.results import define_counts, hardware, save, scratch
 from models.tokenizer import Tokenizer
-from rl_code.dry_run import tool_tokens
+from rl_code.config.named import Named
 from rl_code.environment.layers import repository
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
@@ -36,7 +36,7 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import execute, find_tools, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
+from rl_code.run.dry_run import tool_tokens
 from rl_code.tasks.repositories import generate
 from rl_code.types import Layer, Limits, Task, ToolCall, World
 

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from cluster.ray_role import End, RoleProcess, options
-from rl_code.read_config import ConfigError
-from rl_code.stop import StopRequest
+from rl_code.config.read_config import ConfigError
+from rl_code.host.stop import StopRequest
 
 # Seconds without an answer after which Ray's process on a node is killed; it is placed again.
 _ANSWER_S = 60.0

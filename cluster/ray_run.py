@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cluster.ray_placing import Placed, RayError
 from cluster.restarts import Restarts
-from rl_code.stop import StopRequest
+from rl_code.host.stop import StopRequest
+from rl_code.run.workdir import LEARNER, PREFILL, STORE
 from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
-from rl_code.workdir import LEARNER, PREFILL, STORE
 
 # Actors see for themselves that the last step is consumed.
 _ACTORS_END_S = 60.0

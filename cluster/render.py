@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 
 FOLDER = Path(__file__).resolve().parent
 # At which the processes of a role find their first one, in a pod of its own.

@@ -2,7 +2,7 @@
 
 What: fill-in-the-middle from scratch, a warm start on imperfect demonstrations, then GRPO on what
   simulated programmers do: +0.75 for an acceptance, -0.25 for a rejection, 0 for nothing shown. The
-  programmers are fitted on recorded decisions (rl_code/people). In one file of four the comment
+  programmers are fitted on recorded decisions (people/simulated). In one file of four the comment
   does not say what is wanted; there nothing should be shown.
 Command: python -m launch.train --config=configs/tab.py --workdir=runs/tab, then
   python -m experiments.tab runs/tab. Three seeds: python -m launch.sweep --config=configs/tab.py

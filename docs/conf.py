@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from launch import usage  # noqa: E402
-from rl_code.run_config import RunConfig  # noqa: E402
+from rl_code.run.config import RunConfig  # noqa: E402
 
 # Title -> pages, in the order of reading. Pages in a folder of a page's name follow that page.
 CONTENTS = {

@@ -14,10 +14,10 @@ import jax
 from launch.flags import use_virtual_devices
 from rl_code.recording import bisect, kept_config
 from rl_code.recording.replay_training import replay
-from rl_code.run import Run
-from rl_code.run_config import meshes
+from rl_code.run.config import meshes
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
-from rl_code.workdir import STORE
 
 
 def read(workdir: Path) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rl_code.run.workdir import STORE
 from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
 from rl_code.types import Group
-from rl_code.workdir import STORE
 from sweeps import DONE
 
 

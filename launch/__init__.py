@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from launch import unloaded
-from rl_code.stop import INTERRUPTED
+from rl_code.host.stop import INTERRUPTED
 
 # Commands that work for minutes or longer.
 LONG = (

@@ -10,7 +10,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where commands are: python -m <folder>.<name>.

@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 
 from launch import command, trusted
-from rl_code.checkpoint import CheckpointError
-from rl_code.read_config import ConfigError
+from rl_code.checkpoint.checkpoint import CheckpointError
+from rl_code.config.read_config import ConfigError
 from rl_code.recording.bisect import Comparison, compare
 from rl_code.store.errors import StoreError
 

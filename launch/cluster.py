@@ -23,8 +23,8 @@ from ml_collections import config_flags
 
 from cluster.render import ALONE, ENGINES, ROLES, Job, networks, render
 from launch import flags
-from rl_code import read_config
-from rl_code.run_config import RunConfig, check_prefill, meshes, refuse_sync
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig, check_prefill, meshes, refuse_sync
 from sweeps import runs as sweep_runs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,12 +15,21 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from launch import asks_for_help, endings, hear_interrupts, usage
-from rl_code.stop import INTERRUPTED
+from rl_code.host.stop import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[1]
 _OURS = tuple(
     f"{ROOT / name}/"
-    for name in ("launch", "cluster", "planner", "sweeps", "rl_code", "models", "attention")
+    for name in (
+        "launch",
+        "people",
+        "cluster",
+        "planner",
+        "sweeps",
+        "rl_code",
+        "models",
+        "attention",
+    )
 )
 
 

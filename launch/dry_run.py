@@ -13,10 +13,11 @@ import rich.console
 import rich.markup
 import rich.table
 
-from rl_code import derive, read_config
-from rl_code.dry_run import Plan, plan
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run import derive
+from rl_code.run.config import RunConfig
+from rl_code.run.dry_run import Plan, plan
+from rl_code.run.run import Run
 
 # Narrower than this, the table of the config has where values come from below them.
 WIDE = 116

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 
 # A path that cannot be used as it is, by the number of the system's error, and what would be right.
 _PATHS = {

@@ -47,7 +47,8 @@ from ml_collections import config_flags
 
 from launch import evaluate_endpoint, evaluate_report, flags
 from launch.step import STEP
-from rl_code import checkpoint, read_config
+from rl_code.checkpoint import checkpoint
+from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation.contamination import Overlap, overlaps
 from rl_code.evaluation.endpoint import EndpointError
@@ -55,10 +56,10 @@ from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
 from rl_code.harness.agent import HarnessError
-from rl_code.progress import Progress
+from rl_code.metrics.progress import Progress
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.run import Run, no_checkpoint
-from rl_code.run_config import RunConfig, meshes
+from rl_code.run.config import RunConfig, meshes
+from rl_code.run.run import Run, no_checkpoint
 from rl_code.tasks.api import find_source
 from rl_code.types import Trajectory
 

@@ -14,6 +14,7 @@ from absl import logging
 
 from launch import flags
 from launch.evaluate_report import refuse_other_tasks, saved_result, tell
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite as suite_lib
@@ -25,10 +26,9 @@ from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
 from rl_code.harness.harness import Harness
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
+from rl_code.metrics.progress import Progress
 from rl_code.rewards.combine import find_reward
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.types import Task, Trajectory
 

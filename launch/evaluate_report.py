@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch import flags
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.contamination import Overlap, without
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
-from rl_code.read_config import ConfigError
 from rl_code.types import Task
 
 # What the name of a saved result ends with.

@@ -35,9 +35,10 @@ from launch import command
 from launch.workdir import WORKDIR
 from models import huggingface, huggingface_config, json_files, peft
 from models.sharding import MeshConfig, make_mesh
-from rl_code import checkpoint, origin
-from rl_code.checkpoint import CheckpointError
-from rl_code.read_config import ConfigError
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import CheckpointError
+from rl_code.config.read_config import ConfigError
+from rl_code.run import origin
 
 
 def export(

@@ -19,10 +19,10 @@ from absl import flags
 from sqlalchemy.exc import SQLAlchemyError
 
 from launch import command
-from rl_code.feedback import database
-from rl_code.feedback.store import FeedbackStore
-from rl_code.files import write_atomically
-from rl_code.realtime.cases import line_of
+from people.feedback import database
+from people.feedback.store import FeedbackStore
+from people.realtime.cases import line_of
+from rl_code.host.files import write_atomically
 
 FLAGS = flags.FLAGS
 _DAY_S = 86_400.0

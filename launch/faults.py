@@ -34,15 +34,15 @@ from ml_collections import config_flags
 from cluster.fault_stages import OnRay, Stage, Supervised, environment
 from experiments.kills import kill_all
 from launch import flags
-from rl_code import read_config
-from rl_code.files import write_atomically
-from rl_code.run_config import RunConfig, refuse_sync
+from rl_code.config import read_config
+from rl_code.host.files import write_atomically
+from rl_code.run.config import RunConfig, refuse_sync
+from rl_code.run.workdir import LEARNER, STORE
 from rl_code.store import audit
 from rl_code.store import steps as steps_lib
 from rl_code.store.missing import holders
 from rl_code.store.store import GroupStore
 from rl_code.weights.waiting import Deadline
-from rl_code.workdir import LEARNER, STORE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds within which others must have taken over what a hung actor held, even if they are just

@@ -27,13 +27,13 @@ from launch import asks_for_help, endings, hear_interrupts, trusted, usage
 from launch.command import check_numbers, config_file, console, keep_ours, refuse
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
-from rl_code import read_config
-from rl_code.checkpoint import CheckpointError
-from rl_code.read_config import ConfigError
+from rl_code.checkpoint.checkpoint import CheckpointError
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.host.stop import INTERRUPTED, Stopped
 from rl_code.recording import kept_config
-from rl_code.stop import INTERRUPTED, Stopped
+from rl_code.run.workdir import CONFIG_FILE
 from rl_code.tasks.row_files import TaskFileError
-from rl_code.workdir import CONFIG_FILE
 
 _LAST_S = 60.0  # that a program which gave up may take to end
 

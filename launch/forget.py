@@ -23,11 +23,11 @@ from absl import flags
 from sqlalchemy.exc import DBAPIError
 
 from launch import command
-from rl_code.feedback import database
-from rl_code.feedback.identity import load_secret, user_key
-from rl_code.feedback.store import FeedbackStore
-from rl_code.files import write_atomically
-from rl_code.realtime.ledger import forget_sessions
+from people.feedback import database
+from people.feedback.identity import load_secret, user_key
+from people.feedback.store import FeedbackStore
+from people.realtime.ledger import forget_sessions
+from rl_code.host.files import write_atomically
 
 FLAGS = flags.FLAGS
 

@@ -21,12 +21,13 @@ from absl import flags as absl_flags
 
 from launch import command, flags, trusted
 from launch.step import STEP
-from rl_code import lineage, read_config
+from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.host.stop import StopRequest
 from rl_code.recording import kept_config
 from rl_code.recording.fork import fork
-from rl_code.run_config import RunConfig, meshes
-from rl_code.stop import StopRequest
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig, meshes
 from rl_code.store.errors import StoreError
 from rl_code.weights.versions import WeightError
 

@@ -21,8 +21,8 @@ from typing import Any
 from absl import flags
 
 from launch import command
-from rl_code.files import write_atomically
-from rl_code.lines import split_lines
+from rl_code.host.files import write_atomically
+from rl_code.text.lines import split_lines
 
 URL = (
     "https://raw.githubusercontent.com/amazon-science/mxeval/"

@@ -19,9 +19,9 @@ from pathlib import Path
 from absl import flags
 
 from launch import command
-from rl_code.editor.clock import ManualClock
-from rl_code.editor.outbox import outbox_of
-from rl_code.editor.server import EditorConfig, EditorServer
+from people.editor.clock import ManualClock
+from people.editor.outbox import outbox_of
+from people.editor.server import EditorConfig, EditorServer
 
 SERVED_AT = flags.DEFINE_string("served_at", "http://127.0.0.1:8000/v1", "URL of the served model.")
 MODEL = flags.DEFINE_string("suggests", "auto", "Name of the model, or auto.")

@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from launch import command
-from rl_code.realtime.cases import SessionFileError, case_of, read_sessions
+from people.realtime.cases import SessionFileError, case_of, read_sessions
 from rl_code.redteam.recorded import append_case
 from rl_code.tasks.row_files import TaskFileError
 

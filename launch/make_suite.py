@@ -16,8 +16,8 @@ from pathlib import Path
 from absl import flags
 
 from launch import command
-from rl_code.files import write_atomically
-from rl_code.realtime.cases import SessionFileError, read_sessions, suite_rows
+from people.realtime.cases import SessionFileError, read_sessions, suite_rows
+from rl_code.host.files import write_atomically
 from rl_code.tasks import records
 from rl_code.tasks.row_files import TaskFileError
 

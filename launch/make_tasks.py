@@ -32,8 +32,8 @@ from rl_code.environment.layers import packages
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.errors import SandboxFault, SandboxUnavailable
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.files import write_atomically
-from rl_code.progress import Progress
+from rl_code.host.files import write_atomically
+from rl_code.metrics.progress import Progress
 from rl_code.tasks import made
 from rl_code.tasks.guards import guards_of
 from rl_code.tasks.makers import graded, package

@@ -27,10 +27,10 @@ from cluster.ray_placing import RayError, Wanted, connected, needs, reserve
 from cluster.ray_run import GaveUp, Lasting, Patience, Run
 from cluster.ray_simulated import SimulatedCluster
 from launch import flags
-from rl_code import read_config
-from rl_code.run_config import RunConfig, refuse_sync
-from rl_code.stop import Stopped, StopRequest
-from rl_code.workdir import LEARNER, PREFILL, STORE
+from rl_code.config import read_config
+from rl_code.host.stop import Stopped, StopRequest
+from rl_code.run.config import RunConfig, refuse_sync
+from rl_code.run.workdir import LEARNER, PREFILL, STORE
 
 FLAGS = absl_flags.FLAGS
 LOGS = "cluster/logs"  # in the workdir

@@ -34,21 +34,21 @@ from absl import flags as absl_flags
 from sqlalchemy import Row
 
 from launch import flags
-from rl_code import named, read_config
-from rl_code.feedback import database
-from rl_code.files import lock
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
-from rl_code.realtime import tables
-from rl_code.realtime.api import PARTS
-from rl_code.realtime.cycle import Cycle, CycleConfig, Notice
-from rl_code.realtime.dashboard import Dashboard
-from rl_code.realtime.ledger import Ledger
-from rl_code.realtime.parts import Parts
-from rl_code.realtime.tables import CYCLES, EDGES
-from rl_code.serving.access import KeyFile
-from rl_code.serving.endpoint import Endpoint
-from rl_code.stop import StopRequest
+from people.feedback import database
+from people.realtime import tables
+from people.realtime.api import PARTS
+from people.realtime.cycle import Cycle, CycleConfig, Notice
+from people.realtime.dashboard import Dashboard
+from people.realtime.ledger import Ledger
+from people.realtime.parts import Parts
+from people.realtime.tables import CYCLES, EDGES
+from people.serving.access import KeyFile
+from rl_code.config import named, read_config
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
+from rl_code.harness.endpoint.endpoint import Endpoint
+from rl_code.host.files import lock
+from rl_code.host.stop import StopRequest
 
 ADMIN_KEY = "RL_CODE_ADMIN_KEY"
 # Seconds between two looks whether it is to end.

@@ -32,21 +32,23 @@ from launch import flags
 from launch.step import STEP
 from models.sharding import MeshConfig
 from models.tokenizer import Tokenizer
-from rl_code import checkpoint, lineage, origin, read_config
+from rl_code.checkpoint import checkpoint
+from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.progress import Progress
+from rl_code.host.stop import StopRequest
+from rl_code.metrics.progress import Progress
 from rl_code.recording.replay_training import on_record, replay, same_bits
 from rl_code.recording.replay_trajectories import Again, find, play_again
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, meshes
-from rl_code.stop import StopRequest
+from rl_code.run import lineage, origin
+from rl_code.run.config import RunConfig, meshes
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE, check
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.types import Turn
 from rl_code.weights.versions import WeightError
-from rl_code.workdir import STORE, check
 
 START = absl_flags.DEFINE_integer(
     "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0

@@ -24,8 +24,8 @@ from launch.workdir import WORKDIR
 from rl_code.report import about
 from rl_code.report.page import write_report
 from rl_code.report.trajectories import haystack, search_all
+from rl_code.run.workdir import CONFIG_FILE, STORE
 from rl_code.store.errors import StoreError
-from rl_code.workdir import CONFIG_FILE, STORE
 
 BESIDE = absl_flags.DEFINE_string("beside", None, "Workdir of a second run, shown beside it.")
 SEARCH = absl_flags.DEFINE_string("search", "", "Text that the shown trajectories hold.")

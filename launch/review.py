@@ -23,19 +23,19 @@ from absl import flags
 
 from launch import command, trusted
 from launch.step import STEP
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool, SandboxUnavailable
 from rl_code.environment.tools.api import find_tools, offered
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
+from rl_code.metrics.progress import Progress
 from rl_code.recording import kept_config
 from rl_code.recording.replay_training import on_record
 from rl_code.recording.replay_trajectories import find
 from rl_code.recording.review import Review, review
+from rl_code.run.workdir import STORE
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.types import Group
-from rl_code.workdir import STORE
 
 
 def main(argv: list[str]) -> None:

@@ -6,7 +6,7 @@
 
 Without --workdir the weights that a run of the config starts from. It samples as the config says
 (rollout.sampling). Every answer is written to --record before its client gets the end of it, a line
-of JSON each (``rl_code.feedback.records``). --database keeps them in a store of feedback instead,
+of JSON each (``people.feedback.records``). --database keeps them in a store of feedback instead,
 or too, and serves the routes by which people and editors (``launch.lsp``) report what became of
 them:
 
@@ -18,7 +18,7 @@ Further checkpoints, adapters, and what the model ``auto`` means are said by --a
 
     --also=policy@120:runs/tab --adapter=tuned:runs/lora --auto=thompson
 
---keys is a file of API keys and their limits (``rl_code.serving.access``); without one everybody
+--keys is a file of API keys and their limits (``people.serving.access``); without one everybody
 may ask. SIGTERM and Ctrl-C end it once the answers that are on their way have ended
 (serving.drain_s); a second one ends it at once. docs/serving.md has a session with curl.
 """
@@ -49,29 +49,29 @@ from launch import flags
 from launch.serve_models import load_adapters, load_also, make_router
 from launch.step import STEP
 from models.transformer import Transformer
-from rl_code import read_config
-from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.feedback import database
-from rl_code.feedback.checks import Claims
-from rl_code.feedback.config import FeedbackConfig
-from rl_code.feedback.identity import AnswerIds, load_secret
-from rl_code.feedback.records import AnswerRecord
-from rl_code.feedback.rewards.combine import (
+from people.feedback import database
+from people.feedback.checks import Claims
+from people.feedback.config import FeedbackConfig
+from people.feedback.identity import AnswerIds, load_secret
+from people.feedback.records import AnswerRecord
+from people.feedback.rewards.combine import (
     AGENT_SIGNALS,
     TAB_SIGNALS,
     FeedbackRewardConfig,
     make_reward,
 )
-from rl_code.files import make_private
-from rl_code.read_config import ConfigError
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, meshes
-from rl_code.serving.access import Access, KeyFile
-from rl_code.serving.earned import EarningStore
-from rl_code.serving.endpoint import Endpoint
-from rl_code.serving.of_run import make_fleet
-from rl_code.serving.probes import probes
-from rl_code.serving.router import AUTO, Thompson
+from people.serving.access import Access, KeyFile
+from people.serving.earned import EarningStore
+from people.serving.of_run import make_fleet
+from people.serving.probes import probes
+from people.serving.router import AUTO, Thompson
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.harness.endpoint.endpoint import Endpoint
+from rl_code.host.files import make_private
+from rl_code.run.config import RunConfig, meshes
+from rl_code.run.run import Run
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
 LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 
 from models.lora import trained, without_adapters
 from models.transformer import Transformer
-from rl_code import origin
-from rl_code.read_config import ConfigError
-from rl_code.run import Run
-from rl_code.serving.models import Models
-from rl_code.serving.router import AUTO, Router, Shares, Thompson
+from people.serving.models import Models
+from people.serving.router import AUTO, Router, Shares, Thompson
+from rl_code.config.read_config import ConfigError
+from rl_code.run import origin
+from rl_code.run.run import Run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,11 +12,12 @@ import ml_collections
 
 from launch import flags
 from models.sharding import row_shards
-from rl_code import read_config, sft
+from rl_code import sft
+from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, check_rows, meshes
-from rl_code.stop import StopRequest
+from rl_code.host.stop import StopRequest
+from rl_code.run.config import RunConfig, check_rows, meshes
+from rl_code.run.run import Run
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:

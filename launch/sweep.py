@@ -43,8 +43,8 @@ from ml_collections import config_flags
 from cluster.ray_placing import RayError, needs
 from launch import flags, trusted
 from launch.step import STEP
-from rl_code import read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig
 from sweeps import figure as sweep_figure
 from sweeps import fork, on_ray, table
 from sweeps import runs as sweep_runs

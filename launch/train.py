@@ -24,8 +24,8 @@ import rich.console
 from absl import flags as absl_flags
 
 from launch import command, dry_run, flags, trusted
-from rl_code import read_config
 from rl_code.act import act
+from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
@@ -34,12 +34,12 @@ from rl_code.prefill import prefill
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.run_config import RunConfig, meshes
+from rl_code.run.config import RunConfig, meshes
+from rl_code.run.workdir import RESERVED
 from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Replaced
 from rl_code.train import train
 from rl_code.weights.versions import WeightError
-from rl_code.workdir import RESERVED
 
 REPORT = ReportConfig()
 

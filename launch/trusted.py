@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from rl_code import trust
+from rl_code.run import trust
 
 FLAG = "--trust"
 flags.DEFINE_bool(

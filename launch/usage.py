@@ -16,8 +16,8 @@ import rich.markup
 import rich.table
 from absl import flags
 
-from rl_code import read_config
-from rl_code.named import Named
+from rl_code.config import read_config
+from rl_code.config.named import Named
 
 _FIELD = re.compile(r"    (\w+): ")
 
@@ -64,7 +64,7 @@ def _section(hint: Any) -> type | None:
 
 def standard(field: dataclasses.Field, name: str) -> str:
     """The value of a key that a config does not set, in words."""
-    from rl_code import derive  # and with it jax, which most commands never need for their help
+    from rl_code.run import derive  # and with it jax, which most commands never need for their help
 
     why = derive.WHY.get(re.sub(r"\[\d+\]", "", name))
     if why:

@@ -32,13 +32,13 @@ from absl import flags
 
 from launch import command, endings
 from launch.workdir import WORKDIR
-from rl_code import read_config
+from rl_code.config import read_config
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
-from rl_code.named import Named
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
-from rl_code.stop import INTERRUPTED
+from rl_code.host.stop import INTERRUPTED
+from rl_code.metrics.progress import Progress
+from rl_code.run.config import RunConfig
 from rl_code.tasks import validate
 from rl_code.tasks.api import SOURCES, find_source
 from rl_code.tasks.source import Refusal, Source, SourceOfWorlds

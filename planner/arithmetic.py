@@ -26,7 +26,7 @@ from models.sharding import MeshConfig, abstract_mesh
 from models.transformer import abstract_model
 from planner.collectives import Kind
 from planner.targets import Target
-from rl_code.dry_run import device_bytes
+from rl_code.run.dry_run import device_bytes
 
 # Moments of AdamW, in float32, and gradients, added in float32.
 _MOMENTS, _FLOAT32 = 2, 4

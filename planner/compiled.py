@@ -22,8 +22,8 @@ from planner.arithmetic import Estimate, Job, expert_devices, padded
 from planner.collectives import Kind, sent_bytes
 from planner.flops import matmul_flops
 from planner.kernel_programs import changed
-from rl_code.run_config import RunConfig
-from rl_code.traced import traced_programs
+from rl_code.run.config import RunConfig
+from rl_code.run.traced import traced_programs
 
 # Periods of layers with which a decode step is compiled.
 _FEW = (2, 4)

@@ -27,9 +27,9 @@ from models.paged import forward, model_cache
 from models.sharding import abstract_mesh, use_mesh
 from models.transformer import Transformer, abstract_model
 from planner.targets import Target
-from rl_code.read_config import build
-from rl_code.run_config import RunConfig
-from rl_code.traced import traced_programs
+from rl_code.config.read_config import build
+from rl_code.run.config import RunConfig
+from rl_code.run.traced import traced_programs
 
 # The primitives of kernels: Mosaic TPU's, and Mosaic GPU's.
 PRIMITIVES = ("pallas_call", "mpmd_map")

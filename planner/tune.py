@@ -29,7 +29,7 @@ from pallas_kernels.paged import api as paged
 from pallas_kernels.selected import api as selected
 from pallas_kernels.tokens import sequences
 from planner.timing import spread
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 
 # The errors of a setting that cannot be compiled or does not fit the kernel.
 _REFUSED = (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)

@@ -1,15 +1,15 @@
-"""The RL system.
+"""The RL system. Its packages, from the top of the imports down:
 
-Its folders are steps of the training loop. The files beside them, by subject:
+    train.py  act.py  prefill.py  sft.py  schedule.py    what a process runs; begin with train.py
+    report  recording            what is done with a run that has trained for some steps
+    run                          a run: its config, workdir, model, provenance
+    evaluation  redteam          suites and comparisons; ways to cheat
+    rewards  tasks               signals; where tasks come from
+    rollout  learner             sampling; advantages, losses, batches, updates
+    harness  environment         agents of others; episodes, tools, sandboxes, graders
+    weights  store  checkpoint   versions; the record of groups; states of training
+    metrics  config  host  text  numbers of a run; reading configs; files and signals; lines
+    types.py                     the vocabulary
 
-    vocabulary             types.py  documents.py
-    what a process runs    train.py  act.py  prefill.py  sft.py  run.py  run_model.py  schedule.py
-                           stop.py
-    config                 run_config.py  run_sections.py  derive.py  read_config.py  named.py
-                           trust.py  workdir.py
-    what is written down   checkpoint.py  checkpoint_record.py  record_keeper.py  lineage.py
-                           origin.py  provenance.py  trajectory_log.py
-    numbers of a step      step_metrics.py  metrics.py  metric_writers.py  journal.py  progress.py
-    before a run starts    dry_run.py  attention_calls.py  traced.py
-    what all of it uses    arrays.py  checksums.py  files.py  python_source.py  lines.py
+``ROOMS`` in ``tests/test_imports.py`` is this order, and a test holds it.
 """

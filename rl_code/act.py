@@ -9,19 +9,20 @@ from pathlib import Path
 
 import jax
 
-from rl_code import read_config
-from rl_code.metric_writers import MetricLog
-from rl_code.metrics import read_metrics
-from rl_code.progress import Progress
+from rl_code.config import read_config
+from rl_code.host.stop import Stopped, StopRequest
+from rl_code.metrics.progress import Progress
+from rl_code.metrics.values import read_metrics
+from rl_code.metrics.writers import MetricLog
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.multihost import Channel, LeadingWeights, follow
 from rl_code.rollout.note_book import NoteBook
 from rl_code.rollout.prefill_client import PrefillClient
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, refuse_sync
-from rl_code.step_metrics import actor_metrics
-from rl_code.stop import Stopped, StopRequest
+from rl_code.run.config import RunConfig, refuse_sync
+from rl_code.run.run import Run
+from rl_code.run.step_metrics import actor_metrics
+from rl_code.run.workdir import ACTORS, STORE, check
 from rl_code.store import steps as steps_lib
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
@@ -30,7 +31,6 @@ from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.weights.versions import Subscriber
 from rl_code.weights.waiting import Deadline
-from rl_code.workdir import ACTORS, STORE, check
 
 
 def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:

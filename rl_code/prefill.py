@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from rl_code import read_config
 from rl_code.act import await_store
-from rl_code.metric_writers import MetricLog
-from rl_code.metrics import read_metrics
-from rl_code.progress import Progress
+from rl_code.config import read_config
+from rl_code.host.stop import Stopped, StopRequest
+from rl_code.metrics.progress import Progress
+from rl_code.metrics.values import read_metrics
+from rl_code.metrics.writers import MetricLog
 from rl_code.rollout.prefill_server import PrefillServer
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, check_prefill
-from rl_code.stop import Stopped, StopRequest
+from rl_code.run.config import RunConfig, check_prefill
+from rl_code.run.run import Run
+from rl_code.run.workdir import PREFILL, STORE, check
 from rl_code.store.store import GroupStore
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.weights.waiting import Deadline
-from rl_code.workdir import PREFILL, STORE, check
 
 _LOOK_S = 1.0  # between two looks at whether the run is over
 _TURN_S = 0.2  # the longest wait for a request

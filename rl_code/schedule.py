@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from rl_code import lineage
 from rl_code.rollout.asynchrony import AsynchronyConfig
-from rl_code.run import Run
+from rl_code.run import lineage
+from rl_code.run.run import Run
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore

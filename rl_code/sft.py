@@ -11,19 +11,20 @@ import jax
 
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code import checkpoint, read_config
-from rl_code.checkpoint import Checkpoints
-from rl_code.documents import place
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config import read_config
+from rl_code.environment.documents import place
+from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.row_slots import cut_documents
 from rl_code.learner.supervised_batching import Demonstrated, SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
-from rl_code.metric_writers import MetricLog
-from rl_code.progress import Progress
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
-from rl_code.stop import Stopped, StopRequest
+from rl_code.metrics.progress import Progress
+from rl_code.metrics.writers import MetricLog
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import MAY_CHANGE
 from rl_code.tasks.demonstrations import Segment
-from rl_code.workdir import MAY_CHANGE
 
 FOLDER = "sft"
 # Keys of a config on which no warm start depends: runs that differ in nothing else may share one.

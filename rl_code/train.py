@@ -27,20 +27,19 @@ from absl import logging
 
 from models.sharding import row_shards
 from models.transformer import Transformer
-from rl_code import provenance, sft
+from rl_code import sft
 from rl_code.act import await_store, make_actor
-from rl_code.checkpoint import Checkpoints
-from rl_code.checkpoint import steps as checkpoint_steps
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.checkpoint.checkpoint import steps as checkpoint_steps
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import during
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
-from rl_code.journal import Journal
+from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
-from rl_code.record_keeper import RecordKeeper
+from rl_code.metrics.progress import Progress
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
     GroupSource,
@@ -48,14 +47,17 @@ from rl_code.rollout.group_source import (
     InLearnerThread,
     StopWaiting,
 )
-from rl_code.run import Run
-from rl_code.run_config import RunConfig, check_rows, refuse_sync
+from rl_code.run import provenance
+from rl_code.run.config import RunConfig, check_rows, refuse_sync
+from rl_code.run.journal import Journal
+from rl_code.run.run import Run
+from rl_code.run.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
+from rl_code.run.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, fork_command, own
 from rl_code.schedule import make_schedule
-from rl_code.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
-from rl_code.stop import Stopped, StopRequest
 from rl_code.store.errors import ConsumedOtherwise, StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Heartbeat
+from rl_code.store.record_keeper import RecordKeeper
 from rl_code.store.store import GroupStore
 from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.local import LocalWeights
@@ -63,7 +65,6 @@ from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.versions import OtherBits, Publisher
-from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, fork_command, own
 
 
 def train(

@@ -287,8 +287,8 @@ class Context:
     # Number of tokens of the whole parent that it keeps, counted from the start; 0 for a root.
     kept: int = 0
     # int32 [T], what each place is: 0 outside of documents, n >= 1 in the n-th document of the
-    # whole context, -1 for padding (``rl_code.documents``). None in a run without documents, whose
-    # records then do not hold the field.
+    # whole context, -1 for padding (``environment.documents``). None in a run without documents,
+    # whose records then do not hold the field.
     documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Pairs (place, version) in order: keys from this place on were computed with this version of
     # the weights. With it a trajectory that several versions sampled can be sampled again. None

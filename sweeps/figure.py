@@ -25,8 +25,8 @@ import numpy as np
 import rich.markup
 import rich.table
 
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
+from rl_code.metrics.values import read_metrics
 
 # The folders of each variant's runs, one for each seed.
 Variants = Mapping[str, Sequence[Path]]

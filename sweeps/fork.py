@@ -7,12 +7,14 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rl_code import checkpoint, derive, lineage, read_config
+from rl_code.checkpoint import checkpoint
+from rl_code.config import read_config
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.recording import kept_config
-from rl_code.run_config import RunConfig
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run import derive, lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import CONFIG_FILE
 
 FORK = (sys.executable, "-m", "launch.fork")
 

@@ -18,8 +18,8 @@ from typing import Any
 from cluster.ray_placing import connected
 from cluster.ray_role import RoleProcess, options
 from cluster.ray_simulated import SimulatedCluster
-from rl_code.read_config import ConfigError
-from rl_code.stop import INTERRUPTED
+from rl_code.config.read_config import ConfigError
+from rl_code.host.stop import INTERRUPTED
 from sweeps.runs import SweepRun
 from sweeps.start import LOG, Begin, prepared
 

@@ -14,12 +14,12 @@ import numpy as np
 import rich.markup
 import rich.table
 
-from rl_code import lineage
 from rl_code.evaluation import suite
 from rl_code.evaluation.paired import PairedDifference, paired_difference
 from rl_code.evaluation.passk import Interval
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.metrics import read_metrics
+from rl_code.metrics.values import read_metrics
+from rl_code.run import lineage
 
 
 def table(base: str, runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:

@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rl_code import read_config, sft
-from rl_code.files import write_atomically
-from rl_code.stop import INTERRUPTED
-from rl_code.workdir import CONFIG_FILE
+from rl_code import sft
+from rl_code.config import read_config
+from rl_code.host.files import write_atomically
+from rl_code.host.stop import INTERRUPTED
+from rl_code.run.workdir import CONFIG_FILE
 from sweeps import DONE
 from sweeps.runs import SweepRun
 from sweeps.start import FAILED, LOG, Begin, Started, start

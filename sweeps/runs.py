@@ -12,8 +12,8 @@ from typing import Any
 
 import ml_collections
 
-from rl_code import read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig
 from sweeps import DONE
 
 # Keys of an override that do not make another variant.

@@ -15,7 +15,7 @@ import rich.table
 
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run.workdir import CONFIG_FILE
 from sweeps import DONE, costs, fork, paired
 from sweeps import figure as sweep_figure
 from sweeps.figure import Panel

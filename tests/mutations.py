@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = (
     *("attention", "benchmarks", "cluster", "configs", "experiments", "launch", "models"),
-    *("pallas_kernels", "planner", "rl_code", "sweeps", "tests", "pyproject.toml"),
+    *("pallas_kernels", "people", "planner", "rl_code", "sweeps", "tests", "pyproject.toml"),
 )
 
 
@@ -40,17 +40,17 @@ class Fault:
 FAULTS = [
     Fault(
         "damage of a checkpoint is not looked for",
-        "rl_code/checkpoint.py",
+        "rl_code/checkpoint/checkpoint.py",
         "            checkpoint_record.check_files(directory, record)\n",
         "",
-        "tests/rl_code/test_checkpoint.py -k any_damaged_file",
+        "tests/rl_code/checkpoint/test_checkpoint.py -k any_damaged_file",
     ),
     Fault(
         "a checkpoint counts before its arrays are on the disk",
-        "rl_code/checkpoint.py",
+        "rl_code/checkpoint/checkpoint.py",
         "        self._manager.wait_until_finished()\n        self._manager.check_for_errors()\n        if",
         "        if",
-        "tests/rl_code/test_checkpoint.py",
+        "tests/rl_code/checkpoint/test_checkpoint.py",
     ),
     Fault(
         "a group is lost",
@@ -106,7 +106,7 @@ FAULTS = [
         "rl_code/train.py",
         "    return restored.state, restored.step, restored.position\n",
         "    return restored.state, restored.step, {**restored.position, 'tasks': None}\n",
-        "tests/rl_code/test_run_with_lora.py tests/rl_code/test_run_with_picks.py "
+        "tests/rl_code/run/test_run_with_lora.py tests/rl_code/run/test_run_with_picks.py "
         "tests/rl_code/recording/test_fork.py",
     ),
     Fault(

@@ -28,7 +28,7 @@ sys.exit(int(broken.read_text()) if "rloo" in workdir.name and broken.exists() e
 _COMMAND = """
 import sys
 from launch import sweep, flags
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from sweeps import fork
 fork.FORK = (sys.executable, "-c", sys.argv.pop(1))
 sweep.TRAIN = (sys.executable, "-c", sys.argv.pop(1))

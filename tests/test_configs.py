@@ -22,10 +22,10 @@ from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
 from launch.realtime import RealtimeConfig
 from models.families import PRESETS
-from rl_code import read_config
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
 from rl_code.train import train
 from sweeps import runs as sweep_runs
 from tests.models.small import narrow_preset
@@ -246,7 +246,9 @@ def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
 
 def test_every_key_is_read():
     read = set()
-    for folder in "rl_code models attention cluster planner sweeps launch experiments".split():
+    for (
+        folder
+    ) in "people rl_code models attention cluster planner sweeps launch experiments".split():
         for path in (ROOT / folder).rglob("*.py"):
             read |= attributes_read(ast.parse(path.read_text()))
     assert [unread(kind, read) for kind in (RunConfig, *KINDS.values())] == [[]] * (1 + len(KINDS))

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from rl_code import read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 CODE = ("attention", "benchmarks", "cluster", "configs", "examples", "experiments", "launch",
-        "models", "pallas_kernels", "planner", "rl_code", "sweeps")  # fmt: skip
+        "models", "pallas_kernels", "people", "planner", "rl_code", "sweeps")  # fmt: skip
 # What a docstring does not begin with: it says first what the thing is or does.
 RIDDLE = re.compile(
     r"(What|Whether|How|Of|Where|Who|Whoever|Whose|Which|When|Why|That of|Those of)\b"
 )
 # Paths in backticks: of a folder or of a file with an ending.
 PATH = re.compile(
-    r"`((?:launch|planner|cluster|sweeps|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|tests|docs)"
+    r"`((?:launch|planner|cluster|sweeps|benchmarks|examples|experiments|configs|rl_code|models|attention|pallas_kernels|people|tests|docs)"
     r"/[\w./]*)`"
 )
 

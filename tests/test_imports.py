@@ -22,18 +22,37 @@ TOOLS = {"planner", "cluster", "sweeps"}
 # what each top folder may import of the others; itself is always allowed
 ALLOWED = {
     "examples": {"launch", *SYSTEM},
-    "launch": {"configs", "benchmarks", "experiments", *TOOLS, *SYSTEM},
-    "experiments": {"benchmarks", *TOOLS, *SYSTEM},
-    "benchmarks": {*TOOLS, *SYSTEM},
+    "launch": {"configs", "benchmarks", "experiments", "people", *TOOLS, *SYSTEM},
+    "experiments": {"benchmarks", "people", *TOOLS, *SYSTEM},
+    "benchmarks": {"people", *TOOLS, *SYSTEM},
     "sweeps": {"cluster", *SYSTEM},
     "cluster": SYSTEM,
     "planner": {"configs", *SYSTEM},
+    "people": SYSTEM,
     "configs": set(),
     "rl_code": {"models", "attention", "pallas_kernels"},
     "models": {"attention", "pallas_kernels"},
     "attention": {"pallas_kernels"},
     "pallas_kernels": set(),
 }
+# The packages of rl_code, from the top of the imports down.
+ROOMS = (
+    *(
+        "report",
+        "recording",
+        "roles",
+        "run",
+        "evaluation",
+        "redteam",
+        "rewards",
+        "tasks",
+        "rollout",
+    ),
+    *("learner", "harness", "environment", "weights", "store", "checkpoint", "metrics", "config"),
+    *("host", "text", "types"),
+)
+# What a process runs: files beside the packages.
+ROLES = ("train", "act", "prefill", "sft", "schedule")
 # folders that may import nothing from outside but this and the standard library
 OUTSIDE = {"configs": {"ml_collections"}, "pallas_kernels": {"jax", "numpy"}}
 # What a program imports that has an environment of its own (requirements/peers.txt).
@@ -93,19 +112,53 @@ def test_no_import_points_up():
     assert [problem for path in sources() for problem in violations(path, path.read_text())] == []
 
 
-def test_nothing_that_a_run_is_made_of_imports_what_is_done_with_a_recorded_run():
-    outside = [
-        path
-        for path in (ROOT / "rl_code").rglob("*.py")
-        if path.parent != ROOT / "rl_code" / "recording"
-    ]
-    pointing_up = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in outside
-        for line, name in imported(path, ast.parse(path.read_text()))
-        if name.startswith("rl_code.recording")
-    ]
-    assert pointing_up == []
+def room(name: str) -> str | None:
+    """The entry of ROOMS that a module of ``rl_code`` belongs to; None for others and the top."""
+    parts = name.split(".")
+    if parts[0] != "rl_code" or len(parts) == 1:
+        return None
+    return "roles" if parts[1] in ROLES else parts[1]
+
+
+def upward(path: Path, text: str) -> list[str]:
+    """The imports of a file of ``rl_code`` that point up between its packages."""
+    own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    found = []
+    for line, name in imported(path, ast.parse(text)):
+        other = room(name)
+        if own is None or other is None or own == other:
+            continue
+        if ROOMS.index(other) < ROOMS.index(own):
+            found.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    return found
+
+
+def test_no_import_points_up_between_the_packages_of_rl_code():
+    folders = {
+        path.name for path in (ROOT / "rl_code").iterdir() if (path / "__init__.py").exists()
+    }
+    files = {path.stem for path in (ROOT / "rl_code").glob("*.py")} - {"__init__"}
+    assert folders | {"roles", "types"} == set(ROOMS) and files == {*ROLES, "types"}
+    paths = sorted((ROOT / "rl_code").rglob("*.py"))
+    assert [problem for path in paths for problem in upward(path, path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "caught"),
+    [
+        ("rl_code/learner/x.py", "from rl_code.run.config import RunConfig", True),
+        ("rl_code/learner/x.py", "from rl_code import train", True),
+        ("rl_code/environment/x.py", "def f():\n    import rl_code.rewards.combine", True),
+        ("rl_code/run/x.py", "if TYPE_CHECKING:\n    from rl_code.schedule import Schedule", True),
+        ("rl_code/types.py", "from rl_code.config import named", True),
+        ("rl_code/train.py", "from rl_code.recording import fork", True),
+        ("rl_code/train.py", "from rl_code.run.run import Run", False),
+        ("rl_code/rewards/x.py", "from rl_code.environment.finished import Grade", False),
+        ("rl_code/recording/x.py", "from rl_code import sft", False),
+    ],
+)
+def test_a_planted_import_between_packages_is_caught(file, text, caught):
+    assert bool(upward(ROOT / file, text)) == caught
 
 
 def test_a_run_starts_without_what_only_evaluations_need():

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "operations.md"
 def templates() -> set[str]:
     """Every text of the code; "…" stands for its variable parts."""
     found = set()
-    for folder in ("launch", "cluster", "sweeps", "rl_code", "models"):
+    for folder in ("launch", "cluster", "sweeps", "people", "rl_code", "models"):
         for path in (ROOT / folder).rglob("*.py"):
             tree = ast.parse(path.read_text())
             constants = texts_of(tree)

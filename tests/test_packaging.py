@@ -17,6 +17,7 @@ FOLDERS = (
     "launch",
     "models",
     "pallas_kernels",
+    "people",
     "planner",
     "rl_code",
     "sweeps",

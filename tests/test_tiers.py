@@ -14,18 +14,18 @@ WHOLE_RUNS = {
     "launch/test_faults.py",
     "launch/test_realtime_served.py",
     "launch/test_roles.py",
-    "rl_code/feedback/test_kills.py",
+    "people/feedback/test_kills.py",
     "rl_code/learner/test_expert_parallel.py",
     "rl_code/learner/test_meshes.py",
     "rl_code/learner/test_padding.py",
     "rl_code/learner/test_sequence_parallel.py",
-    "rl_code/realtime/test_kills.py",
+    "people/realtime/test_kills.py",
     "rl_code/rollout/test_lora.py",
     "rl_code/rollout/test_meshes.py",
     "rl_code/rollout/test_quantised.py",
     "rl_code/test_asynchrony.py",
     "rl_code/test_kill.py",
-    "rl_code/test_run_with_documents.py",
+    "rl_code/run/test_run_with_documents.py",
 }
 
 

@@ -17,8 +17,8 @@ from configs import realtime
 from experiments.ab import report, study
 from experiments.ab.simulate import ACCEPTED, LATENCY, METRICS, RETAINED, REWARD
 from launch import command
-from rl_code import read_config
-from rl_code.realtime.watching import WatchConfig
+from people.realtime.watching import WatchConfig
+from rl_code.config import read_config
 
 FLAGS = flags.FLAGS
 USERS, SESSIONS = 400, 6_000

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float64
 from experiments.ab import simulate
 from experiments.ab.simulate import Metric, Running, Stream
 from experiments.report import Estimate
-from rl_code.realtime import monitors, sequential
-from rl_code.realtime.watching import WatchConfig
+from people.realtime import monitors, sequential
+from people.realtime.watching import WatchConfig
 
 ALPHA = 0.05
 LEAST_SESSIONS = 100  # of each arm, before sessions are taken for units

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rl_code.config.named import Named
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.tasks.source import Source
 from rl_code.tasks.stream import Stream

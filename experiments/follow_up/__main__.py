@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from launch import command
-from rl_code.feedback.rewards.follow_up import standard, train
-from rl_code.feedback.rewards.follow_up_data import (
+from people.feedback.rewards.follow_up import standard, train
+from people.feedback.rewards.follow_up_data import (
     DISSATISFIED,
     HELD_OUT,
     SATISFIED,

@@ -3,7 +3,7 @@
 Two rewards. One is made of edits alone, so that an episode without an edit earns nothing: whoever
 expects to fail does best to ask, and ask again. The other judges every episode by the edit that it
 ends with, and one without an edit as a failed one, so that deferring avoids no risk; and a question
-costs the person's time, as in ``rl_code.feedback.rewards.asked``. Then asking pays where what is
+costs the person's time, as in ``people.feedback.rewards.asked``. Then asking pays where what is
 learned from the answer is worth more than that.
 """
 

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from rl_code.config.named import Named
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.ask import ANSWER
-from rl_code.named import Named
 from rl_code.tasks import generated
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.operations import OPERATIONS

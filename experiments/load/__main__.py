@@ -38,15 +38,15 @@ from experiments.load.program import Program, ProgramEnded
 from experiments.load.strikes import KINDS, Strikes
 from launch import flags
 from launch.realtime import RealtimeConfig, database_of
-from rl_code import named, read_config
+from people.realtime import tables
+from people.realtime.api import PARTS
+from people.realtime.ledger import Ledger
+from people.realtime.served import Served
+from people.realtime.tables import CYCLES
+from rl_code.config import named, read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.protocol import stop_ids
-from rl_code.files import write_atomically
-from rl_code.read_config import ConfigError
-from rl_code.realtime import tables
-from rl_code.realtime.api import PARTS
-from rl_code.realtime.ledger import Ledger
-from rl_code.realtime.served import Served
-from rl_code.realtime.tables import CYCLES
+from rl_code.host.files import write_atomically
 
 FLAGS = absl_flags.FLAGS
 # Seconds that the program may take to start: a warm start, and programs to compile.

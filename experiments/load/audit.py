@@ -14,11 +14,11 @@ import sqlalchemy
 from sqlalchemy import Row, select
 
 from models.tokenizer import Tokenizer
-from rl_code import checkpoint
-from rl_code.checkpoint_record import CheckpointError
-from rl_code.feedback.tables import ANSWERS, EVENTS, TRAINING_SETS, USES
-from rl_code.realtime.ledger import Ledger
-from rl_code.realtime.tables import CYCLES, EDGES, VERSIONS
+from people.feedback.tables import ANSWERS, EVENTS, TRAINING_SETS, USES
+from people.realtime.ledger import Ledger
+from people.realtime.tables import CYCLES, EDGES, VERSIONS
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.record import CheckpointError
 
 # How many examples a problem names.
 _NAMED = 3

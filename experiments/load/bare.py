@@ -8,9 +8,9 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
+from people.serving.service import TASK, Served
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.serving.service import TASK, Served
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,12 @@ from sqlalchemy import select
 from experiments.load.audit import read_journal
 from experiments.load.bare import Bare
 from experiments.load.clients import Clients
-from rl_code.feedback.tables import ANSWERS
-from rl_code.realtime.versions import Versions
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
-from rl_code.serving.of_run import make_engine, make_scheduler
-from rl_code.stop import StopRequest
+from people.feedback.tables import ANSWERS
+from people.realtime.versions import Versions
+from people.serving.of_run import make_engine, make_scheduler
+from rl_code.host.stop import StopRequest
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
 
 # Prompts that the engine alone is given, again and again.
 _PROMPTS = 2_000

@@ -23,11 +23,11 @@ import uuid
 from pathlib import Path
 from typing import Any, TextIO
 
-from rl_code.people.at_work import Hole, events_of
-from rl_code.people.client import Client, ServerRefused, Suggestion
-from rl_code.people.crowd import CrowdConfig, holes_of
-from rl_code.people.fit import embedded
-from rl_code.people.programmer import NAMED, Programmer
+from people.simulated.at_work import Hole, events_of
+from people.simulated.client import Client, ServerRefused, Suggestion
+from people.simulated.crowd import CrowdConfig, holes_of
+from people.simulated.fit import embedded
+from people.simulated.programmer import NAMED, Programmer
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Texts to complete, which all clients share: making them takes longer than completing them.

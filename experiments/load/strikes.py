@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.load.postgres import Server
 from experiments.load.program import Program
-from rl_code.realtime.ledger import Ledger
+from people.realtime.ledger import Ledger
 
 # What can be struck: the program while it trains, while it does anything else, the database, and
 # the program at any moment of its life, even while it starts.

@@ -22,8 +22,8 @@ from experiments.tab import held_out
 from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
-from rl_code.run_config import meshes
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run.config import meshes
+from rl_code.run.workdir import CONFIG_FILE
 
 _COMPARED = absl_flags.DEFINE_integer("compared", COMPARED, "Repositories.", 2)
 _TASKS_EACH = absl_flags.DEFINE_integer("tasks_each", TASKS, "Tasks of each repository.", 1)

@@ -18,7 +18,6 @@ import functools
 import random
 from collections.abc import Sequence
 
-from rl_code.lines import split_lines
 from rl_code.tasks.operations import NUMBERS, Failure
 from rl_code.tasks.programs import (
     Program,
@@ -31,6 +30,7 @@ from rl_code.tasks.programs import (
     words_of,
 )
 from rl_code.tasks.repositories import Function, Place, alternatives, program_of, with_step
+from rl_code.text.lines import split_lines
 from rl_code.types import Case, Task, Tests
 
 # A function that tasks ask about calls through at least so many functions, itself included, and no

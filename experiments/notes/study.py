@@ -17,7 +17,7 @@ from experiments.tab.held_out import SEED, fill
 from models.transformer import Transformer
 from rl_code.environment.notes import with_notes
 from rl_code.rollout.note_book import notes_after
-from rl_code.run import Run
+from rl_code.run.run import Run
 from rl_code.types import Group
 
 VARIANTS = ("without notes", "with notes")

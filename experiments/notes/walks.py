@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from experiments.notes.repositories import Line, Repository, note
+from rl_code.config.named import Named
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Match
 from rl_code.environment.tools.grep import describe as describe_found
 from rl_code.environment.tools.read_file import shown
-from rl_code.lines import split_lines
-from rl_code.named import Named
+from rl_code.text.lines import split_lines
 from rl_code.types import Task, ToolCall, ToolResult
 
 _PROTOCOL = Compact()

@@ -18,7 +18,7 @@ from configs.organisations import ORGANISATIONS
 from experiments.organisations import isolation, report
 from launch import command, flags
 from rl_code.recording import kept_config
-from rl_code.run_config import meshes
+from rl_code.run.config import meshes
 from sweeps import DONE
 
 _HOLES = absl_flags.DEFINE_integer("holes", 96, "Held-out holes of each organisation.", 2)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from experiments.tab.asked import Asked
+from people.simulated.programmer import NAMED
 from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.people.programmer import NAMED
 from rl_code.tasks import infill
 from rl_code.tasks.source import Source
 from rl_code.tasks.stream import Stream

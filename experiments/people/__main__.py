@@ -17,8 +17,8 @@ from absl import flags as absl_flags
 
 from experiments.people import report, study
 from launch import command
-from rl_code.people import telemetry
-from rl_code.people.fit import Fit
+from people.simulated import telemetry
+from people.simulated.fit import Fit
 
 _DATA = absl_flags.DEFINE_string("data", "", "Folder of copilot_sessions.jsonl.")
 _RESULTS = absl_flags.DEFINE_string("results", "runs/people", "Folder of the table and the figure.")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from experiments.report import Estimate, resampled
-from rl_code.people.fit import Acceptance, Parts, Survival, Timing
-from rl_code.people.telemetry import Decision, by_person
+from people.simulated.fit import Acceptance, Parts, Survival, Timing
+from people.simulated.telemetry import Decision, by_person
 
 # Share of each person's decisions, the first ones, that the split by time trains on.
 EARLIER = 0.7

@@ -18,8 +18,8 @@ import rich.console
 from experiments.recall.report import accuracies, draw
 from experiments.recall.study import RecallExperiment, run_method
 from launch import flags
-from rl_code import read_config
-from rl_code.stop import StopRequest
+from rl_code.config import read_config
+from rl_code.host.stop import StopRequest
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:

@@ -27,15 +27,15 @@ from experiments.recall.rows import RecallConfig, recall_rows
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import Transformer
-from rl_code.checkpoint import Checkpoints
-from rl_code.files import write_atomically
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config.named import Named, make
+from rl_code.config.read_config import ConfigError
+from rl_code.host.files import write_atomically
+from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.supervised_batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
-from rl_code.metric_writers import MetricLog
-from rl_code.named import Named, make
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
-from rl_code.stop import Stopped, StopRequest
+from rl_code.metrics.progress import Progress
+from rl_code.metrics.writers import MetricLog
 
 RESULT = "recall.json"
 # What the rows of an evaluation are drawn by, apart from those of training.

@@ -22,7 +22,7 @@ class Judged:
       text cannot be known.
     """
 
-    # The judges: keys of ``rl_code.people.programmer.NAMED``. The rest is as for ``Asked``.
+    # The judges: keys of ``people.simulated.programmer.NAMED``. The rest is as for ``Asked``.
     habits: tuple[str, ...]
     people: int = 64
     seed: int = 0

@@ -10,7 +10,7 @@ import rich.table
 
 from experiments.report import student, table
 from rl_code.evaluation.passk import LEVEL
-from rl_code.metrics import read_metrics
+from rl_code.metrics.values import read_metrics
 
 # Share of the steps, the last ones, that are averaged.
 _LAST = 0.25

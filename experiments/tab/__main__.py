@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments.tab import report
 from launch import command
-from rl_code.workdir import STORE
+from rl_code.run.workdir import STORE
 
 
 def main(argv: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Decision of a simulated programmer about the suggestion of an episode, and the reward for it.
 
-It is paid as people's decisions are (``rl_code.feedback.rewards.tab``).
+It is paid as people's decisions are (``people.feedback.rewards.tab``).
 
 How good people take a match to be, and how lenient they are, is calibrated on the suggestions of
 the model after its warm start: of these the programmers as recorded accept the recorded share
@@ -15,11 +15,11 @@ import hashlib
 import json
 from pathlib import Path
 
+from people.feedback.rewards.tab import Tab
+from people.simulated.fit import embedded
+from people.simulated.programmer import NAMED, Programmer, Reading
 from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.tools.suggest import around
-from rl_code.feedback.rewards.tab import Tab
-from rl_code.people.fit import embedded
-from rl_code.people.programmer import NAMED, Programmer, Reading
 from rl_code.types import Task, Trajectory
 
 # What is paid, and above which chance of acceptance showing pays.
@@ -48,7 +48,7 @@ def suggested(trajectory: Trajectory) -> str:
 class Asked:
     """A signal: 0.75 for an accepted suggestion, -0.25 for a rejected one, 0 for none."""
 
-    # Which simulator: a key of ``rl_code.people.programmer.NAMED``.
+    # Which simulator: a key of ``people.simulated.programmer.NAMED``.
     habits: str = "recorded"
     # How many different persons there are; each task is one person's.
     people: int = 64

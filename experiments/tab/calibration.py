@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import brentq
 
 from experiments.tab.asked import suggested
+from people.simulated.fit import embedded
+from people.simulated.programmer import NAMED, Programmer, Reading, match
 from rl_code.environment.tools.suggest import around
-from rl_code.people.fit import embedded
-from rl_code.people.programmer import NAMED, Programmer, Reading, match
 from rl_code.types import Group, Task
 
 # Of 799 recorded decisions, 270 are acceptances (docs/results/people.md).

@@ -21,14 +21,14 @@ from experiments.report import AFTER, BEFORE, Estimate, band, figure, resampled,
 from experiments.tab import held_out
 from models.lora import trained
 from models.transformer import Transformer
-from rl_code import named
+from rl_code.config import named
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.objective import Denominators
 from rl_code.learner.update import accumulate, loss_share, split, used
-from rl_code.run import Run
-from rl_code.run_sections import TrainConfig
+from rl_code.run.run import Run
+from rl_code.run.sections import TrainConfig
 from rl_code.types import Group
 
 SETS = 3

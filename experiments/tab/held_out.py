@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 
 from models.transformer import Transformer
-from rl_code.named import Named
+from rl_code.config.named import Named
 from rl_code.recording import kept_config
-from rl_code.run import Run
+from rl_code.run.run import Run
 from rl_code.tasks.api import find_source
 from rl_code.types import Group, Task
 

@@ -11,7 +11,7 @@ import rich.table
 
 from experiments.report import band, figure, spread, table
 from experiments.runs import finished
-from rl_code.metrics import read_metrics
+from rl_code.metrics.values import read_metrics
 
 _REWARD = "reward/total"
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float64
 
-from rl_code.feedback.records import AnswerRecord, Event
-from rl_code.feedback.rewards.answered import answered
-from rl_code.feedback.rewards.combine import FeedbackReward, FeedbackRewardConfig, make_reward
-from rl_code.named import Named
+from people.feedback.records import AnswerRecord, Event
+from people.feedback.rewards.answered import answered
+from people.feedback.rewards.combine import FeedbackReward, FeedbackRewardConfig, make_reward
+from rl_code.config.named import Named
 from rl_code.rewards.combine import SignalConfig
 
 # Seconds after the acceptance at which it is looked at again.

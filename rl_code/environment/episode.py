@@ -20,8 +20,8 @@ from absl import logging
 
 from models.marks import unquote
 from models.tokenizer import Tokenizer
-from rl_code.documents import DocumentsConfig
 from rl_code.environment.calls import Calls
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_work

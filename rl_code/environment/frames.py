@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from models.tokenizer import Tokenizer
-from rl_code.documents import DocumentsConfig
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import encode, prompt_parts, result_parts
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.sub_agent import answer_of

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from models.marks import Marks
 from models.tokenizer import Tokenizer
-from rl_code.documents import OUTSIDE, DocumentsConfig, place
+from rl_code.environment.documents import OUTSIDE, DocumentsConfig, place
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolResult

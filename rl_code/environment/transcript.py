@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from models.tokenizer import Tokenizer
-from rl_code.documents import OUTSIDE, PADDING
+from rl_code.environment.documents import OUTSIDE, PADDING
 from rl_code.types import Context, ToolCall, ToolResult, Turn
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from rl_code.config.read_config import ConfigError, at_least
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
-from rl_code.read_config import ConfigError, at_least
 
 METRICS = "eval/"
 

@@ -29,7 +29,7 @@ from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation.suite import FOLDER
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Context, Group, Limits, Task, ToolCall, Trajectory, Turn
 

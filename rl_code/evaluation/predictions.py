@@ -16,7 +16,7 @@ from absl import logging
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.snapshot import File, Snapshot
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 from rl_code.tasks.patches import Scratch
 from rl_code.tasks.worlds import git_folder
 from rl_code.types import Task

@@ -22,7 +22,7 @@ import rich.table
 
 from rl_code.environment.finished import CHEATS, Usage
 from rl_code.evaluation.passk import Interval, mean_interval, pass_at_k
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 from rl_code.types import Group, Trajectory
 
 FOLDER = "evaluations"

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rl_code import named, read_config
-from rl_code.named import Named
-from rl_code.read_config import ConfigError, at_least
+from rl_code.config import named, read_config
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError, at_least
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Limits, Task

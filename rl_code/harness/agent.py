@@ -1,6 +1,6 @@
 """Interface of an agent of others: a program that asks a model for messages, and acts on them.
 
-A harness starts one for each episode. It asks through the endpoint (``rl_code.serving``), which
+A harness starts one for each episode. It asks through the endpoint (``people.serving``), which
 samples and records. Its commands run in the episode's sandbox: it sends them to ``/v1/execute``.
 The program itself runs beside the sandbox, on this machine, so it must be one that you trust; what
 the model says reaches no shell but the sandbox's.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.harness.agent import Agent
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 
 # An agent is imported when a config names it.
 HARNESSES = {

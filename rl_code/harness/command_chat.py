@@ -12,7 +12,7 @@ import functools
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 
 # A config, and with it a template, may come from anybody.
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)

@@ -33,13 +33,13 @@ from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.tools.api import PROVOKED
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.harness.agent import Ending, HarnessError, Job
+from rl_code.harness.endpoint.answers import Accepted, Answer, Pending
+from rl_code.harness.endpoint.chat_text import ChatText
+from rl_code.harness.endpoint.fields import ApiError, refuse, unknown_model
+from rl_code.harness.endpoint.requests import ChatRequest
+from rl_code.harness.endpoint.session import Session, Step
+from rl_code.harness.endpoint.stops import stopping
 from rl_code.harness.harness import Harness
-from rl_code.serving.answers import Accepted, Answer, Pending
-from rl_code.serving.chat_text import ChatText
-from rl_code.serving.fields import ApiError, refuse, unknown_model
-from rl_code.serving.requests import ChatRequest
-from rl_code.serving.session import Session, Step
-from rl_code.serving.stops import stopping
 from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.

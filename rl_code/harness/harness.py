@@ -6,7 +6,7 @@ import secrets
 import threading
 
 from rl_code.harness.agent import Agent, Host
-from rl_code.serving.endpoint import Client, Endpoint
+from rl_code.harness.endpoint.endpoint import Client, Endpoint
 
 # The name under which agents ask for the policy.
 MODEL = "policy"

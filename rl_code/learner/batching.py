@@ -17,14 +17,14 @@ import jax
 import numpy as np
 
 from pallas_kernels.tokens import Tokens, packed_rows
-from rl_code.documents import DocumentsConfig
+from rl_code.config.read_config import follows
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.learner import picks
 from rl_code.learner.advantages import Credit
 from rl_code.learner.batch import Batch
 from rl_code.learner.examples import Example, examples_of
 from rl_code.learner.prefix_tree import Piece, RowWriter, share
 from rl_code.learner.row_slots import Slots, cut_documents
-from rl_code.read_config import follows
 from rl_code.types import Group
 
 
@@ -33,7 +33,7 @@ class PackConfig:
     """Shapes of a batch, and how old its tokens may be.
 
     In a run, ``rows``, ``slots`` and ``targets`` that are None follow from the limits of an episode
-    and the size of a group (``rl_code.derive``).
+    and the size of a group (``rl_code.run.derive``).
     """
 
     # Rows of a batch. They are filled from the first on. The update skips micro-batches whose rows

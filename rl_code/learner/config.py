@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_code.config.named import Named, make
+from rl_code.config.read_config import at_least, follows
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
-from rl_code.named import Named, make
-from rl_code.read_config import at_least, follows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl_code.documents import (
+from rl_code.environment.documents import (
     OUTSIDE,
     PADDING,
     DocumentsConfig,

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from models.transformer import Transformer
-from rl_code import named
+from rl_code.config import named
 from rl_code.learner import picks
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack

@@ -26,7 +26,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import follows
 from rl_code.learner.losses import (
     LOSSES,
     MOST_LOG_RATIO,
@@ -37,8 +39,6 @@ from rl_code.learner.losses import (
     per_trajectory,
     ratio,
 )
-from rl_code.named import Named
-from rl_code.read_config import follows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pallas_kernels.tokens import Tokens
-from rl_code.documents import rope_positions, seen_as
+from rl_code.environment.documents import rope_positions, seen_as
 from rl_code.learner.row_slots import Slots
 
 

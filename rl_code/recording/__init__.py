@@ -12,7 +12,6 @@
     hunks.py                  the runs of lines in which two sets of files differ
     kept_config.py            the config that a run keeps in its workdir
 
-Each builds the parts of the recorded run (``rl_code.run.Run``), so nothing that a run is made of
-may import this folder. What makes the record is elsewhere: ``rl_code/store/``,
-``rl_code/checkpoint.py``, ``rl_code/record_keeper.py``, ``rl_code/lineage.py``.
+Each builds the parts of the recorded run (``rl_code.run.run.Run``). What makes the record is
+elsewhere: ``rl_code/store/``, ``rl_code/checkpoint/``, ``rl_code/run/lineage.py``.
 """

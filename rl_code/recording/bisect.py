@@ -14,15 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rl_code import checkpoint, checkpoint_record, lineage, provenance, read_config, sft
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
+from rl_code import sft
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint import record as checkpoint_record
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.metrics.progress import Progress
 from rl_code.recording import kept_config, trajectory_difference
+from rl_code.run import lineage, provenance
+from rl_code.run.workdir import STORE
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
-from rl_code.workdir import STORE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,36 +26,31 @@ from typing import Any
 import jax
 
 from models.transformer import abstract_model
-from rl_code import (
-    arrays,
-    checkpoint,
-    checkpoint_record,
-    lineage,
-    origin,
-    provenance,
-    read_config,
-    sft,
-)
-from rl_code.checkpoint import Checkpoints
+from rl_code import sft
+from rl_code.checkpoint import arrays, checkpoint
+from rl_code.checkpoint import record as checkpoint_record
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import suite
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 from rl_code.learner.update import TrainState, abstract_state, init_state
-from rl_code.lineage import Fork
-from rl_code.metric_writers import JsonLines, MetricLog, TensorBoard
-from rl_code.metrics import METRICS_FILE, read_metrics
-from rl_code.progress import Progress
-from rl_code.read_config import ConfigError
+from rl_code.metrics.progress import Progress
+from rl_code.metrics.values import METRICS_FILE, read_metrics
+from rl_code.metrics.writers import JsonLines, MetricLog, TensorBoard
 from rl_code.recording import fork_changes, fork_position, kept_config
 from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run import lineage, origin, provenance
+from rl_code.run.config import RunConfig
+from rl_code.run.lineage import Fork
+from rl_code.run.run import Run
+from rl_code.run.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Shared, link_tree, share
 from rl_code.store.store import GroupStore
 from rl_code.tasks import cache
 from rl_code.weights.stored_publisher import StoredPublisher
-from rl_code.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_code import lineage, read_config
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import MAY_CHANGE
 from rl_code.store.sharing import Reach
-from rl_code.workdir import MAY_CHANGE
 
 # Keys that a fork cannot change: the recorded state and the recorded tokens are of this model.
 _FIXED = {

@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import checkpoint, checkpoint_record, lineage, read_config
-from rl_code.checkpoint_record import Record, folder_of
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint import record as checkpoint_record
+from rl_code.checkpoint.record import Record, folder_of
+from rl_code.config import read_config
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.schedule import make_schedule
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Reach
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.tasks.order import Shuffled
-from rl_code.workdir import STORE
 
 # So far a task is looked for in the order of tasks.
 _MOST_LEFT_OUT = 1000

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 
 from rl_code.environment.sandbox.disposable import bounded
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 # CPU seconds of one comparison.
 _CPU_S = 20.0

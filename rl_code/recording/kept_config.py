@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_code import derive, read_config, trust
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
-from rl_code.workdir import CONFIG_FILE
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.run import derive, trust
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import CONFIG_FILE
 
 
 def read(workdir: Path) -> RunConfig:

@@ -10,18 +10,19 @@ import jax
 from absl import logging
 
 from models.transformer import Transformer
-from rl_code import checkpoint, sft
+from rl_code import sft
+from rl_code.checkpoint import checkpoint
 from rl_code.learner.update import init_state
-from rl_code.progress import Progress
+from rl_code.metrics.progress import Progress
 from rl_code.recording.replay_training import on_record, replay
-from rl_code.run import Run
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import UnreadableError, Version
-from rl_code.workdir import STORE
 
 _READ_S = 600.0  # in which a stored version must be read
 

@@ -13,17 +13,20 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rl_code import checkpoint, lineage, read_config, sft
+from rl_code import sft
+from rl_code.checkpoint import checkpoint
+from rl_code.config import read_config
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import MAY_CHANGE, STORE
 from rl_code.store.errors import StoreError
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
-from rl_code.workdir import MAY_CHANGE, STORE
 
 
 @dataclasses.dataclass(frozen=True)

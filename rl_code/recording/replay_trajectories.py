@@ -10,19 +10,19 @@ from typing import Literal
 
 import jax
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.recording import trajectory_difference
 from rl_code.recording.recorded_versions import RecordedVersions
 from rl_code.recording.replay_training import on_record
 from rl_code.recording.trajectory_difference import Difference
 from rl_code.rollout.again import sample_again, versions_of
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import ACTOR, STORE
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.types import Trajectory
-from rl_code.workdir import ACTOR, STORE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suites.applied import solved
-from rl_code.lines import split_lines
 from rl_code.redteam.ground import GRADERS, LIMITS, task
 from rl_code.redteam.trial import Outcome
 from rl_code.tasks import generated, humaneval, mbpp, repositories
+from rl_code.text.lines import split_lines
 from rl_code.types import Suite, Task, Tests, World
 
 _FILE = "tests/test_values.py"

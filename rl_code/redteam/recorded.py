@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.files import make_private
+from rl_code.host.files import make_private
 from rl_code.redteam.ground import LIMITS
 from rl_code.redteam.trial import Outcome, earned, work_of
 from rl_code.tasks import records

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from rl_code import read_config
+from rl_code.config import read_config
 from rl_code.environment.finished import FinishedEpisode, Grade, Usage
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import File, SandboxPool

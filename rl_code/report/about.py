@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import lineage, provenance
+from rl_code.run import lineage, provenance
+from rl_code.run.workdir import CONFIG_FILE, STORE
 from rl_code.store import steps as steps_lib
 from rl_code.store import usage
 from rl_code.store.errors import StoreError
 from rl_code.store.reader import RecordReader
-from rl_code.workdir import CONFIG_FILE, STORE
 
 
 def names(runs: Sequence[Path]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_code.metrics import read_metrics
+from rl_code.metrics.values import read_metrics
 
 # Title, whether values are fractions, and which metrics a chart shows. A metric belongs to the
 # first that matches; those that match none are shown under "Everything else".

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _MOST_LINES = 200
 # CPU seconds of one difference.

@@ -21,8 +21,8 @@ import numpy as np
 
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.files import write_atomically
-from rl_code.metrics import read_metrics
+from rl_code.host.files import write_atomically
+from rl_code.metrics.values import read_metrics
 from rl_code.report import about
 from rl_code.report.curves import curves, with_actors
 from rl_code.report.evaluations import by_step, by_suite, paired, signed, suites

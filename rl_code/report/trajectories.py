@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.report.edits import with_diffs
-from rl_code.trajectory_log import (
+from rl_code.run.trajectory_log import (
     evaluation_names,
     read_evaluation,
     read_trajectories,

@@ -18,12 +18,12 @@ from typing import Any
 
 from absl import logging
 
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.finished import FinishedEpisode, Rewarder
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.tools.text import cut_middle
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
@@ -188,7 +188,7 @@ def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[Act
 
 
 def find_reward(config: RewardConfig) -> Rewarder:
-    """What pays an episode: ``combine`` of the active signals. Raises ConfigError as
+    """Function that pays an episode: ``combine`` of the active signals. Raises ConfigError as
     ``find_signals``.
     """
     return functools.partial(combine, signals=find_signals(config))

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 # Diagnostics that count: errors and warnings of pycodestyle but the length of lines, pyflakes,
 # bugbear, pylint's errors and warnings. And complexity, which is read from its diagnostic.

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 # Work whose change has more than this times the words of the reference's earns nothing; its ratio

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.finished import FinishedEpisode
-from rl_code.read_config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 
-from rl_code.lines import split_lines
 from rl_code.rewards.disguise import disguised
 from rl_code.tasks.makers import mutations
+from rl_code.text.lines import split_lines
 
 # Characters of a file whose lines are looked at.
 _LONGEST = 100_000

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from attention.picks import narrowest
-from rl_code.read_config import follows
+from rl_code.config.read_config import follows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class EngineConfig:
     """Shapes of the engine. Every number is per shard of rows: there is one shard for each device
     along the mesh axes ``data`` and ``fsdp``.
 
-    In a run, the fields that are None follow from the limits of an episode (``rl_code.derive``).
+    In a run, fields that are None follow from the limits of an episode (``rl_code.run.derive``).
     """
 
     # Rows that are decoded together, one episode in each.

@@ -12,8 +12,8 @@ from typing import Protocol
 import jax
 from absl import logging
 
+from rl_code.host.stop import StopRequest
 from rl_code.rollout.actor import Actor, ActorStats
-from rl_code.stop import StopRequest
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_code.documents import OUTSIDE
+from rl_code.environment.documents import OUTSIDE
 from rl_code.environment.episode import Episode
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.spans import Span

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention.cache.tables import Runs
 from pallas_kernels.tokens import TAIL
-from rl_code.documents import OUTSIDE, PADDING
+from rl_code.environment.documents import OUTSIDE, PADDING
 from rl_code.rollout.engine_config import EngineConfig
 
 
@@ -35,7 +35,7 @@ class Run:
 
 
 class ContextRuns:
-    """The runs of a context, by the rule of ``rl_code.documents``, and what its pages hold.
+    """Runs of a context, by the rule of ``environment.documents``, and the content of its pages.
 
     config: of the engine, in a run with documents.
     """

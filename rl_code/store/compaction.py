@@ -21,7 +21,7 @@ from pathlib import Path
 
 from absl import logging
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.store import group_records, shards
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError, explain

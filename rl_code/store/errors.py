@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_code import files
+from rl_code.host import files
 
 
 class StoreError(RuntimeError):

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.store import group_records
 from rl_code.store.errors import explain
 from rl_code.store.processes import ProcessId

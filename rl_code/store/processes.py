@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.store.errors import explain
 from rl_code.store.sealed import seal
 

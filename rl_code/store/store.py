@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.store import group_records
 from rl_code.store import missing as missing_lib
 from rl_code.store import steps as steps_lib

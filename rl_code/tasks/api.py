@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rl_code import named
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.tasks.source import Source
 
 # A source is imported when a config names it.

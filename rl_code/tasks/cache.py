@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_code.files import PARTIAL, replace
+from rl_code.host.files import PARTIAL, replace
 
 # Cases whose expected values references gave (``differential``).
 DIFFERENTIAL = "differential.json"

@@ -18,7 +18,7 @@ import tokenize
 import warnings
 from collections.abc import Sequence
 
-from rl_code import python_source
+from rl_code.text import python_source
 from rl_code.types import Task
 
 _STOP_WORDS = frozenset(

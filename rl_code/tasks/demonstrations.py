@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from models.marks import Marks
-from rl_code.documents import DocumentsConfig
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import Part, prompt_parts, result_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.infill import Infill
@@ -108,7 +108,7 @@ class Segment:
     text: str
     # True if the agent writes it.
     sampled: bool
-    # True if it is a document (``rl_code.documents``).
+    # True if it is a document (``rl_code.environment.documents``).
     document: bool = False
     # True if it may be learned. False for mistakes of the agent, which stand there for what
     # follows from it.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from absl import logging
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.types import Task
 
 # After so many tasks in a row that do not fit, a source without an end counts as one without any.

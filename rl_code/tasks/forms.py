@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any, Literal
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 Form = Literal["raw", "chat", "agent"]
 PATH = "solution.py"

@@ -29,7 +29,6 @@ from typing import Any, ClassVar
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
-from rl_code.lines import split_lines
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
@@ -37,6 +36,7 @@ from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import NoTask, read_text
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.tasks.worlds import Places
+from rl_code.text.lines import split_lines
 from rl_code.types import Suite, Task, Tests, World
 
 TESTS = "harbor_tests"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.lines import split_lines
 from rl_code.tasks.forms import PATH, Form, present
 from rl_code.tasks.row_files import Read, each_task, malformed, parse_python, readable
 from rl_code.tasks.source import SourceOfRows
+from rl_code.text.lines import split_lines
 from rl_code.types import Task, Tests
 
 _FIELDS = {

@@ -6,7 +6,7 @@ better answer is to suggest nothing. The
 functions are those of ``generated``, with the same splits, so held-out holes are in functions that
 compose other operations than those trained on.
 
-The tasks have no tests. What a suggestion is worth is decided by a person (``rl_code.people``).
+The tasks have no tests. What a suggestion is worth is decided by a person (``people.simulated``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.lines import split_lines
 from rl_code.tasks import generated
 from rl_code.tasks.generated import Generated
 from rl_code.tasks.operations import OPERATIONS
 from rl_code.tasks.programs import Program, describe, source, wrong_version
 from rl_code.tasks.stream import Stream
+from rl_code.text.lines import split_lines
 from rl_code.types import Task, Tests
 
 SOURCE = "infill"

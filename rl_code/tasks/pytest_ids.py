@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from rl_code import python_source
+from rl_code.text import python_source
 
 
 class UnknownIds(ValueError):

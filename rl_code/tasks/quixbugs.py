@@ -22,11 +22,11 @@ from typing import Any
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.lines import split_lines
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import NoTask, SourceOfWorlds, read_text, store_of
 from rl_code.tasks.worlds import NoWorld, Places
+from rl_code.text.lines import split_lines
 from rl_code.types import Suite, Task, Tests, World
 
 _PROGRAMS = "python_programs"

@@ -33,7 +33,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_code.lines import split_lines
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
 from rl_code.tasks.programs import (
     SPLITS,
@@ -47,6 +46,7 @@ from rl_code.tasks.programs import (
     split_of,
 )
 from rl_code.tasks.repository_past import Changed, draw
+from rl_code.text.lines import split_lines
 from rl_code.types import Case, Task, Tests
 
 # What may be wrong: an operation of a line, or the name in a call.

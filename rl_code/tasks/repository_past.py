@@ -17,7 +17,7 @@ from rl_code.environment.layers.commits import Commit
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import WORKSPACE
 from rl_code.environment.tools.history import short_blame
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 from rl_code.types import Layer, Task, World
 
 

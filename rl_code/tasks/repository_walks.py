@@ -34,11 +34,11 @@ import random
 from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
-from rl_code.lines import split_lines
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, body, describe_inward, evaluate, words_of
 from rl_code.tasks.repositories import alternatives
 from rl_code.tasks.repository_past import changed_in
+from rl_code.text.lines import split_lines
 from rl_code.types import Case, Limits, Task
 
 # Of ``task.meta["source"]``.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from rl_code import python_source
 from rl_code.environment.sandbox.errors import SandboxFault
+from rl_code.text import python_source
 from rl_code.types import Task
 
 _SHOWN = 80

@@ -22,7 +22,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from rl_code import python_source
 from rl_code.environment.layers.repository import RepositoryError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -40,6 +39,7 @@ from rl_code.tasks.worlds import (
     over_image,
     repository_layer,
 )
+from rl_code.text import python_source
 from rl_code.types import Suite, Task, Tests
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from models.marks import encodable_all
-from rl_code.lines import split_lines
 from rl_code.tasks.row_files import check_columns, malformed
+from rl_code.text.lines import split_lines
 
 # Columns of an R2E-Gym row that others do not have.
 _R2E = {

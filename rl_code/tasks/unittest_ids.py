@@ -19,8 +19,8 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from rl_code import python_source
 from rl_code.tasks.source import NoTask
+from rl_code.text import python_source
 
 _ID = re.compile(r"(\w+) \((\w+(?:\.\w+)+)\)")
 # Where runners import modules from, as prefixes of paths.

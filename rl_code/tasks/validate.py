@@ -25,7 +25,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suite_grader import SuiteError, passes
 from rl_code.environment.suites.applied import deleted, solved
 from rl_code.environment.tools.text import one_line
-from rl_code.files import write_atomically
+from rl_code.host.files import write_atomically
 from rl_code.store.serialization import dumps
 from rl_code.tasks.guards import Guards, guards_of, some
 from rl_code.tasks.source import FAULT, NoTask, Refusal

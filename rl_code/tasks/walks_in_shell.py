@@ -16,7 +16,6 @@ from rl_code.environment.parts import Part
 from rl_code.environment.protocols.compact import Compact
 from rl_code.harness.agent import text_of
 from rl_code.harness.command_chat import CommandChat
-from rl_code.lines import split_lines
 from rl_code.tasks.repository_walks import (
     Change,
     Message,
@@ -26,6 +25,7 @@ from rl_code.tasks.repository_walks import (
     Submit,
     lines_with,
 )
+from rl_code.text.lines import split_lines
 from rl_code.types import Limits, Task
 
 # What the endpoint writes conversations in.

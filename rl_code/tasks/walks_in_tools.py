@@ -16,7 +16,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from models.marks import Marks
-from rl_code.documents import DocumentsConfig
+from rl_code.config.named import Named
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import Part, prompt_parts, result_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.search.index import Chunk, Index, make_chunks
@@ -37,8 +38,6 @@ from rl_code.environment.tools.semantic_search import describe as describe_piece
 from rl_code.environment.tools.terminal import described
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
-from rl_code.lines import split_lines
-from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.repository_past import blame
 from rl_code.tasks.repository_walks import (
@@ -54,6 +53,7 @@ from rl_code.tasks.repository_walks import (
     misnamed_line,
 )
 from rl_code.tasks.walks_in_shell import command_of
+from rl_code.text.lines import split_lines
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Those of a tokenizer that is trained on walks.

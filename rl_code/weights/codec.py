@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import tensorstore
 
-from rl_code.arrays import any_mesh
-from rl_code.checksums import unsigned
+from rl_code.checkpoint.arrays import any_mesh
+from rl_code.checkpoint.checksums import unsigned
 from rl_code.weights import sparse
 from rl_code.weights.layout import Box, assemble, overlap, own_parts, to_slices, wanted_parts
 from rl_code.weights.waiting import Deadline

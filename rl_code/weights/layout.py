@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from models.model_config import ModelConfig
 from models.quantised import Kind
 from models.transformer import Transformer, abstract_model, cast
-from rl_code import arrays
-from rl_code.arrays import any_mesh
+from rl_code.checkpoint import arrays
+from rl_code.checkpoint.arrays import any_mesh
 
 # A part of an array: (start, stop) along each axis.
 Box = tuple[tuple[int, int], ...]

@@ -15,7 +15,7 @@ import time
 import jax
 
 from models.transformer import Transformer
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from rl_code.weights.layout import detached
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber

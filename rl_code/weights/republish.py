@@ -20,7 +20,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.weights.version_records import encode, number_of, read_json, record_path
 from rl_code.weights.versions import WeightError
 from rl_code.weights.waiting import Deadline

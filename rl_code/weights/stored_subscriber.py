@@ -16,7 +16,7 @@ import jax
 from absl import logging
 
 from models.transformer import Transformer
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from rl_code.weights import codec, republish, version_records
 from rl_code.weights.version_records import Route, VersionRecord
 from rl_code.weights.versions import (

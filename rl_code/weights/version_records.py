@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.weights.versions import Version, WeightError
 
 FOLDER = "weights"  # in the workdir

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self
 
 import jax
 
-from rl_code.checksums import checksums
+from rl_code.checkpoint.checksums import checksums
 
 
 class WeightError(RuntimeError):

@@ -15,7 +15,7 @@ from cluster.ray_placing import RayError, Wanted, needs
 from cluster.ray_role import End, RoleProcess, silence
 from cluster.restarts import QUICK, Restarts
 from launch import on_ray
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.store.heartbeat import Observer
 from rl_code.store.processes import StoreProcess
 

@@ -26,9 +26,9 @@ from cluster import render as cluster_render
 from cluster.render import ROLES, Job, networks, render
 from configs import faults
 from launch import cluster as launch_cluster
-from rl_code import read_config
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from rl_code.run.config import RunConfig
 from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]

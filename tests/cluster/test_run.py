@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cluster.render import Job, render
-from rl_code.metrics import read_metrics
+from rl_code.metrics.values import read_metrics
+from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
-from rl_code.workdir import STORE
 from tests import programs
 from tests import slurm as slurm_lib
 from tests.rl_code.repeatable import repeatable

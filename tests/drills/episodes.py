@@ -8,14 +8,14 @@ from typing import Any
 
 from configs import quickstart
 from models.tokenizer import Tokenizer
+from rl_code.config.read_config import build
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.read_config import build
 from rl_code.rewards.combine import find_reward
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.types import Case, Limits, Task, Tests, Trajectory
 
 LIMITS = Limits(turns=6, tokens=6000, turn_tokens=1000, test_runs=3, command_s=20.0)

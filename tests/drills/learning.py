@@ -9,10 +9,10 @@ import jax
 import numpy as np
 
 from configs import quickstart
+from rl_code.config.read_config import build
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
-from rl_code.read_config import build
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.types import Group, ToolCall, Turn
 from tests.rl_code.learner.conftest import make_group, make_toy, make_trajectory
 

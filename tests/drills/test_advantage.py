@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
-from rl_code.read_config import ConfigError
 from tests.drills.learning import configured, one_step, sampled_group
 
 ADVANTAGE = dict(name="my_lab.advantages:BlameMalformed", penalty=0.2)

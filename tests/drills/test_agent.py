@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.harness.api import find_agent
 from rl_code.harness.harness import Harness
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from tests.drills.episodes import TASK
 from tests.rl_code.harness.chats import agent_episode, say
 

@@ -13,9 +13,9 @@ import pytest
 from configs import quickstart
 from models.families import PRESETS
 from models.paged import model_cache
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build, complete
-from rl_code.run_config import RunConfig
+from rl_code.config.read_config import ConfigError, build, complete
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
 from rl_code.train import train
 from tests.attention import properties
 from tests.attention.cache.model import PAGE

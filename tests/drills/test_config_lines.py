@@ -8,8 +8,8 @@ import textwrap
 import pytest
 
 from configs import quickstart
-from rl_code import read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig
 from tests.drills.conftest import PAGE
 
 SECTIONS = re.split(r"^## (.*)$", PAGE.read_text(), flags=re.MULTILINE)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.losses import PPO, LossTerms
-from rl_code.read_config import ConfigError
 from tests.drills.learning import configured, one_step, sampled_group
 
 NAME = "my_lab.losses:DualClip"

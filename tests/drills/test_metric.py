@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from configs import quickstart
-from rl_code.metric_writers import MetricLog
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build
-from rl_code.run_config import RunConfig
-from rl_code.step_metrics import episode_metrics, extra_metrics
+from rl_code.config.read_config import ConfigError, build
+from rl_code.metrics.values import read_metrics
+from rl_code.metrics.writers import MetricLog
+from rl_code.run.config import RunConfig
+from rl_code.run.step_metrics import episode_metrics, extra_metrics
 from rl_code.train import _score
-from tests.rl_code.test_metrics import _group
+from tests.rl_code.metrics.test_metrics import _group
 
 
 def configured(**metrics) -> RunConfig:

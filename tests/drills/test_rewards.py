@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from tests.drills.episodes import SUBMIT, TASK, configured, player, write
 
 SHORT = "def f(x):\n    return 2 * x\n"

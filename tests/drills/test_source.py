@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.tasks.api import find_source
 from rl_code.types import Case
 from tests.drills.episodes import SUBMIT, answers, configured, player, write

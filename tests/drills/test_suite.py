@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from rl_code import read_config
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation.suite import from_groups
 from rl_code.evaluation.suites import SUITES, SuiteConfig
-from rl_code.read_config import ConfigError
 from rl_code.rollout.sampling import SamplingConfig
-from rl_code.run import Run
+from rl_code.run.run import Run
 from rl_code.types import Group
 from tests.drills.episodes import LIMITS, SUBMIT, configured, write
 

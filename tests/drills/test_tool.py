@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.tools.api import find_tools
-from rl_code.read_config import ConfigError
 from tests.drills.episodes import SUBMIT, TASK, answers, configured, player
 
 SEARCH = dict(name="my_lab.tools:Search", most=1)

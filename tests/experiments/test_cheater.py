@@ -18,15 +18,16 @@ from experiments.cheater.demonstrations import EXPLOIT, Lined, Shown, with_line
 from experiments.cheater.metrics import Cheating
 from experiments.cheater.weak_tests import weak_tests
 from models.families import PRESETS
-from rl_code import read_config, sft
+from rl_code import sft
+from rl_code.config import read_config
+from rl_code.config.named import Named
 from rl_code.environment.finished import FinishedEpisode, Grade
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.metrics import read_metrics
-from rl_code.named import Named
+from rl_code.metrics.values import read_metrics
 from rl_code.rewards.combine import combine, find_signals
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import generate

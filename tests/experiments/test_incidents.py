@@ -15,16 +15,17 @@ from experiments.incidents.broken_calls import BrokenCalls, Credited
 from experiments.incidents.questions import Edited, Questions
 from experiments.incidents.tasks import FromWords
 from models.families import PRESETS
-from rl_code import read_config, sft
+from rl_code import sft
+from rl_code.config import read_config
+from rl_code.config.named import Named
 from rl_code.environment.finished import Grade
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.ask import ANSWER, Ask
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.learner.advantages import group_advantages
-from rl_code.metrics import read_metrics
-from rl_code.named import Named
-from rl_code.run_config import RunConfig
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.programs import split_of
 from rl_code.train import train

@@ -19,10 +19,10 @@ from experiments.load.audit import Audit, Told, check_cycles, check_record
 from experiments.load.program import Life
 from experiments.load.report import life_of, measured
 from experiments.load.strikes import Strikes
-from rl_code.feedback.store import FeedbackStore
-from rl_code.feedback.tables import ANSWERS, EVENTS
-from rl_code.realtime.ledger import Ledger
-from tests.rl_code.feedback.people import answer, event
+from people.feedback.store import FeedbackStore
+from people.feedback.tables import ANSWERS, EVENTS
+from people.realtime.ledger import Ledger
+from tests.people.feedback.people import answer, event
 
 ROOT = Path(__file__).resolve().parents[2]
 

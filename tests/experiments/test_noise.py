@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.tab import gradients as noise
+from rl_code.config.named import Named
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig
-from rl_code.named import Named
-from rl_code.run_sections import TrainConfig
+from rl_code.run.sections import TrainConfig
 from tests.rl_code.learner.conftest import make_groups, make_toy
 from tests.rl_code.learner.steps import OPTIMIZER
 

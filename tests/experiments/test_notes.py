@@ -20,7 +20,8 @@ from experiments.notes.walks import played
 from experiments.tab import held_out
 from models.families import PRESETS
 from models.tokenizer import Tokenizer
-from rl_code import read_config, sft
+from rl_code import sft
+from rl_code.config import read_config
 from rl_code.environment.episode import Episode
 from rl_code.environment.grading import grade_work
 from rl_code.environment.notes import with_notes
@@ -29,7 +30,7 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.rewards.combine import find_reward
 from rl_code.rollout.note_book import notes_after
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group, Limits
 from tests.models.small import narrow_preset

@@ -18,10 +18,10 @@ from attention.methods.window import Window
 from configs import recall as config
 from experiments.recall import study
 from experiments.recall.study import RecallExperiment, RecallMethod, Stage, run_method
-from rl_code import read_config
-from rl_code.metrics import read_metrics
-from rl_code.named import Named
-from rl_code.stop import Stopped, StopRequest
+from rl_code.config import read_config
+from rl_code.config.named import Named
+from rl_code.host.stop import Stopped, StopRequest
+from rl_code.metrics.values import read_metrics
 
 
 @pytest.fixture(scope="module")

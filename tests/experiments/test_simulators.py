@@ -11,9 +11,10 @@ from experiments.simulators import __main__ as command
 from experiments.simulators.judged import Judged
 from experiments.tab.asked import Asked
 from models.families import PRESETS
-from rl_code import read_config, sft
-from rl_code.metrics import read_metrics
-from rl_code.run_config import RunConfig
+from rl_code import sft
+from rl_code.config import read_config
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
 from rl_code.train import train
 from rl_code.types import Group
 from sweeps import DONE

@@ -10,10 +10,10 @@ from experiments.tab import report
 from experiments.tab.asked import Asked, calibrated, suggested
 from experiments.tab.metrics import Shown, Tab, shown
 from models.tokenizer import Tokenizer
+from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
 from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks import infill
 from rl_code.types import Group, Limits

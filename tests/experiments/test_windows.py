@@ -9,7 +9,7 @@ import pytest
 from configs import windows as config
 from experiments.tab import stale as windows
 from experiments.tab.windows.__main__ import main
-from rl_code.metrics import METRICS_FILE
+from rl_code.metrics.values import METRICS_FILE
 from sweeps import DONE
 from sweeps.runs import plan
 

@@ -12,12 +12,12 @@ import rich.console
 from configs import faults, own_model, quickstart
 from launch import dry_run, flags
 from models.transformer import parameter_count
-from rl_code.dry_run import Plan, tool_tokens
+from rl_code.config.named import Named
+from rl_code.config.read_config import build
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.tools.api import TOOLS, find_tools, offered
-from rl_code.named import Named
-from rl_code.read_config import build
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.dry_run import Plan, tool_tokens
 from rl_code.types import Task, Tests
 
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from launch.faults import consumed, held
+from rl_code.run.workdir import STORE
 from rl_code.store.audit import check
 from rl_code.store.store import GroupStore
-from rl_code.workdir import STORE
 from tests import programs
 
 STEPS = 10

@@ -14,7 +14,7 @@ import pytest
 import launch
 from launch import __main__ as launch_main
 from launch import endings, flags
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 
 
 def of_system(number: int, name: str | None = "runs/a/x") -> OSError:

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 from configs import quickstart
 from launch import evaluate
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from tests import programs
 from tests.rl_code.tasks import projects
 

@@ -15,13 +15,13 @@ from absl.testing import flagsaver
 
 from configs import repositories
 from launch import evaluate, evaluate_endpoint
+from rl_code.config.read_config import ConfigError, build
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.endpoint import EndpointError, Server
-from rl_code.read_config import ConfigError, build
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
+from tests.people.serving.conftest import served  # noqa: F401
 from tests.rl_code.harness.chats import mini_python, minimal
-from tests.rl_code.serving.conftest import served  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

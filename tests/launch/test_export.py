@@ -29,11 +29,11 @@ from models.padding import pad, pad_config
 from models.sharding import MESHES, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer, abstract_model
-from rl_code import origin
-from rl_code.checkpoint import Checkpoints
-from rl_code.read_config import ConfigError, build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config.read_config import ConfigError, build
+from rl_code.run import origin
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
 from tests import programs
 from tests.models.small import small_config
 from tests.models.test_huggingface import GOLDEN, NAMES, assert_same, logits, random_model

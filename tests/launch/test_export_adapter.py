@@ -22,15 +22,15 @@ from models.lora import LoRA, trained, with_trained
 from models.sharding import MESHES, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code import origin
-from rl_code.checkpoint import Checkpoints
-from rl_code.read_config import ConfigError, build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config.read_config import ConfigError, build
+from rl_code.run import origin
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
 from tests.launch.test_export import SPECIAL, needs_transformers
 from tests.models.small import narrow_preset
 from tests.models.test_huggingface import GOLDEN, assert_same, logits
-from tests.rl_code.test_run_with_picks import settings_of
+from tests.rl_code.run.test_run_with_picks import settings_of
 
 NAME = "llama_tied"
 LORA = LoRA(rank=2, alpha=5.0, targets=("q_proj", "o_proj", "down_proj"))

@@ -12,8 +12,8 @@ import pytest
 
 from configs import quickstart
 from launch import command, flags, train
-from rl_code import read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +29,9 @@ def get_config(arg=""):
 SCRIPT = """
 import json, os, sys
 from launch import flags
-from rl_code.checkpoint import CheckpointError
-from rl_code.read_config import ConfigError
-from rl_code.stop import Stopped
+from rl_code.checkpoint.checkpoint import CheckpointError
+from rl_code.config.read_config import ConfigError
+from rl_code.host.stop import Stopped
 
 def main(config, workdir):
     if config.steps == 100:

@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy
 
 from launch import forget, serve
-from rl_code.feedback.identity import load_secret, user_key
-from rl_code.feedback.store import FeedbackStore
-from rl_code.feedback.tables import METADATA
-from rl_code.realtime import tables
-from rl_code.realtime.ledger import Ledger
-from tests.rl_code.feedback.people import answer, event
+from people.feedback.identity import load_secret, user_key
+from people.feedback.store import FeedbackStore
+from people.feedback.tables import METADATA
+from people.realtime import tables
+from people.realtime.ledger import Ledger
+from tests.people.feedback.people import answer, event
 
 KEY = "sk-ann"
 

@@ -17,19 +17,19 @@ import rich.console
 import sqlalchemy
 
 from launch import export_sessions, make_case, make_suite, realtime
-from rl_code import read_config
-from rl_code.feedback import database
-from rl_code.feedback.outcomes import Selection
-from rl_code.feedback.records import Event
-from rl_code.feedback.store import FeedbackStore
-from rl_code.read_config import ConfigError
-from rl_code.realtime import tables
-from rl_code.realtime.cycle import Cycle, Notice
-from rl_code.realtime.dashboard import Dashboard
-from rl_code.realtime.ledger import Ledger
-from rl_code.realtime.rehearsal import FileFleet
-from rl_code.realtime.tables import ALARMS
-from tests.rl_code.realtime.test_cases import ROW, answer, written
+from people.feedback import database
+from people.feedback.outcomes import Selection
+from people.feedback.records import Event
+from people.feedback.store import FeedbackStore
+from people.realtime import tables
+from people.realtime.cycle import Cycle, Notice
+from people.realtime.dashboard import Dashboard
+from people.realtime.ledger import Ledger
+from people.realtime.rehearsal import FileFleet
+from people.realtime.tables import ALARMS
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
+from tests.people.realtime.test_cases import ROW, answer, written
 
 
 def config(database: str | None = None) -> realtime.RealtimeConfig:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.feedback.store import FeedbackStore
-from rl_code.realtime.ledger import Ledger
-from rl_code.realtime.tables import CYCLES, EDGES, VERSIONS
+from people.feedback.store import FeedbackStore
+from people.realtime.ledger import Ledger
+from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from tests import programs
 
 

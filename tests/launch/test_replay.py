@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from launch import replay
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ import openai
 import pytest
 
 from launch import serve
-from rl_code.feedback.identity import AnswerIds, load_secret, user_key
-from rl_code.feedback.store import FeedbackStore
-from rl_code.files import write_atomically
+from people.feedback.identity import AnswerIds, load_secret, user_key
+from people.feedback.store import FeedbackStore
+from rl_code.host.files import write_atomically
 from tests import programs
-from tests.rl_code.editor.test_server import ask, change, talk
-from tests.rl_code.feedback.people import answer
+from tests.people.editor.test_server import ask, change, talk
+from tests.people.feedback.people import answer
 
 PATIENCE_S = 300.0
 

@@ -13,14 +13,14 @@ import pytest
 from launch.serve_models import Source, load_adapters, load_also, make_router
 from models.families import PRESETS
 from models.lora import LoRA, trained, with_trained
-from rl_code.checkpoint import Checkpoints
-from rl_code.read_config import ConfigError, build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
-from rl_code.serving.models import Models
-from rl_code.serving.router import Shares, Thompson
+from people.serving.models import Models
+from people.serving.router import Shares, Thompson
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config.read_config import ConfigError, build
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
 from tests.models.small import narrow_preset
-from tests.rl_code.test_run_with_picks import settings_of
+from tests.rl_code.run.test_run_with_picks import settings_of
 
 ADAPTERS = LoRA(rank=2, alpha=5.0, targets=("q_proj", "o_proj"))
 

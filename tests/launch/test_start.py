@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from configs import quickstart
-from rl_code.read_config import ConfigError, build
-from rl_code.run_config import RunConfig
+from rl_code.config.read_config import ConfigError, build
+from rl_code.run.config import RunConfig
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train
 

@@ -11,8 +11,9 @@ import pytest
 
 from launch import __main__ as launch_main
 from launch import usage
-from rl_code import derive, read_config
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.run import derive
+from rl_code.run.config import RunConfig
 from tests import programs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from models import families
 from models.families import FAMILIES, PRESETS
 from models.transformer import parameter_count
 from rl_code.environment.protocols.api import PROTOCOLS
-from rl_code.run_sections import ModelSpec
+from rl_code.run.sections import ModelSpec
 
 MINE = dataclasses.replace(PRESETS["tiny"], num_layers=2)
 

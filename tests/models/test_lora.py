@@ -19,7 +19,7 @@ from models.lora import TARGETS, LoRA, merged, trained
 from models.model_config import MoE
 from models.transformer import Transformer
 from pallas_kernels.tokens import sequences
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from tests.models.small import VOCABULARY, small_config, small_model
 
 ADAPTERS = LoRA(rank=3, alpha=2.0)

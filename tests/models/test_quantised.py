@@ -20,7 +20,7 @@ from models.quantised import DTYPES, MATRICES, scale_name
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer, abstract_model, cast
 from pallas_kernels.tokens import sequences
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from tests.models.small import VOCABULARY, small_config, small_model
 from tests.models.test_lora import moved
 

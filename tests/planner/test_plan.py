@@ -18,9 +18,9 @@ from planner import arithmetic, compiled, table
 from planner.arithmetic import Job
 from planner.collectives import Kind
 from planner.targets import TARGETS
-from rl_code import read_config
-from rl_code.read_config import build
-from rl_code.run_config import RunConfig
+from rl_code.config import read_config
+from rl_code.config.read_config import build
+from rl_code.run.config import RunConfig
 from tests import programs
 from tests.models.small import small_config
 

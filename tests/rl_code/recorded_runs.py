@@ -16,17 +16,17 @@ import pytest
 
 from configs import quickstart
 from models.families import PRESETS
+from rl_code.config.read_config import build
 from rl_code.learner import learner as learner_lib
 from rl_code.learner.learner import Learner
-from rl_code.metrics import read_metrics
-from rl_code.read_config import build
+from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import Replayed, replay
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store import group_records
 from rl_code.store.store import GroupStore
 from rl_code.types import Group
-from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.repeatable import repeatable
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rl_code import read_config
+from rl_code.config import read_config
 from rl_code.environment.finished import Rewarder
 from rl_code.rewards.combine import ActiveSignal, RewardConfig, combine, find_signals
 
@@ -17,5 +17,5 @@ def signals(*sections: str | dict[str, Any]) -> tuple[ActiveSignal, ...]:
 
 
 def rewarder(*sections: str | dict[str, Any]) -> Rewarder:
-    """What pays an episode, by these signals."""
+    """Function that pays an episode by these signals."""
     return functools.partial(combine, signals=signals(*sections))

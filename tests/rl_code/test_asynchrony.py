@@ -13,17 +13,17 @@ import pytest
 
 from configs import asynchrony
 from models.families import PRESETS
+from rl_code.config.read_config import build
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suite import load_all
-from rl_code.metrics import read_metrics
-from rl_code.read_config import build
+from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import replay
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
-from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 
 pytestmark = pytest.mark.usefixtures("traced_once")

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rl_code import checkpoint
+from rl_code.checkpoint import checkpoint
+from rl_code.config.read_config import build
 from rl_code.learner.update import init_state
-from rl_code.metrics import read_metrics
-from rl_code.read_config import build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
-from rl_code.trajectory_log import read_trajectories
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.trajectory_log import read_trajectories
 from tests import programs
 from tests.rl_code.repeatable import repeatable
 

@@ -19,11 +19,11 @@ import jax
 import pytest
 
 from configs import quickstart
-from rl_code.read_config import build
+from rl_code.config.read_config import build
 from rl_code.recording import fork_position
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.schedule import Schedule
 from rl_code.store import audit
 from rl_code.store import store as store_lib

@@ -10,9 +10,9 @@ import pytest
 
 from models.sharding import MeshConfig
 from pallas_kernels.tokens import TAIL
-from rl_code.documents import DocumentsConfig
-from rl_code.read_config import ConfigError
-from rl_code.run_sections import SftConfig
+from rl_code.config.read_config import ConfigError
+from rl_code.environment.documents import DocumentsConfig
+from rl_code.run.sections import SftConfig
 from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
 

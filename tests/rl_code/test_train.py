@@ -8,13 +8,13 @@ import types
 import pytest
 
 from configs import quickstart
-from rl_code import read_config
 from rl_code import train as train_lib
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult, load_all
 from rl_code.learner.optimizer import learning_rate
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
-from rl_code.workdir import check, own
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import check, own
 
 
 def test_a_suite_is_played_again_when_a_finished_run_was_trained_further(tmp_path, capsys):

@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
+from rl_code.run.trajectory_log import read_trajectories
 from rl_code.store import serialization
-from rl_code.trajectory_log import read_trajectories
 from rl_code.types import Context, Turn
 from tests.rl_code.learner.conftest import make_group, make_trajectory
 from tests.rl_code.trajectories import read_with, record_step

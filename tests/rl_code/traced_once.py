@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 
-from rl_code import run as run_lib
 from rl_code import sft
 from rl_code.learner import learner as learner_lib
+from rl_code.run import run as run_lib
 
 # (module, name there) -> the maker in its place.
 MAKERS = {

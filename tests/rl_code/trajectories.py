@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import trajectory_log
+from rl_code.run import trajectory_log
+from rl_code.run.trajectory_log import Decode, Words
+from rl_code.run.workdir import STORE
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.trajectory_log import Decode, Words
 from rl_code.types import Group, Trajectory
-from rl_code.workdir import STORE
 
 
 def with_context(trajectory: Trajectory, index: int = 0, **changes: Any) -> Trajectory:

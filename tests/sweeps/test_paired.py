@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from rl_code import checkpoint_record, lineage, read_config
+from rl_code.checkpoint import record as checkpoint_record
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import CONFIG_FILE
 from sweeps import fork, paired, running
 from sweeps import runs as sweep_runs
 from tests import sweep_programs

@@ -19,8 +19,8 @@ import pytest
 import rich.console
 from matplotlib import figure
 
+from rl_code.config.read_config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.read_config import ConfigError
 from sweeps import figure as sweep_figure
 from sweeps import running, table
 from sweeps import runs as sweep_runs

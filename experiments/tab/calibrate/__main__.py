@@ -20,8 +20,8 @@ from experiments.tab.calibration import RECORDED, reading, shown_by
 from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
-from rl_code.run_config import meshes
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run.config import meshes
+from rl_code.run.workdir import CONFIG_FILE
 
 _READING = absl_flags.DEFINE_string("reading", str(CALIBRATED), "The file that is written.")
 

@@ -21,8 +21,8 @@ from experiments.tab.gradients import SETS, draw, measure, scales
 from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
-from rl_code.run_config import meshes
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run.config import meshes
+from rl_code.run.workdir import CONFIG_FILE
 
 _GROUPS = absl_flags.DEFINE_integer("groups", 64, "Groups of each of the three sets.", 2)
 

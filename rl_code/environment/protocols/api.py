@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from models.families import FAMILIES
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 
 
 def _of_family(name: str) -> Protocol:

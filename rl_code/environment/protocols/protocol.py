@@ -97,7 +97,7 @@ class Protocol:
         opening: bool,
     ) -> str:
         """Any conversation as text, as ``models.chat.render`` takes it: what others send through
-        the endpoint (``rl_code.serving``). opening: whether the assistant's next message is opened.
+        the endpoint (``people.serving``). opening: whether the assistant's next message is opened.
 
         Raises ValueError for one that the protocol has no place for.
         """

@@ -23,7 +23,7 @@ from rl_code.environment.sandbox.programs import ProgramsLost
 from rl_code.environment.search import parse
 from rl_code.environment.servers.companion import Companion, CompanionConfig
 from rl_code.environment.servers.stream import Stream, StreamEnded
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 # Characters of the longest file that is parsed. Seconds that a parser may take for one, and to
 # start.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 if TYPE_CHECKING:
     from wordllama.inference import WordLlamaInference

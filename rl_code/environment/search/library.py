@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from rl_code.config.read_config import to_dict
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, folders_of, texts
 from rl_code.environment.search.chunks import PARSED, Parser
 from rl_code.environment.search.index import Chunk, Index, make_chunks
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.read_config import to_dict
 from rl_code.types import World
 
 # Chunks and characters of one index, and of the files of one world.

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _TABLE = re.compile(r"\s*\[\[?\s*(?:\"([^\"]*)\"|'([^']*)'|([\w-]+))")
 

@@ -16,12 +16,12 @@ import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 
-from rl_code import python_source
 from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import other_values
 from rl_code.environment.suites.rows import Row, part_of, table_of
 from rl_code.environment.suites.sites import tail_of
 from rl_code.environment.suites.source import Site, Source
+from rl_code.text import python_source
 
 # The id of the row in a table of one.
 LABEL = "row"

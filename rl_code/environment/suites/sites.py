@@ -26,11 +26,11 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from rl_code import python_source
 from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import is_literal, other_values
 from rl_code.environment.suites.source import Site, Source
 from rl_code.environment.suites.unlike import unlike
+from rl_code.text import python_source
 
 # Calls after which a test may end without having failed, or fails where no exception says so.
 _LEAVES = {"exit", "subTest", "fail"}

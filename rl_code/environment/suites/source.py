@@ -9,8 +9,8 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from rl_code import python_source
 from rl_code.environment.suites.alike import TOKEN
+from rl_code.text import python_source
 
 
 @dataclasses.dataclass(frozen=True)

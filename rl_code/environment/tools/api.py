@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from models.marks import encodable
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.tool import Result, Tool, check_arguments
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.types import Task, ToolCall, ToolResult, Turn
 
 # A tool is imported when a config names it.

@@ -10,7 +10,7 @@ from rl_code.environment.tools.read_file import unreadable
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
-from rl_code.lines import common_ending, with_endings
+from rl_code.text.lines import common_ending, with_endings
 
 _WORDS = Words("edit", below={"old": "old text", "new": "new text"})
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _WIDTH = 60
 _VERBOSE_WIDTH = 200

@@ -12,7 +12,7 @@ from rl_code.environment.tools.read_file import unreadable, with_numbers
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _WIDTH = 400
 _VERBOSE_WIDTH = 8000

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _WIDTH = 400
 _VERBOSE_WIDTH = 16000

@@ -10,7 +10,7 @@ from rl_code.environment.tools.read_file import unreadable
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
-from rl_code.lines import common_ending, ending, split_lines, with_endings
+from rl_code.text.lines import common_ending, ending, split_lines, with_endings
 
 LINES = {
     "path": {"type": "string", "description": "Path relative to the workspace."},

@@ -16,7 +16,7 @@ from rl_code.environment.servers.companion import deadline_of
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 _WIDTH = 80
 _LONGEST = 400

@@ -67,7 +67,7 @@ class Tool:
     runs_commands: ClassVar[bool] = False
     # True if the result of a call is a document where the config has documents: a text that stands
     # for itself, as a file does. Its tokens are then encoded without seeing the rest of the context
-    # (``rl_code.documents``), and once for all episodes that read the same.
+    # (``rl_code.environment.documents``), and once for all episodes that read the same.
     documents: ClassVar[bool] = False
     # True if a call changes the notes that later episodes read (``environment.notes``).
     notes: ClassVar[bool] = False

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
-from rl_code.lines import split_lines
+from rl_code.text.lines import split_lines
 
 
 def write(path: str, text: str, workspace: Workspace, done: str) -> Result:

@@ -10,11 +10,11 @@ import ast
 import random
 from collections.abc import Iterator
 
-from rl_code.lines import split_lines
 from rl_code.tasks.makers import mutations, testfiles
 from rl_code.tasks.makers.candidate import Candidate, Change
 from rl_code.tasks.makers.package import Package
 from rl_code.tasks.makers.survey import Function, Survey
+from rl_code.text.lines import split_lines
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rl_code.lines import split_lines
 from rl_code.tasks.makers.survey import Function
+from rl_code.text.lines import split_lines
 
 
 @dataclasses.dataclass(frozen=True)

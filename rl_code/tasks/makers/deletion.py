@@ -11,11 +11,11 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 
-from rl_code.lines import split_lines
 from rl_code.tasks.makers import testfiles
 from rl_code.tasks.makers.candidate import Candidate, Change
 from rl_code.tasks.makers.package import Package
 from rl_code.tasks.makers.survey import Function, Survey
+from rl_code.text.lines import split_lines
 
 # Statements of a body, besides its docstring, from which a function is worth writing, and lines
 # beyond which a function or class is too much.

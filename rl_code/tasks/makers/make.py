@@ -19,13 +19,13 @@ from typing import Any
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.lines import split_lines
 from rl_code.tasks.makers import bugs, deletion, package
 from rl_code.tasks.makers.candidate import Candidate
 from rl_code.tasks.makers.package import Package, PackageError, Pin
 from rl_code.tasks.makers.runs import Runner
 from rl_code.tasks.makers.survey import Survey, survey
 from rl_code.tasks.makers.validate import NO_IMPORT, validate
+from rl_code.text.lines import split_lines
 from rl_code.types import World
 
 # Candidates that are validated at a time.

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rl_code import python_source
-from rl_code.lines import split_lines
+from rl_code.text import python_source
+from rl_code.text.lines import split_lines
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

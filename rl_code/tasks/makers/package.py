@@ -24,10 +24,10 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from rl_code import python_source
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES, WORKSPACE
-from rl_code.lines import split_lines
+from rl_code.text import python_source
+from rl_code.text.lines import split_lines
 from rl_code.types import Layer, World
 
 # The pins of the packages that tasks are made from, and of what runs their tests.

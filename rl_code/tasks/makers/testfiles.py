@@ -11,8 +11,8 @@ import builtins
 import functools
 from collections.abc import Iterator
 
-from rl_code import python_source
-from rl_code.lines import split_lines
+from rl_code.text import python_source
+from rl_code.text.lines import split_lines
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)

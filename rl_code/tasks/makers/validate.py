@@ -19,12 +19,12 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rl_code.lines import split_lines
 from rl_code.tasks.makers import testfiles, words
 from rl_code.tasks.makers.candidate import Candidate, broken
 from rl_code.tasks.makers.package import Package
 from rl_code.tasks.makers.runs import Job, Outcome, Runner
 from rl_code.tasks.makers.survey import TestFunction, test_files
+from rl_code.text.lines import split_lines
 
 # Why a candidate is no task.
 NO_IMPORT = "the package or its tests cannot be imported"

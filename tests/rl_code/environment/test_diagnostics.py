@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.layers import folder as folder_layer
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.config import SandboxConfig
@@ -14,8 +16,6 @@ from rl_code.environment.servers.language_server import Diagnostic
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.diagnostics import describe
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.types import Layer, ToolCall, World
 
 FILES = {

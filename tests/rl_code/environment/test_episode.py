@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from models.chat import render
 from models.tokenizer import Tokenizer
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import DEFAULT, TOOLS, find_tools
-from rl_code.named import Named
 from rl_code.types import Limits, Task, ToolCall, Trajectory
 from tests.rl_code.signals import rewarder
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from configs import quickstart
 from models.tokenizer import Tokenizer
+from rl_code.config.read_config import ConfigError, build
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.tool import Result, Tool, function_schema
-from rl_code.read_config import ConfigError, build
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.types import Limits
 from tests.rl_code.signals import rewarder
 

@@ -14,12 +14,12 @@ import pytest
 
 from configs import quickstart
 from models.tokenizer import Tokenizer
-from rl_code import read_config
+from rl_code.config import read_config
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import generate

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -22,8 +24,6 @@ from rl_code.environment.tools import mcp
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.mcp import Mcp
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.types import Task, ToolCall
 
 # A server by hand, with two pages of tools, which asks its client something in the middle of a call.

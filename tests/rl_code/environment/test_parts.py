@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from models.marks import Marks
 from models.own_template import OwnTemplate
-from rl_code.documents import OUTSIDE, PADDING, DocumentsConfig
+from rl_code.config.named import Named
+from rl_code.environment.documents import OUTSIDE, PADDING, DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import (
     check_documents,
@@ -25,7 +26,6 @@ from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import TOOLS as TOOLS_BY_NAME
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
 from rl_code.types import Limits, ToolResult
 from tests.rl_code.signals import rewarder
 

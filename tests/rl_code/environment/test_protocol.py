@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models.chat import render, render_tool_results
 from models.marks import Marks, unquote
 from models.own_template import OwnTemplate
+from rl_code.config.named import Named
 from rl_code.environment.parts import result_parts
 from rl_code.environment.protocols import reading
 from rl_code.environment.protocols.api import PROTOCOLS
@@ -23,7 +24,6 @@ from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.protocol import stop_ids, stop_length
 from rl_code.environment.protocols.tags import read_functions
 from rl_code.environment.tools.api import check, find_tools
-from rl_code.named import Named
 from rl_code.types import Task, ToolCall, ToolResult
 
 ALL = find_tools()

@@ -12,7 +12,7 @@ from models.chat import render
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.tools.schema import TYPES, Arguments, unknown_types
 from rl_code.environment.tools.tool import function_schema
-from rl_code.serving.chat_text import ChatText
+from rl_code.harness.endpoint.chat_text import ChatText
 from tests.rl_code.harness.chats import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()

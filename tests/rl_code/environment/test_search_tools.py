@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.config.named import Named
 from rl_code.environment.layers import repository as repository_layer
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
@@ -17,7 +18,6 @@ from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import File, SandboxPool
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
 from rl_code.types import Layer, Task, Tests, ToolCall, World
 
 FILES = {

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.layers import folder as folder_layer
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
@@ -26,9 +28,7 @@ from rl_code.environment.search.library import Library, NotReady
 from rl_code.environment.servers.stream import StreamEnded
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.lines import split_lines
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
+from rl_code.text.lines import split_lines
 from rl_code.types import Layer, ToolCall, World
 
 CART = '''"""What a customer pays."""

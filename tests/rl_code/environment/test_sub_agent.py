@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.store import serialization
 from rl_code.types import Group
 from tests.rl_code.signals import rewarder

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.config.named import Named
 from rl_code.environment.servers.stream import Stream
 from rl_code.environment.tools import try_lines
 from rl_code.environment.tools.api import check, execute, find_tools
@@ -19,7 +20,6 @@ from rl_code.environment.tools.run_tests import describe, failed_case, failed_co
 from rl_code.environment.tools.text import cut_middle, one_line, show
 from rl_code.environment.tools.tool import Result, Tool, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
-from rl_code.named import Named
 from rl_code.types import Case, Tests, ToolCall
 
 ALL = find_tools()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_code import named, read_config
+from rl_code.config import named, read_config
 from rl_code.evaluation.contamination import Overlap, overlaps, without
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig

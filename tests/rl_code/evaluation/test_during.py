@@ -12,19 +12,19 @@ import types
 import pytest
 
 from configs import quickstart
-from rl_code import checkpoint
+from rl_code.checkpoint import checkpoint
+from rl_code.config.read_config import ConfigError, build
 from rl_code.evaluation import during
 from rl_code.evaluation.suite import SuiteResult, TaskResult, load_all
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
-from rl_code.workdir import STORE
 from tests.rl_code.recorded_runs import (
     STEPS,
     deterministic,

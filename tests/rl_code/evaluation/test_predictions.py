@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from models.tokenizer import Tokenizer
+from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import File
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation.predictions import Predictions, patch_of
-from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits, Task
 from tests.rl_code.signals import rewarder

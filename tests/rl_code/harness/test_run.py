@@ -10,17 +10,17 @@ import pytest
 
 from configs import quickstart
 from models.families import PRESETS
+from rl_code.config.read_config import ConfigError, build
 from rl_code.harness.agent import HarnessError
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build
+from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import replay
 from rl_code.recording.replay_trajectories import find, play_again
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.trajectory_log import read_trajectories
+from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
 from rl_code.train import train
-from rl_code.trajectory_log import read_trajectories
-from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.harness.chats import MINIMAL
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from configs import verifiers as config_file
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError, build
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
 from rl_code.harness.verifiers import Verifiers
-from rl_code.metrics import read_metrics
-from rl_code.named import Named
-from rl_code.read_config import ConfigError, build
-from rl_code.run_config import RunConfig
+from rl_code.metrics.values import read_metrics
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train

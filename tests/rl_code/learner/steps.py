@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rl_code.config.named import Named
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import OptimizerConfig, init_state, make_update
-from rl_code.named import Named
 
 PACK = PackConfig(32, 40, 32, 0, False)
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.3}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code import named
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import ADVANTAGES, GRPO, DrGRPO, group_advantages, per_turn
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.types import Reward, Turn
 from tests.rl_code.learner.conftest import make_group, make_trajectory
 

@@ -13,10 +13,10 @@ from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
 from planner.kernel_programs import changed
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.update import abstract_state, init_state
-from rl_code.read_config import ConfigError
-from rl_code.run_config import check_rows
+from rl_code.run.config import check_rows
 from tests.models.small import small_config
 from tests.rl_code.learner.conftest import METHODS
 from tests.rl_code.learner.steps import (

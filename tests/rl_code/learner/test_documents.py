@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention.blocks import aligned, entries
-from rl_code.documents import PADDING, DocumentsConfig, place, rope_positions, seen_as
+from rl_code.environment.documents import PADDING, DocumentsConfig, place, rope_positions, seen_as
 from rl_code.learner.batching import PackConfig, empty_batch, pack, tokens_of
 from rl_code.learner.logprobs import batch_logprobs, target_logprobs
 from rl_code.learner.row_slots import cut_documents

@@ -20,11 +20,11 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings, partitio
 from models.transformer import abstract_model
 from pallas_kernels.tokens import Tokens
 from planner.collectives import Kind, sent_bytes
-from rl_code import checkpoint
-from rl_code.checkpoint import Checkpoints
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.update import abstract_state, init_state
-from rl_code.metrics import CompilationCounter
+from rl_code.metrics.values import CompilationCounter
 from tests.models.small import small_config
 from tests.rl_code.learner.steps import (
     LOSS,

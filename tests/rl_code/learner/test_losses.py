@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_code.config.named import Named
 from rl_code.learner.losses import LOSSES, per_trajectory
 from rl_code.learner.objective import (
     AGGREGATIONS,
@@ -22,7 +23,6 @@ from rl_code.learner.objective import (
     policy_loss,
     policy_metrics,
 )
-from rl_code.named import Named
 
 # Two rows: trajectory 0 has three tokens, 1 has one, 2 has two; then padding (trajectory 3).
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)

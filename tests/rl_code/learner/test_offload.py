@@ -16,14 +16,14 @@ from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import abstract_model
 from pallas_kernels.tokens import sequences
-from rl_code import checkpoint
-from rl_code.checkpoint import Checkpoints
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import Checkpoints
+from rl_code.config.read_config import ConfigError, build
 from rl_code.learner import offload
 from rl_code.learner.update import abstract_state, init_state
-from rl_code.metrics import CompilationCounter
-from rl_code.read_config import ConfigError, build
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.metrics.values import CompilationCounter
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
 from tests.rl_code.learner.steps import (
     LOSS,
     OPTIMIZER,

@@ -17,7 +17,7 @@ from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.two_phase import make_two_phase_logprobs, make_two_phase_update, residual_bytes
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import init_state, make_token_logprobs
-from rl_code.metrics import CompilationCounter
+from rl_code.metrics.values import CompilationCounter
 from tests.rl_code.learner.steps import (
     LOSS,
     ONE,

@@ -29,7 +29,7 @@ from rl_code.learner.update import (
     make_token_logprobs,
     supervised_loss,
 )
-from rl_code.metrics import CompilationCounter
+from rl_code.metrics.values import CompilationCounter
 from tests.models.small import small_config
 from tests.rl_code.learner import steps
 from tests.rl_code.learner.steps import (

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from launch.bisect import tell
-from rl_code import provenance
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.recording.bisect import compare
+from rl_code.run import provenance
+from rl_code.run.workdir import STORE
 from rl_code.store.steps import step_folder
 from rl_code.train import train
-from rl_code.workdir import STORE
 from tests import programs
 from tests.rl_code.recorded_runs import STEPS, change_token, make_config
 from tests.rl_code.recording.test_fork import changed, make_fork

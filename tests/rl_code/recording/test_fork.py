@@ -14,25 +14,27 @@ from pathlib import Path
 import jax
 import pytest
 
-from rl_code import checkpoint, lineage, read_config
+from rl_code.checkpoint import checkpoint
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError
-from rl_code.record_keeper import RecordConfig
+from rl_code.metrics.values import read_metrics
 from rl_code.recording import fork as fork_lib
 from rl_code.recording.fork import fork
 from rl_code.recording.replay_training import same_bits
 from rl_code.report import about
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
+from rl_code.run import lineage
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
 from rl_code.store import audit
 from rl_code.store.errors import ConsumedOtherwise
+from rl_code.store.record_keeper import RecordConfig
 from rl_code.store.store import GroupStore
 from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.train import train
 from rl_code.weights.versions import OtherBits
-from rl_code.workdir import STORE
 from tests.rl_code.recorded_runs import (
     STEPS,
     deterministic,

@@ -6,11 +6,11 @@ import ml_collections
 import pytest
 
 from configs import asynchrony, quickstart
-from rl_code import read_config
-from rl_code.read_config import ConfigError
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.recording import kept_config
-from rl_code.run_config import RunConfig
-from rl_code.workdir import CONFIG_FILE
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import CONFIG_FILE
 
 
 @pytest.mark.parametrize("module", [quickstart, asynchrony])

@@ -19,19 +19,20 @@ from absl import flags
 from absl.testing import flagsaver
 
 from launch import replay as replay_command
-from rl_code import checkpoint
 from rl_code import train as train_lib
 from rl_code.act import act
-from rl_code.checkpoint import CheckpointError
+from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import CheckpointError
+from rl_code.config.read_config import ConfigError
+from rl_code.host.stop import Stopped
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
-from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError
+from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import same_bits
 from rl_code.rollout.group_source import InActorThread
-from rl_code.run import Run
-from rl_code.run_config import RunConfig
-from rl_code.stop import Stopped
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE, check
 from rl_code.store import audit
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
@@ -42,7 +43,6 @@ from rl_code.train import train
 from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer_subscriber import TransferSubscriber
-from rl_code.workdir import STORE, check
 from tests.rl_code.recorded_runs import (
     STEPS,
     change_token,

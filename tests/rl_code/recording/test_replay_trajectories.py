@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from models.families import PRESETS
-from rl_code.read_config import ConfigError
+from rl_code.config.read_config import ConfigError
 from rl_code.recording.fork import fork
 from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.recording.trajectory_difference import of_trajectories
 from rl_code.rollout.again import versions_of
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
+from rl_code.run.workdir import STORE
 from rl_code.store import group_records
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import Group, ToolResult
 from rl_code.weights import version_records
-from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
 from tests.rl_code.store.groups import (
     group_path,

@@ -8,8 +8,8 @@ import json
 import pytest
 from ruff.__main__ import find_ruff_bin
 
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.finished import Grade
-from rl_code.read_config import ConfigError
 from rl_code.rewards import quality, readability
 from rl_code.rewards.quality import Quality, measure
 from rl_code.rewards.readability import Measure, measures

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import quickstart, smollm2_mbpp
-from rl_code import read_config
+from rl_code.config import read_config
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.finished import CHEATS, FinishedEpisode, Grade, Usage
 from rl_code.environment.sandbox.errors import SandboxFault
-from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import SIGNAL_ERROR, SIGNALS, RewardConfig, combine, find_signals
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
 from tests.rl_code.signals import signals
 

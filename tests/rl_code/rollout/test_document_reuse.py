@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
-from rl_code.documents import OUTSIDE, rope_positions, seen_as
+from rl_code.environment.documents import OUTSIDE, rope_positions, seen_as
 from rl_code.rollout.again import sample_again
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler

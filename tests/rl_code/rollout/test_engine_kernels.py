@@ -16,13 +16,13 @@ from models.sharding import MeshConfig, abstract_mesh, make_mesh, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
 from planner.targets import TARGETS
-from rl_code import attention_calls as attention_calls_module
-from rl_code.attention_calls import expert_calls, log_attention
-from rl_code.read_config import build
+from rl_code.config.read_config import build
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
-from rl_code.run_config import RunConfig
+from rl_code.run import attention_calls as attention_calls_module
+from rl_code.run.attention_calls import expert_calls, log_attention
+from rl_code.run.config import RunConfig
 from tests.models.small import small_config
 from tests.rl_code.rollout import small
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from rl_code.host.stop import StopRequest
 from rl_code.rollout import group_source
 from rl_code.rollout.actor import ActorStats
 from rl_code.rollout.group_source import (
@@ -18,7 +19,6 @@ from rl_code.rollout.group_source import (
     StopWaiting,
 )
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.stop import StopRequest
 from rl_code.store.claims import Claims
 from rl_code.store.missing import StoreTimeout
 from rl_code.store.store import GroupStore

@@ -10,14 +10,14 @@ import random
 import pytest
 
 from configs import quickstart
-from rl_code import read_config
+from rl_code.config import read_config
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.notes import notes_of, scope_of, with_notes
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.rollout.note_book import NoteBook
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.store import GroupStore
 from rl_code.types import Group, Limits, Task, Tests, ToolCall, ToolResult, Turn

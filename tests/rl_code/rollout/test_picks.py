@@ -15,7 +15,7 @@ from attention import compressed
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from rl_code.documents import DocumentsConfig
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.learner import picks
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.optimizer import OptimizerConfig

@@ -18,7 +18,7 @@ import pytest
 
 from attention.methods.gated_documents import GatedDocuments
 from models.sharding import MeshConfig, make_mesh
-from rl_code.documents import OUTSIDE
+from rl_code.environment.documents import OUTSIDE
 from rl_code.rollout import prefill_wire
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool

@@ -21,7 +21,7 @@ from attention.methods.window import Window
 from models.padding import pad, pad_config
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import abstract_model
-from rl_code.metrics import CompilationCounter
+from rl_code.metrics.values import CompilationCounter
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.tokens import Tokens
-from rl_code.documents import OUTSIDE, DocumentsConfig, place, rope_positions, seen_as
+from rl_code.environment.documents import OUTSIDE, DocumentsConfig, place, rope_positions, seen_as
 from tests.rl_code.rollout import small
 from tests.rl_code.rollout.small import ENGINE, STOP, VOCAB
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.tasks.api import find_source
 from rl_code.tasks.deduplicate import DuplicateConfig
 from rl_code.tasks.differential import DifferentialConfig, mutations

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_code.config.named import Named
 from rl_code.environment.compare import accepts
-from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.tasks.contradictory import another, contradict
 from rl_code.types import Case, Tests

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.tasks.api import find_source
 from rl_code.tasks.fitting import Fitting
 from tests.rl_code.rollout.test_actor import make_tasks

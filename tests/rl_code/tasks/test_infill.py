@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.tasks import infill
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, check_demonstrable, demonstrate

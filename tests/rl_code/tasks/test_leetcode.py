@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rl_code.config.named import Named
 from rl_code.environment.grading import grade_work
-from rl_code.named import Named
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError

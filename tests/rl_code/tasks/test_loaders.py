@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.named import Named
+from rl_code.config.named import Named
 from rl_code.tasks import evalplus, humaneval, mbpp
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError, readable

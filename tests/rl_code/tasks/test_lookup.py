@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from configs import long_context
 from models.tokenizer import Tokenizer
-from rl_code import read_config
+from rl_code.config import read_config
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.parts import content_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
-from rl_code.run_config import RunConfig
+from rl_code.run.config import RunConfig
 from rl_code.tasks import lookup
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate

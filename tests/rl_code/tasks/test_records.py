@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import load
 from rl_code.tasks.row_files import TaskFileError

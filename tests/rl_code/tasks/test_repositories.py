@@ -15,12 +15,12 @@ import types
 
 import pytest
 
+from rl_code.config.named import Named
 from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
-from rl_code.named import Named
 from rl_code.tasks import repositories
 from rl_code.tasks.demonstrations import (
     DemonstrationConfig,

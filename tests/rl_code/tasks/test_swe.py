@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.config.named import Named
 from rl_code.evaluation.suites import SuiteConfig
-from rl_code.named import Named
 from rl_code.tasks import swe
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rl_code.named import Named
+from rl_code.config.named import Named
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.environment.layers import installed
-from rl_code.named import Named
-from rl_code.read_config import ConfigError
 from rl_code.redteam import ground as weak
 from rl_code.redteam.ground import BARE, PLAIN
 from rl_code.tasks import validate

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.versions import WeightsConfig
 

@@ -12,7 +12,7 @@ import pytest
 
 from models.lora import LoRA, trained, with_trained
 from models.transformer import Transformer, abstract_model, cast
-from rl_code import arrays
+from rl_code.checkpoint import arrays
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored_publisher import StoredPublisher

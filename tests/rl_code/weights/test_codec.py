@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rl_code.checksums import unsigned
+from rl_code.checkpoint.checksums import unsigned
 from rl_code.weights import codec
 from rl_code.weights.layout import wanted_parts
 from rl_code.weights.waiting import Deadline

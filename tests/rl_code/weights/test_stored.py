@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from rl_code import files
+from rl_code.host import files
 from rl_code.weights import codec, version_records
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.stored_publisher import StoredPublisher

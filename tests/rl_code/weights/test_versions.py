@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rl_code import checksums as checksums_lib
-from rl_code.checksums import checksums, unsigned
+from rl_code.checkpoint import checksums as checksums_lib
+from rl_code.checkpoint.checksums import checksums, unsigned
 from rl_code.weights.versions import (
     TransferStats,
     Version,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.config.named import Named
 from rl_code.environment.grading import grade_work
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from rl_code.named import Named
 from rl_code.tasks import made
 from rl_code.tasks.api import find_source
 from rl_code.tasks.makers import bugs, package, testfiles

@@ -1,0 +1,259 @@
+"""The language server: inline completions, jumps to the next edit, and reports of what became of
+them.
+
+    textDocument/inlineCompletion        the model's text at the cursor (LSP 3.18)
+    workspace/executeCommand
+      rlCode.nextEdit [uri, position]    {uri, range, newText, answer}, or null
+      rlCode.accepted [uri, answer]      run by the editor after it inserted a suggestion
+      rlCode.dismissed [uri]             the person sent a suggestion away
+      rlCode.moveClock [seconds]         with a manual clock alone, for tests
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidRequest
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
+from pygls.protocol.json_rpc import RPCMessage, RPCRequest
+from pygls.workspace import TextDocument, Workspace
+
+from people.editor.clock import Clock, LoopClock, ManualClock
+from people.editor.next_edit import Rename, next_place, rename
+from people.editor.outbox import Outbox
+from people.editor.reporter import Reporter
+from people.editor.tracker import Tracker
+from people.simulated.client import Client, ServerRefused, Suggestion
+from rl_code.text.lines import ending, split_lines
+
+# Seconds that the end of the editor may take for events that are not acknowledged yet.
+_FLUSH_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EditorConfig:
+    """Settings of the requests for suggestions."""
+
+    url: str
+    key: str
+    model: str = "auto"
+    # The most tokens of a suggestion.
+    max_tokens: int = 64
+    # The most characters before and after the cursor that are sent.
+    prefix: int = 6000
+    suffix: int = 2000
+    # Folder for events that are not acknowledged yet; None for none: they end with this process.
+    outbox: Path | None = None
+    # Seconds after which a suggestion would come too late to be of use.
+    timeout_s: float = 10.0
+
+    def client(self, patience_s: float) -> Client:
+        """Each thread needs its own. Raises ValueError for a wrong url."""
+        return Client(self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
+
+
+class _Protocol(LanguageServerProtocol):
+    """Answers every request, those behind ``shutdown`` with an error; the library says nothing to
+    them, and their client would wait.
+    """
+
+    def handle_message(self, message: RPCMessage) -> None:
+        if self._shutdown and isinstance(message, RPCRequest):
+            error = JsonRpcInvalidRequest(f"{message.method} came after shutdown")
+            self._send_response(message.id, error=error.to_response_error())
+            return
+        super().handle_message(message)
+
+
+class EditorServer(LanguageServer):
+    """One editor's server."""
+
+    def __init__(self, config: EditorConfig, clock: Clock | None = None):
+        super().__init__("rl-code", "1", protocol_cls=_Protocol)
+        self.config = config
+        self.clock = LoopClock() if clock is None else clock
+        outbox = Outbox(config.outbox) if config.outbox else None
+        self.reporter = Reporter(config.client(patience_s=600.0), outbox)
+        self.tracker = Tracker(self.clock, self.reporter.report)
+        # The session of each open document: what a person does in one file from opening to closing
+        # it is one task, as far as an editor tells.
+        self.sessions: dict[str, str] = {}
+        # The last change of a name in each document.
+        self.renamed: dict[str, Rename] = {}
+        self._client = config.client(patience_s=0.0)
+        self._one_at_a_time = asyncio.Lock()
+        _add_features(self)
+
+    async def suggest(self, document: TextDocument, start: int, end: int) -> Suggestion | None:
+        """Asks for the text that replaces characters ``start`` to ``end``. None where the server
+        has none, or the document changed in the meantime.
+        """
+        source, version = document.source, document.version
+        prefix = source[max(0, start - self.config.prefix) : start]
+        suffix = source[end : end + self.config.suffix]
+        async with self._one_at_a_time:
+            if document.version != version:
+                return None
+            try:
+                found = await asyncio.to_thread(
+                    self._client.suggest,
+                    prefix,
+                    suffix,
+                    self.config.model,
+                    session=self.sessions.get(document.uri, ""),
+                    max_tokens=self.config.max_tokens,
+                )
+            except ServerRefused as error:
+                logging.warning("no suggestion: %s", error)
+                return None
+        if not found.text or document.version != version:
+            return None
+        self.tracker.shown(document.uri, found.id, start, end, found.text, found.seconds)
+        return found
+
+    def flush(self) -> None:
+        """Reports what is not acknowledged yet; called at the end."""
+        if not self.reporter.close(_FLUSH_S):
+            logging.warning("some events were not acknowledged within %g s", _FLUSH_S)
+
+
+def _add_features(server: EditorServer) -> None:
+    """Register the handlers of the messages that the editor may send."""
+
+    @server.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:
+        made = server.workspace
+        folders = list(made.folders.values())
+        server.protocol._workspace = _Workspace(
+            made.root_uri, made._sync_kind, folders, made.position_encoding
+        )
+
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    def did_open(params: types.DidOpenTextDocumentParams) -> None:
+        opened = params.text_document
+        server.sessions[opened.uri] = uuid.uuid4().hex
+        server.tracker.opened(opened.uri, opened.text, opened.language_id)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    def did_change(params: types.DidChangeTextDocumentParams) -> None:
+        uri = params.text_document.uri
+        after = server.workspace.get_text_document(uri).source
+        if changed := rename(server.tracker.text(uri), after):
+            # letter by letter: what was renamed before goes on being renamed
+            before = server.renamed.get(uri)
+            old = before.old if before and before.new == changed.old else changed.old
+            server.renamed[uri] = Rename(old, changed.new)
+        server.tracker.changed(uri, after)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def did_close(params: types.DidCloseTextDocumentParams) -> None:
+        server.tracker.closed(params.text_document.uri)
+        server.renamed.pop(params.text_document.uri, None)
+        server.sessions.pop(params.text_document.uri, None)
+
+    # the capability is announced only where there are options
+    @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
+    async def inline_completion(
+        params: types.InlineCompletionParams,
+    ) -> types.InlineCompletionList:
+        document = server.workspace.get_text_document(params.text_document.uri)
+        at = document.offset_at_position(params.position)
+        server.tracker.reject(document.uri, "asked_again")
+        found = await server.suggest(document, at, at)
+        if found is None:
+            return types.InlineCompletionList([])
+        told = types.Command("Accepted", "rlCode.accepted", arguments=[document.uri, found.id])
+        here = types.Range(params.position, params.position)
+        return types.InlineCompletionList(
+            [types.InlineCompletionItem(found.text, range=here, command=told)]
+        )
+
+    @server.command("rlCode.nextEdit")
+    async def next_edit(uri: str, position: Any) -> dict[str, Any] | None:
+        document = server.workspace.get_text_document(uri)
+        cursor = document.offset_at_position(
+            types.Position(int(_part(position, "line")), int(_part(position, "character")))
+        )
+        place = next_place(document.source, cursor, server.renamed.get(uri))
+        if place is None:
+            return None
+        found = await server.suggest(document, place.start, place.end)
+        if found is None:
+            return None
+        ends = [_position(document, offset) for offset in (place.start, place.end)]
+        return {
+            "uri": uri,
+            "range": {"start": ends[0], "end": ends[1]},
+            "newText": found.text,
+            "answer": found.id,
+        }
+
+    @server.command("rlCode.accepted")
+    def accepted(uri: str, answer: str) -> bool:
+        return server.tracker.accepted(uri, answer)
+
+    @server.command("rlCode.dismissed")
+    def dismissed(uri: str) -> None:
+        server.tracker.reject(uri, "dismissed")
+
+    if isinstance(server.clock, ManualClock):
+        clock = server.clock
+
+        @server.command("rlCode.moveClock")
+        def move_clock(seconds: float) -> None:
+            clock.move(float(seconds))
+
+    @server.feature(types.SHUTDOWN)
+    def shutdown(params: None) -> None:
+        server.flush()
+
+
+def _part(position: Any, name: str) -> Any:
+    """An argument of a command may have been read as a dictionary or as an object."""
+    return position[name] if isinstance(position, dict) else getattr(position, name)
+
+
+def _position(document: TextDocument, offset: int) -> dict[str, int]:
+    """The place of a character as the editor counts."""
+    before = document.source[:offset]
+    *lines, column = [*split_lines(before, keepends=True), ""]
+    if lines and not ending(lines[-1]):
+        column = lines.pop()
+    units = document.position_codec.client_num_units(column)
+    return {"line": len(lines), "character": units}
+
+
+class _Document(TextDocument):
+    """A document whose lines end where the protocol says; those of pygls also end elsewhere."""
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return split_lines(self.source, keepends=True)
+
+
+class _Workspace(Workspace):
+    """The documents that an editor has open."""
+
+    def _create_text_document(
+        self,
+        doc_uri: str,
+        source: str | None = None,
+        version: int | None = None,
+        language_id: str | None = None,
+    ) -> TextDocument:
+        return _Document(
+            doc_uri,
+            source=source,
+            version=version,
+            language_id=language_id,
+            sync_kind=self._sync_kind,
+            position_codec=self._position_codec,
+        )

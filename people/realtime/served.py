@@ -1,0 +1,452 @@
+"""The four parts for real: a store of what people did, the learner, servers, and held-out suites.
+
+One process serves, trains and goes through the cycle. Who uses the server over HTTP is not known to
+it: simulated programmers are clients in processes of their own (``people.crowd``), started beside
+it where the config asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import sqlalchemy
+from absl import logging
+from starlette.routing import BaseRoute
+
+from people.feedback.config import FeedbackConfig
+from people.feedback.identity import AnswerIds, load_secret
+from people.feedback.outcomes import Selection
+from people.feedback.poisoning import PoisoningConfig, implausible, weigh
+from people.feedback.rewards.answered import Answered, answered
+from people.feedback.rewards.combine import FeedbackReward, make_reward
+from people.feedback.store import FeedbackStore
+from people.realtime.held_out import RATES, HeldOut, JudgeConfig
+from people.realtime.ledger import forget_sessions
+from people.realtime.parts import (
+    Overtaken,
+    Parts,
+    Played,
+    Routing,
+    TrainingFailed,
+    never,
+)
+from people.realtime.recorded import Joined, RecordedStore
+from people.realtime.training import groups_of, leave_one_out, spoiled
+from people.realtime.versions import Versions
+from people.serving.access import Access, KeyFile
+from people.serving.fleet import Fleet
+from people.serving.models import Models
+from people.serving.of_run import make_engine, make_fleet, make_scheduler
+from people.serving.probes import probes
+from people.serving.router import AUTO, EVERYBODY, Shares
+from people.simulated.crowd import Crowd, CrowdConfig
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
+from rl_code.harness.endpoint.endpoint import Endpoint
+from rl_code.host.stop import Stopped, StopRequest
+from rl_code.learner.learner import Learner
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+
+# Seconds between two removals of what is too old, while a cycle collects.
+_EXPIRE_S = 3_600.0
+# Seconds after which whoever waits asks whether to stop.
+_ASK_S = 1.0
+# What is kept of the updates of a version: means, and those of the first one.
+_TOLD = (
+    "train/loss",
+    "train/grad_norm",
+    "train/no_signal",
+    "policy/entropy",
+    "policy/clip_fraction",
+    "policy/mismatch_mean",
+    "policy/mismatch_max",
+    "pack/fill",
+)
+_FIRST = ("policy/mismatch_mean", "policy/mismatch_max")
+_BASELINED = Named("people.realtime.training:baselined")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoiled:
+    """Versions that are made bad on purpose, to see what becomes of them."""
+
+    # Cycles whose versions are.
+    cycles: tuple[int, ...] = ()
+    # Noise on each array of weights, as a multiple of its root mean square.
+    noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.noise > 0:
+            raise ValueError(f"{self.noise=} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """Model that is served and trained, and the people who judge it."""
+
+    # The model, its warm start, how it is served (``serving``) and trained (``train``), and the
+    # suites of the gate. An update takes ``tasks_per_step * group_size`` answers; how many updates
+    # a cycle makes follows from its answers, and ``train.steps`` is not used.
+    run: RunConfig
+    feedback: FeedbackConfig = FeedbackConfig()
+    # Judges what a suite's episodes suggest; None for the tests of its tasks.
+    judge: JudgeConfig | None = JudgeConfig()
+    # Simulated programmers who use the server; None where people do.
+    people: CrowdConfig | None = None
+    spoiled: Spoiled = Spoiled()
+    # Name of the model, and the address that the server listens on.
+    model: str = "policy"
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if not self.run.suites:
+            raise ValueError("run.suites is empty: the gate has nothing to play")
+        if self.run.train.loss.kl_coef:
+            raise ValueError(
+                f"run.train.loss.kl_coef={self.run.train.loss.kl_coef} must be 0: versions follow "
+                "each other without end, and have no reference"
+            )
+        if self.feedback.database:
+            raise ValueError(
+                f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "
+                "one database, which config.database names"
+            )
+        make_reward(self.feedback.reward)  # a wrong name is found now
+
+    def make(
+        self, engine: sqlalchemy.Engine, folder: Path, config: Any, clock: Callable[[], float]
+    ) -> Parts:
+        """The parts. Nothing is built or loaded before it is needed, so that a dry run is quick.
+
+        engine: of the database (``feedback.database.make_engine``), for all that is recorded.
+        config: of the cycle.
+        """
+        secret = load_secret(folder / "secret")
+        record = FeedbackStore(
+            engine,
+            ids=AnswerIds(secret),
+            claims=self.feedback.claims,
+            forget_sessions=forget_sessions,
+        )
+        reward = make_reward(self.feedback.reward)
+        system = System(self, folder, config.anchor, secret, record, reward)
+        kept = self.feedback.silence_s, self.feedback.poisoning, self.feedback.keep_days
+        store = ServedStore(record, reward, *kept)
+        names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
+        return Parts(store, system, system, system, system.wait, system.serve, **names)
+
+
+class ServedStore(RecordedStore):
+    """The store of feedback, where young answers wait for their events and old ones are removed,
+    and where those who are implausible count neither in the test nor in guardrails and alarms.
+    """
+
+    def __init__(
+        self,
+        record: FeedbackStore,
+        reward: FeedbackReward,
+        silence_s: float,
+        poisoning: PoisoningConfig,
+        keep_days: float = math.inf,
+    ):
+        """The numbers are as of ``FeedbackConfig``."""
+        parts = [f"reward/{signal.config.component}" for signal in reward.signals]
+        super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
+        self._feedback, self._silence_s = record, silence_s
+        self._poisoning = poisoning
+        # (version, user) of those who were implausible at the last look
+        self._left_out: set[tuple[int, str]] = set()
+        self._keep_days = keep_days
+        # The cycle in which old answers were last removed, and when (Unix seconds).
+        self._expired = (0, -math.inf)
+
+    def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
+        return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+
+    def expire(self, cycle: int, now: float) -> None:
+        # Looks follow each other in seconds, and all writers wait meanwhile.
+        last_cycle, last_at = self._expired
+        if math.isinf(self._keep_days) or (cycle == last_cycle and now < last_at + _EXPIRE_S):
+            return
+        gone = self._feedback.expire(now, self._keep_days, open_cycle=cycle)
+        self._expired = cycle, now
+        if gone.answers or gone.events:
+            words = "%d answers and %d events were older than %g days and are removed"
+            logging.info(words, gone.answers, gone.events, self._keep_days)
+
+    def _believed(self, joined: Joined) -> Joined:
+        # Each version by itself. Beside the deployed one, of which there are more, everybody who
+        # has a much worse candidate would look implausible, and the test would not see the harm.
+        of_version: dict[int, list[Answered]] = {}
+        for one in answered(joined):
+            of_version.setdefault(one.answer.version, []).append(one)
+        left_out = {
+            (version, user)
+            for version, given in of_version.items()
+            for user in implausible(given, self._poisoning)
+        }
+        if left_out != self._left_out:
+            self._left_out = left_out
+            logging.info("%d users are implausible and left out of the test", len(left_out))
+        return [one for one in joined if (one[0].version, one[0].user) not in left_out]
+
+
+def rewarded(reward: FeedbackReward, joined: Joined) -> list[dict[str, float]]:
+    """The reward of each answer, and its parts, as metrics of its session: as in training, where a
+    question earns what the answer after it does.
+    """
+    found = [reward(given) for given in answered(joined)]
+    return [
+        {"reward": one.total} | {f"reward/{name}": value for name, value in one.components.items()}
+        for one in found
+    ]
+
+
+class ServedFleet:
+    """``parts.Fleet``: versions of one model in the servers of this process.
+
+    weights: loads those of a version. drain_s: how long answers of a version that is retired may
+    take.
+    """
+
+    def __init__(self, models: Models, name: str, weights: Callable[[int], Any], drain_s: float):
+        self._models, self._name, self._weights, self._drain_s = models, name, weights, drain_s
+        self._loaded: set[int] = set()
+        self._routing: Routing | None = None
+
+    def apply(self, routing: Routing) -> None:
+        now = self._routing
+        if now is not None and routing.turn < now.turn:
+            raise Overtaken(f"{routing} is older than what is in force, {now}")
+        if routing == now:
+            return
+        shares = {routing.deployed: 1.0 - routing.share}
+        if routing.candidate is not None:
+            shares[routing.candidate] = routing.share
+        for version in shares:
+            if version not in self._loaded:
+                self._models.load(self._name, version, self._weights(version))
+                self._loaded.add(version)
+        self._models.promote(self._name, routing.deployed)
+        arms = {f"{self._name}@{version}": share for version, share in shares.items()}
+        self._models.route(AUTO, Shares(routing.experiment or EVERYBODY, arms))
+        for version in sorted(self._loaded - shares.keys()):
+            self._models.retire(self._name, version, self._drain_s)
+            self._loaded.remove(version)
+        self._routing = routing
+
+    def routing(self) -> Routing | None:
+        return self._routing
+
+
+class System:
+    """Trainer, fleet and suites of one process, on one run; each is built when it is first used."""
+
+    def __init__(
+        self,
+        config: Served,
+        folder: Path,
+        first: int,
+        secret: bytes,
+        record: FeedbackStore,
+        reward: FeedbackReward,
+    ):
+        """first: the version that the first cycle deploys."""
+        self._config, self._folder, self._first = config, folder, first
+        self._secret, self._record, self._reward = secret, record, reward
+        # Whoever runs the cycle takes the signals, and calls ``stop``.
+        self._stop = StopRequest()
+        self._ends = contextlib.ExitStack()
+        self._url = ""
+        self._crowd: Crowd | None = None
+
+    # --- What there is ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _run(self) -> Run:
+        return self._ends.enter_context(Run(self._config.run, self._folder))
+
+    @functools.cached_property
+    def _versions(self) -> Versions:
+        versions = Versions(self._run, self._stop)
+        versions.begin(self._first)
+        return versions
+
+    @functools.cached_property
+    def _engine(self) -> Any:
+        with jax.set_mesh(self._run.mesh):
+            return make_engine(self._run)
+
+    @functools.cached_property
+    def _servers(self) -> Fleet:
+        with jax.set_mesh(self._run.mesh):
+            made = make_fleet(self._run, self._secret, self._record.submit_answer, self._engine)
+        made.opening = "the deployed version is being loaded"
+        return self._ends.enter_context(made)
+
+    @functools.cached_property
+    def _fleet(self) -> ServedFleet:
+        drain_s = self._config.run.serving.drain_s
+        return ServedFleet(self._servers.models, self._config.model, self._versions.model, drain_s)
+
+    @functools.cached_property
+    def _suites(self) -> HeldOut:
+        scheduler = make_scheduler(self._run, self._engine)
+        self._ends.callback(scheduler.close)
+        versions = self._versions
+        judge = self._config.judge
+        ways = (versions.model, versions.made_of, self._is_stopping)
+        return HeldOut(self._run, scheduler, judge, *ways)
+
+    @functools.cached_property
+    def _learner(self) -> Learner:
+        run = self._run
+        train = dataclasses.replace(run.config.train, advantage=_BASELINED)
+        return Learner(train, run.rows_sharding, run.init_model())
+
+    # --- Fleet and suites -------------------------------------------------------------------------
+
+    def apply(self, routing: Routing) -> None:
+        """As ``parts.Fleet``."""
+        with jax.set_mesh(self._run.mesh):
+            self._fleet.apply(routing)
+        if self._servers.opening:
+            self._servers.opening = "its programs are being compiled"
+            self._servers.warm_up(self._is_stopping)
+            self._servers.opening = ""
+
+    def routing(self) -> Routing | None:
+        """As ``parts.Fleet``."""
+        return self._fleet.routing()
+
+    def play(self, version: int) -> Mapping[str, Played]:
+        """As ``parts.Suites``."""
+        return self._suites.play(version)
+
+    # --- Trainer ----------------------------------------------------------------------------------
+
+    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
+        """As ``parts.Trainer``."""
+        ids = hashlib.sha256(",".join(selection.ids).encode()).hexdigest()
+        made_of = f"{base}/{selection.digest}/{ids}"
+        if self._versions.made_of(version) == made_of:
+            return
+        given = answered(self._record.joined(selection.ids, selection.watermark))
+        rewards = [self._reward(one) for one in given]
+        found = weigh(given, self._config.feedback.poisoning)
+        self._record.list_suspects(cycle, found.suspects)
+        totals = np.array([one.total for one in rewards], np.float64)
+        advantages = leave_one_out(totals, found.weights)
+        answers = [one.answer for one in given]
+        # A session goes on over several cycles: what an earlier one trained on is read again.
+        earlier = self._record.earlier(answers)
+        groups, left_out = groups_of(answers, advantages, rewards, earlier)
+        if not groups:
+            raise TrainingFailed(f"none of {len(given)} answers can be trained on")
+        versions = [one.answer.version for one in given]
+        # shuffled, so that an update has not the answers of one hour alone
+        order = np.random.default_rng([self._config.run.seed, cycle]).permutation(len(groups))
+        told = {
+            "answers": len(groups),
+            "left_out": left_out,
+            "reward": float(totals.mean()),
+            "reward_version": self._reward.version,
+            "suspects": len(found.suspects),
+        }
+        with jax.set_mesh(self._run.mesh):
+            state = self._versions.state(base)
+            state, metrics = self._updates(state, [groups[i] for i in order], max(base, *versions))
+            if cycle in self._config.spoiled.cycles:
+                logging.warning("version %d is made bad on purpose (parts.spoiled)", version)
+                noise, seed = self._config.spoiled.noise, [self._config.run.seed, cycle]
+                model = spoiled(state.model, noise, seed)
+                state = dataclasses.replace(state, model=model)
+                told["spoiled"] = noise
+            self._versions.write(version, state, made_of, told | metrics)
+        shown = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in (told | metrics).items()
+        )
+        logging.info("version %d of %d: %s", version, base, "  ".join(shown))
+
+    def _updates(
+        self, state: Any, groups: Sequence[Any], newest: int
+    ) -> tuple[Any, dict[str, float]]:
+        """One pass over the answers. Raises TrainingFailed where an update is not finite, and
+        Stopped.
+        """
+        train = self._config.run.train
+        size = train.tasks_per_step * train.group_size
+        seen: dict[str, list[float]] = {}
+        for start in range(0, len(groups), size):
+            if self._stop.requested:
+                raise Stopped(f"training was stopped before answer {start}, and will begin again")
+            state, metrics = self._learner(state, groups[start : start + size], newest)
+            if not metrics["train/finite"]:
+                raise TrainingFailed(f"the loss is not finite in the update of answer {start}")
+            for name, value in metrics.items():
+                seen.setdefault(name, []).append(float(value))
+        # of the first update, whose weights are those that sampled: how far server and learner are
+        # apart
+        first = {f"first/{name}": seen[name][0] for name in seen if name in _FIRST}
+        means = {name: float(np.mean(seen[name])) for name in _TOLD if name in seen}
+        return state, means | first | {"updates": -(-len(groups) // size)}
+
+    # --- Serving ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def serve(
+        self, routes: Sequence[BaseRoute], port: int | None, keys: KeyFile | None
+    ) -> Iterator[str]:
+        """Serves people until it is left, by the API, the routes of feedback, and others; yields
+        the URL. port: None for any that is free. keys: None where everybody may ask. Raises
+        ConfigError.
+        """
+        config = self._config
+        with self._ends:
+            access = Access(self._servers, keys)
+            feedback = access.feedback_routes(self._record)
+            all_routes = [*probes(self._servers), *feedback, *routes]
+            way = dict(host=config.host, port=port or 0, routes=all_routes)
+            try:
+                endpoint = Endpoint(access.find, on_error=self._servers.metrics.refused, **way)
+            except OSError as error:
+                raise ConfigError(f"--port={port}: {error}") from error
+            self._ends.enter_context(endpoint)
+            self._ends.callback(self._servers.drain)  # before the endpoint ends
+            self._url = endpoint.url
+            yield endpoint.url
+
+    def stop(self) -> None:
+        """As ``parts.Parts``. Answers that are on their way go on beside the work in progress, and
+        ``serve`` waits for what is left of them.
+        """
+        self._stop.requested = True
+        if self._url:
+            self._servers.refuse()
+
+    def _is_stopping(self) -> bool:
+        return self._stop.requested
+
+    def wait(self, seconds: float, stop: Callable[[], bool] = never) -> None:
+        """As ``parts.Wait``: people work. Simulated ones come when the first version is served."""
+        if self._config.people is not None and self._url:
+            if self._crowd is None:
+                log = self._folder / "people.log"
+                crowd = Crowd(self._config.people, f"{self._url}/v1", log)
+                self._crowd = self._ends.enter_context(crowd)
+            self._crowd.check()
+        end = time.monotonic() + seconds
+        while not stop() and (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(left_s, _ASK_S))

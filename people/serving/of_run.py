@@ -1,0 +1,60 @@
+"""The fleet that serves weights of a run, on the run's engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from models.transformer import Transformer
+from people.feedback.records import AnswerRecord
+from people.serving.fleet import Fleet
+from people.serving.service import Service
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.run.run import Run
+
+
+def make_engine(run: Run) -> Engine:
+    """The engine as the run samples, but for prompts of any length that fits: a conversation may
+    come whole in one request.
+    """
+    rollout = run.config.rollout
+    shapes = dataclasses.replace(rollout.engine, prompt_length=rollout.engine.length)
+    way = run.config.protocol, rollout.dtype, run.rollout_mesh
+    return run.engine(rollout.sampling, shapes, *way)
+
+
+def make_scheduler(run: Run, engine: Engine) -> Scheduler:
+    """A scheduler of its own on an engine that others use too."""
+    rollout = run.config.rollout
+    return Scheduler(
+        engine, run.tokenizer, workers=rollout.workers, worker_deadline_s=rollout.worker_deadline_s
+    )
+
+
+def make_fleet(
+    run: Run,
+    secret: bytes,
+    on_answer: Callable[[AnswerRecord], Future | None],
+    engine: Engine | None = None,
+) -> Fleet:
+    """Make a fleet that serves weights of a run; none are loaded yet. Every version has a scheduler
+    of its own, and all have the same compiled programs.
+
+    on_answer: as of ``Fleet``. engine: None for a new one (``make_engine``).
+    """
+    engine = engine or make_engine(run)
+
+    def service(weights: Transformer, version: int) -> Service:
+        scheduler = make_scheduler(run, engine)
+        return Service(scheduler, run.sampler(weights), version=version, protocol=run.protocol)
+
+    return Fleet(
+        service,
+        protocol=run.protocol,
+        tokenizer=run.tokenizer,
+        secret=secret,
+        config=run.config.serving,
+        on_answer=on_answer,
+    )

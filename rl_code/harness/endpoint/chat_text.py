@@ -1,0 +1,223 @@
+"""Conversations of the API as tokens, and sampled tokens as messages of the API.
+
+Text becomes tokens once. A conversation is cut where its messages end, and each piece is tokenised
+on its own, so that a later request can keep the tokens of the first messages and add others behind
+them. What was sampled is never rendered: only what follows it is (``Follow``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.marks import encodable_all
+from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.protocol import Protocol, stop_ids
+from rl_code.harness.endpoint.fields import ApiError, check_depth
+from rl_code.harness.endpoint.grammars import Grammars
+from rl_code.harness.endpoint.requests import Call, Message
+from rl_code.types import ToolCall
+
+# An assistant's answer in a conversation that is rendered to see what follows it.
+_ANSWER = "the answer of the assistant"
+# A special token at the end of a text, and at its beginning.
+_ENDS = re.compile(r"<\|[^<>|]*\|>\Z")
+_BEGINS = re.compile(r"<\|[^<>|]*\|>")
+_BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER})
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """The tokens of some messages, and of the opening of the assistant's next one."""
+
+    tokens: list[int]
+    # For each message how many of the tokens stand before its end; None where the text does not
+    # show where it ends, and then no later request can keep what stands before.
+    ends: list[int | None]
+
+
+class ChatText:
+    """Puts conversations into a protocol's words and back."""
+
+    def __init__(self, protocol: Protocol, tokenizer: Tokenizer):
+        self.protocol, self._tokenizer = protocol, tokenizer
+        self.stop_ids = stop_ids(protocol, tokenizer)
+        self.grammars = Grammars(tokenizer, self.stop_ids)
+
+    def begin(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0
+    ) -> Pieces:
+        """A conversation, opening the assistant's next message; without the first ``kept``
+        messages.
+
+        Raises ApiError for what the protocol cannot write, and ValueError where the text does not
+        show where the kept messages end.
+        """
+        quoted = self._tokenizer.marks.quote_all(list(tools))
+        schemas = [{"type": "function", "function": schema} for schema in quoted]
+        given = [message.for_template(self._tokenizer.marks) for message in messages]
+        whole = self._render(given, schemas, True)
+        marks: list[int | None] = []
+        for count in range(1, len(given) + 1):
+            # Templates may refuse a beginning, such as a system message alone.
+            try:
+                text = self._render(given[:count], schemas, False)
+            except ApiError:
+                text = None
+            marks.append(len(text) if text is not None and whole.startswith(text) else None)
+        start = 0
+        if kept:
+            if marks[kept - 1] is None:
+                raise ValueError(f"the text does not show where message {kept} ends")
+            start = marks[kept - 1]
+        return self._cut(whole[start:], [mark and mark - start for mark in marks[kept:]])
+
+    def follow(self, messages: Sequence[Message], *, cut: bool) -> Pieces:
+        """Text behind a sampled message: further messages, and the opening of the next one.
+
+        cut: True if the sampled message lacks its stop token, which is then put in front. Raises
+        ApiError for what the protocol cannot write.
+        """
+        given = [message.for_template(self._tokenizer.marks) for message in messages]
+        end = self.protocol.stop_tokens[0]
+
+        def behind(count: int, opening: bool) -> str | None:
+            text = self._render([*_BEFORE, *given[:count]], (), opening)
+            after = text.partition(_ANSWER)[2]
+            return after.removeprefix(end) if after.startswith(end) else None
+
+        whole = behind(len(given), True)
+        if whole is None:
+            raise ApiError(f"the chat template does not end a message with {end!r}")
+        marks: list[int | None] = []
+        for count in range(1, len(given) + 1):
+            text = behind(count, False)
+            marks.append(len(text) if text is not None and whole.startswith(text) else None)
+        closing = end if cut else ""
+        return self._cut(closing + whole, [mark and mark + len(closing) for mark in marks])
+
+    def read(
+        self,
+        tokens: Sequence[int],
+        tools: Sequence[Mapping[str, Any]],
+        name: str,
+        stop: Sequence[str] = (),
+        *,
+        may_be_json: bool = False,
+    ) -> tuple[Message, tuple[ToolCall, ...]]:
+        """A sampled message as the API writes it, and its calls as a trajectory records them.
+
+        Where a call cannot be read, all of the text is the content, and the agent may say what is
+        wrong with it. name: begins the ids of the calls. stop: texts of which the first that
+        occurs ends the message. may_be_json: True if the message is JSON unless it is calls.
+        """
+        text = cut_at(self.text(tokens), stop)
+        if not tools or (may_be_json and is_json(text)) or not self.protocol.has_call(text):
+            return Message("assistant", text), ()
+        declared = declared_tools(tools)
+        try:
+            calls = self.protocol.parse(text, None, declared)
+        except (RecursionError, MemoryError) as error:
+            calls = [ToolCall("", {}, f"the message cannot be read: {type(error).__name__}")]
+        if tokens[-1] not in self.stop_ids and not self.protocol.settled(text):
+            calls = [ToolCall("", {}, "the message was cut inside of a call")]
+        calls = [_of(call, declared, self.grammars) for call in calls]
+        if any(call.error for call in calls):
+            return Message("assistant", text), tuple(calls)
+        written = tuple(
+            Call(f"{name}_{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for number, call in enumerate(calls)
+        )
+        return Message("assistant", self.protocol.before_calls(text), written), tuple(calls)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of sampled tokens without the stop token."""
+        return self._tokenizer.decode([id for id in tokens if id not in self.stop_ids])
+
+    def raw(self, token: int) -> str:
+        """The text of one token, of a stop token too."""
+        return self._tokenizer.decode([token])
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], schemas: Sequence[Any], opening: bool
+    ) -> str:
+        try:
+            return self.protocol.conversation(messages, schemas, opening)
+        except ValueError as error:
+            raise ApiError(str(error), code="unsupported_value", param="messages") from error
+
+    def _cut(self, text: str, marks: Sequence[int | None]) -> Pieces:
+        """Tokenises a text piece by piece. It is cut only beside special tokens, where the pieces
+        have the tokens of the whole.
+        """
+        tokens: list[int] = []
+        ends: list[int | None] = []
+        at = 0
+        for mark in marks:
+            if mark is None or not self._beside_special(text, mark):
+                ends.append(None)
+                continue
+            tokens += self._tokenizer.encode(text[at:mark])
+            at = mark
+            ends.append(len(tokens))
+        return Pieces(tokens + self._tokenizer.encode(text[at:]), ends)
+
+    def _beside_special(self, text: str, place: int) -> bool:
+        """True if a special token ends or begins at a place, or the text ends there."""
+        if place == len(text):
+            return True
+        beside = [_ENDS.search(text[:place]), _BEGINS.match(text[place:])]
+        for found in filter(None, beside):
+            try:
+                self._tokenizer.token_id(found[0])
+            except ValueError:
+                continue
+            return True
+        return False
+
+
+def cut_at(text: str, stop: Sequence[str]) -> str:
+    """Text before the first occurrence of any stop text; the whole text without one."""
+    return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
+
+
+def is_json(text: str) -> bool:
+    """True if a message that is calls between marks, or JSON, is JSON. Its strings may hold marks,
+    but it begins with none.
+    """
+    return not text.lstrip().startswith("<")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Declared:
+    """A tool of somebody else's, as protocols read calls of it: its schema types their values."""
+
+    schema: Mapping[str, Any]
+
+
+def declared_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, _Declared]:
+    """The tools of a request by their names, as protocols read calls of them."""
+    return {schema["name"]: _Declared(schema) for schema in tools}
+
+
+def _of(call: ToolCall, declared: Mapping[str, _Declared], grammars: Grammars) -> ToolCall:
+    """A call with an error where its tool was not declared, or is strict and its arguments do not
+    fit its schema; arguments of a call with an error are left out, as nobody has checked them.
+    """
+    error = call.error
+    if not error and call.name not in declared:
+        error = f"unknown tool {call.name[:40]!r}"
+    try:
+        if not error and encodable_all(call.arguments) != call.arguments:
+            error = "the arguments are not valid Unicode"
+        if not error:
+            check_depth(call.arguments)  # as where the client sends the call back
+    except (RecursionError, ApiError):
+        error = "the arguments are nested too deeply"
+    schema = {} if error else declared[call.name].schema
+    if not error and schema.get("strict"):
+        error = grammars.misfit(schema.get("parameters", {}), call.arguments)
+    return ToolCall(call.name, {} if error else call.arguments, error)

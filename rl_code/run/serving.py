@@ -1,0 +1,33 @@
+"""Settings of serving in a config."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_code.config.read_config import at_least
+from rl_code.harness.endpoint.completions import FillInTheMiddle
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingConfig:
+    """Settings of the server for the weights of a run."""
+
+    # Format of the prompt for filling a gap; None for a model that fills none.
+    fill_in: FillInTheMiddle | None = None
+    # The most requests that wait or are answered at once; others are refused with 429.
+    most_requests: int = 1024
+    # The most pages that all these may ask for, as a multiple of those of the engine. What has no
+    # page yet waits as a list of tokens.
+    pages_ahead: float = 8.0
+    # Seconds that running answers have when the server is told to end; then they are cut off.
+    drain_s: float = 60.0
+    # Names of an agent's tools that ask the person, and that edit. They tell what an answer did
+    # (``serving.counted``).
+    ask_tools: tuple[str, ...] = ("ask",)
+    edit_tools: tuple[str, ...] = ("write_file", "edit_file", "replace_lines")
+
+    def __post_init__(self):
+        at_least(self, most_requests=1)
+        for name in ("pages_ahead", "drain_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")

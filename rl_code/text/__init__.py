@@ -1,0 +1,1 @@
+"""Lines of texts, and Python source that may be broken or hostile."""

@@ -1,0 +1,241 @@
+"""The language server, started as a program and spoken with over its standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lsprotocol import types
+from pygls.lsp.client import LanguageClient
+
+from people.editor.server import EditorConfig, EditorServer
+from tests import programs
+from tests.people.simulated.fake_server import FakeServer
+
+ROOT = Path(__file__).resolve().parents[3]
+URI = "file:///nowhere/a.py"
+# A form feed and a line separator end no line of the protocol.
+TEXT = "# ü😀\f\u2028\ndef f(x):\n    return \n"
+CURSOR = types.Position(2, 11)
+# Generous: the machine may be busy with other things.
+PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+def command(url: str) -> list[str]:
+    return [sys.executable, "-m", "launch.lsp", f"--served_at={url}", "--clock=manual"]
+
+
+def talk(url: str, conversation) -> None:
+    """Runs a conversation with a language server, from its start to its exit."""
+
+    async def run() -> None:
+        client = LanguageClient("test", "1")
+        program, *arguments = command(url)
+        environment = {**os.environ, "RL_CODE_KEY": "key-7"}
+        await client.start_io(program, *arguments, cwd=ROOT, env=environment)
+        answer = await client.initialize_async(
+            types.InitializeParams(capabilities=types.ClientCapabilities(), process_id=os.getpid())
+        )
+        client.initialized(types.InitializedParams())
+        client.text_document_did_open(
+            types.DidOpenTextDocumentParams(types.TextDocumentItem(URI, "python", 1, TEXT))
+        )
+        await conversation(client, answer.capabilities)
+        await client.shutdown_async(None)
+        client.exit(None)
+        await client.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+async def ask(client, position=CURSOR):
+    params = types.InlineCompletionParams(
+        types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic),
+        types.TextDocumentIdentifier(URI),
+        position,
+    )
+    return (await client.text_document_inline_completion_async(params)).items
+
+
+def change(client, version: int, text: str, start=CURSOR, end=CURSOR) -> None:
+    part = types.TextDocumentContentChangePartial(types.Range(start, end), text)
+    document = types.VersionedTextDocumentIdentifier(version, URI)
+    client.text_document_did_change(types.DidChangeTextDocumentParams(document, [part]))
+
+
+async def execute(client, name: str, *arguments):
+    params = types.ExecuteCommandParams(name, list(arguments))
+    return await client.workspace_execute_command_async(params)
+
+
+def test_an_accepted_suggestion_is_reported_with_its_survival(server):
+    async def conversation(client, capabilities):
+        assert capabilities.inline_completion_provider is not None
+        (item,) = await ask(client)
+        assert item.insert_text == "x + 1"
+        (path, body, headers), *_ = server.requests
+        assert path == "/v1/completions" and headers["Authorization"] == "Bearer key-7"
+        assert body["prompt"].endswith("    return ") and body["suffix"] == "\n"
+        assert body["prompt"].startswith("# ü😀\f\u2028\n")
+        await execute(client, "rlCode.moveClock", 3.0)
+        change(client, 2, item.insert_text)
+        # the command that the editor runs after the insertion is no second acceptance
+        assert await execute(client, item.command.command, *item.command.arguments) is False
+        await execute(client, "rlCode.moveClock", 30.0)
+        change(client, 3, "2", types.Position(2, 15), types.Position(2, 16))
+        await execute(client, "rlCode.moveClock", 3600.0)
+
+    talk(server.url, conversation)
+    (shown,), (accepted,) = server.of_kind("shown"), server.of_kind("accepted")
+    assert shown["answer"] == accepted["answer"] == "cmpl-1"
+    assert accepted["value"] == 3.0
+    alive = {one["horizon_s"]: one["value"] for one in server.of_kind("retained")}
+    assert alive == {30.0: 1.0, 300.0: pytest.approx(2 / 3), 3600.0: pytest.approx(2 / 3)}
+    assert not server.of_kind("rejected")
+
+
+def test_rejections_and_faults_of_the_endpoint_are_reported_once_it_is_back(server):
+    async def conversation(client, capabilities):
+        await ask(client)
+        server.faults = ["drop", 503, "lose"]
+        change(client, 2, "y")
+        await asyncio.to_thread(server.wait_for, "rejected", 1, PATIENCE_S)
+        # nothing is shown where the server has nothing, or refuses
+        server.complete = lambda prefix, suffix: ""
+        assert not await ask(client, types.Position(2, 12))
+        server.complete = lambda prefix, suffix: None
+        assert not await ask(client, types.Position(2, 12))
+
+    talk(server.url, conversation)
+    (rejected,) = server.of_kind("rejected")
+    assert rejected["extra"] == {"why": "typed_past"}
+    assert len(server.of_kind("shown")) == 1
+
+
+def test_what_is_suggested_in_a_document_until_it_is_closed_is_a_session(server):
+    async def conversation(client, capabilities):
+        opened = types.TextDocumentItem(URI, "python", 1, TEXT)
+        for _ in range(2):
+            await ask(client)
+            await ask(client)
+            client.text_document_did_close(
+                types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(URI))
+            )
+            client.text_document_did_open(types.DidOpenTextDocumentParams(opened))
+
+    talk(server.url, conversation)
+    asked = [headers for path, _, headers in server.requests if path == "/v1/completions"]
+    first, second, third, fourth = (headers["X-Session"] for headers in asked)
+    assert first == second != third == fourth
+
+
+def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
+    async def conversation(client, capabilities):
+        assert "rlCode.nextEdit" in capabilities.execute_command_provider.commands
+        change(client, 2, "x + x")
+        server.complete = lambda prefix, suffix: "total"
+        # the parameter is renamed letter by letter; its uses are not yet
+        for version, (letter, at) in enumerate(zip("tot", (6, 7, 8), strict=True), start=3):
+            end = at + 1 if at == 6 else at
+            change(client, version, letter, types.Position(1, at), types.Position(1, end))
+        found = await execute(client, "rlCode.nextEdit", URI, {"line": 1, "character": 9})
+        assert (found["newText"], found["uri"]) == ("total", URI)
+        assert found["range"]["start"] == {"line": 2, "character": 11}
+        assert found["range"]["end"] == {"line": 2, "character": 12}
+        _, body, _ = [one for one in server.requests if one[0] == "/v1/completions"][-1]
+        assert body["prompt"].endswith("return ") and body["suffix"] == " + x\n"
+        change(client, 6, "total", types.Position(2, 11), types.Position(2, 12))
+        await execute(client, "rlCode.moveClock", 0.0)
+
+    talk(server.url, conversation)
+    assert len(server.of_kind("accepted")) == 1
+
+
+def test_a_wrong_endpoint_is_said(server):
+    settings = dict(stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
+    found = programs.run("launch.lsp", "--served_at=localhost:8000", **settings)
+    assert found.returncode == 2
+    assert "must be like http://127.0.0.1:8000/v1" in found.stderr
+
+
+NEOVIM = """
+vim.cmd('edit ' .. vim.env.TEST_FILE)
+local failed = function(what) io.stderr:write(what .. '\\n') vim.cmd('cquit 1') end
+local number = vim.lsp.start_client({ name = 'rl-code', cmd = vim.fn.json_decode(vim.env.TEST_CMD),
+  cmd_cwd = vim.env.TEST_ROOT, root_dir = vim.fn.getcwd() })
+local buffer = vim.api.nvim_get_current_buf()
+local patience = 200000
+if not vim.wait(patience, function()
+  local client = vim.lsp.get_client_by_id(number)
+  return client ~= nil and client.initialized
+end) then failed('the server did not start') end
+vim.lsp.buf_attach_client(buffer, number)
+local client = vim.lsp.get_client_by_id(number)
+local request = function(method, parameters)
+  local answer
+  client.request(method, parameters, function(error, result)
+    answer = { error = error, result = result } end, buffer)
+  if not vim.wait(patience, function() return answer ~= nil end) then failed(method .. ': late') end
+  if answer.error then failed(vim.inspect(answer.error)) end
+  return answer.result
+end
+local found = request('textDocument/inlineCompletion', {
+  textDocument = vim.lsp.util.make_text_document_params(buffer),
+  position = { line = 1, character = 11 }, context = { triggerKind = 2 } })
+local text = found.items[1].insertText
+vim.api.nvim_buf_set_text(buffer, 1, 11, 1, 11, { text })
+request('workspace/executeCommand', { command = 'rlCode.moveClock', arguments = { 31 } })
+client.stop()
+vim.wait(patience, function() return client.is_stopped() end)
+vim.cmd('qall!')
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvim") is None, reason="nvim, an editor, is not installed")
+def test_neovim_is_a_client(server, tmp_path):
+    file, script = tmp_path / "a.py", tmp_path / "script.lua"
+    file.write_text("def f(x):\n    return \n")
+    script.write_text(NEOVIM)
+    environment = {
+        **os.environ,
+        "RL_CODE_KEY": "key-7",
+        "TEST_FILE": str(file),
+        "TEST_CMD": json.dumps(command(server.url)),
+        "TEST_ROOT": str(ROOT),
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+    found = subprocess.run(
+        ["nvim", "--headless", "--clean", "-c", f"luafile {script}"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    (shown,), (accepted,) = server.of_kind("shown"), server.of_kind("accepted")
+    assert shown["answer"] == accepted["answer"]
+    assert [(one["horizon_s"], one["value"]) for one in server.of_kind("retained")] == [(30.0, 1.0)]
+
+
+def test_a_request_behind_shutdown_is_answered_with_an_error():
+    server = EditorServer(EditorConfig("http://127.0.0.1:1/v1", "key-7"))
+    sent = []
+    server.protocol._send_data = sent.append
+    server.protocol._shutdown = True
+    server.protocol.handle_message(types.ShutdownRequest(id=7))
+    server.protocol.handle_message(types.DidCloseTextDocumentNotification(params=None))
+    (answer,) = sent
+    assert (answer.id, answer.error.code) == (7, -32600) and "shutdown" in answer.error.message

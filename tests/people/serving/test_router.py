@@ -1,0 +1,79 @@
+"""Arms are sticky, have their shares, and Thompson sampling finds the one that earns most."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from people.serving.router import Shares, Thompson, arm_of
+
+USERS = [f"{number:032x}" for number in range(4000)]
+SHARES = {"old@1": 0.7, "new@2": 0.2, "other@3": 0.1}
+
+
+def test_shares_are_met_and_users_stay():
+    counts = collections.Counter(arm_of(user, "first", SHARES) for user in USERS)
+    for arm, share in SHARES.items():
+        assert abs(counts[arm] / len(USERS) - share) < 4 * (share * (1 - share) / len(USERS)) ** 0.5
+    router = Shares("first", SHARES)
+    assert [router.choose(user, "a") for user in USERS] == [
+        arm_of(user, "first", SHARES) for user in USERS
+    ]
+
+
+def test_another_experiment_assigns_independently():
+    half = {"a@1": 0.5, "b@2": 0.5}
+    first = np.array([arm_of(user, "first", half) == "a@1" for user in USERS])
+    second = np.array([arm_of(user, "second", half) == "a@1" for user in USERS])
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.06
+
+
+def test_a_growing_share_moves_users_one_way_only():
+    before = [arm_of(user, "first", {"old@1": 0.9, "new@2": 0.1}) for user in USERS]
+    after = [arm_of(user, "first", {"old@1": 0.6, "new@2": 0.4}) for user in USERS]
+    moves = collections.Counter(zip(before, after, strict=True))
+    assert moves["new@2", "old@1"] == 0 and moves["old@1", "new@2"] > 0
+
+
+@pytest.mark.parametrize("shares", [{}, {"a@1": 0.5}, {"a@1": 1.5, "b@2": -0.5}])
+def test_wrong_shares_are_refused(shares):
+    with pytest.raises(ValueError, match="shares="):
+        Shares("first", shares)
+
+
+def test_thompson_sampling_finds_the_arm_that_earns_most():
+    rng = np.random.default_rng(0)
+    means = {"a@1": 0.1, "b@2": 0.4, "c@3": 0.2}
+    router = Thompson(list(means), seed=1)
+    counts = collections.Counter()
+    for number in range(3000):
+        arm = router.choose("user", f"session {number}")
+        counts[arm] += 1
+        router.reward(arm, rng.normal(means[arm], 0.5))
+    assert counts["b@2"] > 2400 and min(counts.values()) > 5
+
+
+def test_a_session_stays_with_its_arm():
+    router = Thompson(["a@1", "b@2"], seed=1)
+    arms = {session: router.choose("user", session) for session in map(str, range(50))}
+    assert set(arms.values()) == {"a@1", "b@2"}
+    for _ in range(100):
+        router.reward("a@1", 1.0)
+        router.reward("b@2", -1.0)
+    assert {session: router.choose("user", session) for session in arms} == arms
+    assert router.choose("user", "a new one") == "a@1"
+    # whose sessions were forgotten begins as everybody does
+    router.forget("another user")
+    assert {session: router.choose("user", session) for session in arms} == arms
+    router.forget("user")
+    assert {router.choose("user", session) for session in arms} == {"a@1"}
+
+
+def test_rewards_of_no_arm_and_no_number_are_refused():
+    router = Thompson(["a@1"], seed=0)
+    with pytest.raises(ValueError, match="no arm 'b@2'; there are a@1"):
+        router.reward("b@2", 1.0)
+    with pytest.raises(ValueError, match="nan"):
+        router.reward("a@1", float("nan"))
+    with pytest.raises(ValueError, match="all different"):
+        Thompson(["a@1", "a@1"], seed=0)
