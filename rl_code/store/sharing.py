@@ -32,8 +32,8 @@ from rl_code.store.steps import Listing
 #   everything      nothing has changed: plans, groups, and consumptions, which must come out alike
 type Reach = Literal["nothing", "sampled before", "everything"]
 
-# Whose file the groups are in that a fork takes over one by one.
-_PARENT = ProcessId("parent", 0)
+# Whose file the groups are in that a fork takes over one by one. No actor may have this name.
+_PARENT = ProcessId("_parent", 0)
 # The parent may go on, and move steps into shards meanwhile, where the next attempt finds them.
 _ATTEMPTS = 5
 

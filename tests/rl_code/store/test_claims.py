@@ -14,6 +14,7 @@ from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Heartbeat, Observer
 from rl_code.store.missing import StoreTimeout
 from rl_code.store.processes import ProcessId
+from rl_code.store.sharing import share
 from rl_code.store.steps import claim_path
 from rl_code.store.store import GroupStore
 from tests.rl_code.store.groups import make_group, make_items
@@ -243,6 +244,24 @@ def test_a_lost_actor_loses_only_what_it_has_not_delivered(learner, actor, monke
     assert [item.number for item in other.claim(2)] in ([1, 2, 3], [4, 6, 7])
     assert len(other.claim(9)) == 3 and other.claim(9) == []
     assert other.takeovers == 6 and sum(learner.reader.claims(0).values()) == 8  # of two blocks
+
+
+@pytest.mark.parametrize("reach", ["sampled before", "everything"])
+def test_an_actor_of_a_fork_samples_only_what_the_parent_did_not(learner, actor, tmp_path, reach):
+    items = make_items(0, 4)
+    learner.plan(items)
+    for item in items[::2]:
+        learner.deliver(item, make_group(item))
+    held = actor("a")
+    assert len(held.claim(9)) == 4  # claims of the parent's actors are not taken over
+    share(learner.folder, tmp_path / "fork", 0, reach, ahead=0)
+    fork = GroupStore(tmp_path / "fork", "learner")
+    assert fork.missing(0) == items[1::2]
+    with Claims(GroupStore(fork.folder, "a"), FAST) as work:
+        assert work.claim(9) == items[1::2] and work.claim(9) == []
+        for item in items[1::2]:
+            work._store.deliver(item, make_group(item))
+    assert [record.actor.name for record in fork.wait(0, 5.0)] == ["learner", "a"] * 2
 
 
 def test_idle_actors_look_at_few_others_and_list_no_claims(learner, actor, monkeypatch):
