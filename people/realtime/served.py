@@ -297,8 +297,13 @@ class System:
 
     @functools.cached_property
     def _fleet(self) -> ServedFleet:
-        drain_s = self._config.run.serving.drain_s
-        return ServedFleet(self._servers.models, self._config.model, self._versions.model, drain_s)
+        return ServedFleet(
+            self._servers.models,
+            self._config.model,
+            # no version is read, or trained, before one is asked for
+            lambda version: self._versions.model(version),
+            self._config.run.serving.drain_s,
+        )
 
     @functools.cached_property
     def _suites(self) -> HeldOut:
