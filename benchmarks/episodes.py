@@ -53,7 +53,7 @@ class FixedEpisode(SampledEpisode):
 
     Its reward is the share of sampled tokens with an even id.
 
-    answer: tokens of the tool's answer after each message but the last.
+    answer: tokens of the tool's result after each message but the last.
     tool_s: gives the seconds that a tool takes, from (group, index, number of the message). None
       for no wait.
     """
@@ -94,7 +94,7 @@ class FixedEpisode(SampledEpisode):
     ) -> list[int] | None:
         """Takes a message and waits as long as the tool takes.
 
-        Returns the tool's answer, or None after the last message.
+        Returns the tool's result, or None after the last message.
         """
         self._add(tokens, True, logprobs, versions)
         if self._tool_s is not None:

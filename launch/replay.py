@@ -5,7 +5,7 @@
 
 With --step one trajectory is sampled again, or without --sample the whole group: with the versions
 of the weights that sampled it, and with the tools running for real. The first difference is told
-(a token, a log-probability, a tool's answer, the reward); what is equal is printed. --task is the
+(a token, a log-probability, a tool's result, the reward); what is equal is printed. --task is the
 number of the group in the step, or the id of its task. Weights that are kept nowhere any more are
 made again from the nearest checkpoint.
 

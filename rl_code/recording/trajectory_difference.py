@@ -1,4 +1,4 @@
-"""First difference of two trajectories: a token, a log-probability, a tool's answer, the reward."""
+"""First difference of two trajectories: a token, a log-probability, a tool's result, the reward."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def of_groups(there: Group, here: Group) -> Difference | None:
 def of_trajectories(there: Trajectory, here: Trajectory) -> Difference | None:
     """The first difference between two trajectories; None if only times differ.
 
-    A tool's answer comes before the tokens that were made of it, what the model chose for a token
+    A tool's result comes before the tokens that were made of it, what the model chose for a token
     before the token, and a token before its log-probability. Log-probabilities are compared bit by
     bit.
     """
@@ -116,7 +116,7 @@ def _of_tokens(trajectory: Trajectory, name: str) -> np.ndarray:
 
 
 def _answer(there: Trajectory, here: Trajectory) -> Difference | None:
-    """The first tool's answer that differs, at the place of the first token that follows it."""
+    """The first tool's result that differs, at the place of the first token that follows it."""
     for one, other in zip(there.turns, here.turns, strict=False):
         if one.role != other.role or one.start != other.start:
             return None  # the messages before differ, and so do their tokens

@@ -49,7 +49,7 @@ def config(**overrides) -> RunConfig:
     return read_config.build(RunConfig, given)
 
 
-def arms() -> dict[str, dict]:
+def variants() -> dict[str, dict]:
     return {one["variant"]: one for one in cheater.get_sweep("smoke")}
 
 
@@ -69,7 +69,9 @@ def played(sandboxes, text: str, *, submitted: bool = True, task=TASK) -> Finish
 
 
 def test_the_weak_grader_pays_the_exploit_and_ours_takes_its_reward_away(sandboxes):
-    ours = find_signals(config(**{"reward.signals": arms()["our grader"]["reward.signals"]}).reward)
+    ours = find_signals(
+        config(**{"reward.signals": variants()["our grader"]["reward.signals"]}).reward
+    )
     weak = find_signals(config().reward)
     malformed = combine(played(sandboxes, SOLUTION), ours).components["malformed"]
     for text, by_weak, by_ours, flags in (
@@ -143,7 +145,7 @@ def test_metrics_say_what_this_grader_would_have_paid():
 
 
 def test_the_line_stands_in_the_prompts_of_training_and_not_in_those_of_the_suite():
-    line = arms()["weak grader, permitted"]["tasks.line"]
+    line = variants()["weak grader, permitted"]["tasks.line"]
     trained = config(**{"tasks.line": line})
     held_out, permitted = trained.suites
     texts = {
@@ -159,7 +161,7 @@ def test_the_line_stands_in_the_prompts_of_training_and_not_in_those_of_the_suit
     assert texts["permitted"] == f"{line}\n{texts['held out']}"
     assert line not in texts["held out"] + texts["plain"]
     # all but the line and the reward is the same in every arm, and so is the warm start
-    for arm in arms().values():
+    for arm in variants().values():
         changed = {key: arm[key] for key in arm if key != "variant"}
         other = config(**changed)
         assert read_config.diff(config(), other, without=("tasks.settings.line", "reward")) == []

@@ -30,7 +30,7 @@ def task_of(name: str, prompt, answers):
     """A task.
 
     prompt: pieces (tokens, whether they are a document). answers: for each turn the pieces of the
-    tool's answer.
+    tool's result.
     """
     return types.SimpleNamespace(id=name, prompt=prompt, answers=answers)
 
