@@ -69,14 +69,14 @@ def grade(
     pool: SandboxPool,
     timeout_s: float,
     world: World | None = None,
-    canaries: bool = False,
+    canaries: int = 0,
 ) -> Grade:
     """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
     timeout_s: seconds for all cases together, and as many again for all statements. A test that
     times out without having used its CPU time is run once more, so that honest work does not fail
     because the machine was busy. world: of the task; the snapshot is then the difference from it.
-    canaries: whether statements have canaries, for which there is what time the statements leave.
+    canaries: how many statements have canaries, for which there is what time the statements leave.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
@@ -111,7 +111,7 @@ def _marks(
     pool: SandboxPool,
     timeout_s: float,
     world: World | None,
-    canaries: bool,
+    canaries: int,
 ) -> tuple[list[_Mark], bool]:
     """The outcome of each test, and whether a sandbox was lost meanwhile."""
     try:
@@ -124,7 +124,7 @@ def _marks(
         until = time.monotonic() + timeout_s
         code = grading.statements(tests.code)
         if canaries:
-            code = grading.contradicted(tests.code, code, until)
+            code = grading.contradicted(tests.code, code, canaries, until)
         return cases + code, grading.lost
 
 
@@ -184,16 +184,19 @@ class _Grading:
         return self._regraded(marks, lambda late: self.statements([statements[i] for i in late]))
 
     def contradicted(
-        self, statements: Sequence[str], marks: list[_Mark], until: float
+        self, statements: Sequence[str], marks: list[_Mark], most: int, until: float
     ) -> list[_Mark]:
         """The marks, in which a statement has failed that passes whatever value it asks for.
 
-        The canaries of all that passed run in one new process of the candidate's. Where one passes,
-        it runs again by itself, and so does its statement: code that remembers earlier calls passes
-        one of them at most. until: the time (of time.monotonic) at which no more is begun.
+        The canaries of those that passed run in one new process of the candidate's. Where one
+        passes, it runs again by itself, and so does its statement: code that remembers earlier
+        calls passes one of them at most. most: canaries, drawn among more statements. until: the
+        time (of time.monotonic) at which no more is begun.
         """
         rng = _drawn(self.snapshot.get(self.path), statements)
-        drawn = {i: canary_of(statements[i], rng) for i, mark in enumerate(marks) if not mark.error}
+        good = [i for i, mark in enumerate(marks) if not mark.error]
+        chosen = sorted(rng.sample(good, min(most, len(good))))
+        drawn = {i: canary_of(statements[i], rng) for i in chosen}
         canaries = {i: canary for i, canary in drawn.items() if canary is not None}
         passed = self._passed(list(canaries.values()), until)
         for (i, canary), both in zip(canaries.items(), passed, strict=True):

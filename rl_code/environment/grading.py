@@ -96,7 +96,7 @@ def mark(
             break  # tests that were not run have failed
         part = target.tests(tests)
         place = target.path, target.entry_point
-        graded = grade(*place, part, files, pool, left_s, task.world, canaries > 0)
+        graded = grade(*place, part, files, pool, left_s, task.world, canaries)
         flags |= set(graded.flags)
         code = range(len(tests.cases), before) if target.has_code else ()
         places = (*target.cases, *code)

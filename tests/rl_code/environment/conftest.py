@@ -107,9 +107,7 @@ class FakePool:
         self.opened.append(FakeSandbox(self, files))
         return self.opened[-1]
 
-    def grade(
-        self, path, entry_point, tests, snapshot, pool, timeout_s, world=None, canaries=False
-    ):
+    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s, world=None, canaries=0):
         if self.faulty:
             raise SandboxFault("the zygote died")
         self.graded.append(dict(snapshot))

@@ -130,7 +130,7 @@ COUNTS = "n = 0\ndef f():\n    global n\n    n += 1\n    return n\n"
 def test_a_statement_that_passes_whatever_it_asks_for_has_failed(sandboxes):
     def run(text: str, *code: str):
         return grade(
-            "s.py", "f", Tests(code=code), {"s.py": text}, sandboxes, 30.0, None, canaries=True
+            "s.py", "f", Tests(code=code), {"s.py": text}, sandboxes, 30.0, None, canaries=8
         )
 
     agrees = (
