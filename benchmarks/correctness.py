@@ -14,7 +14,6 @@ bfloat16 on the CPU: sums of several rounded parts err more than any one bound f
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,7 +23,7 @@ import rich.table
 from jax.sharding import Mesh
 
 from attention.cache.paged import attend, init_cache, write
-from attention.cache.tables import Tables, sequence_pages
+from attention.cache.tables import sequence_pages
 from attention.layout import lay_out
 from attention.methods.dense import Dense
 from attention.methods.gated_documents import GatedDocuments
@@ -33,8 +32,6 @@ from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from attention.selected import selected_attention
-from models.families import PRESETS
-from models.functions import rope
 from models.sharding import MeshConfig, make_mesh, use_mesh
 from pallas_kernels import choice
 from pallas_kernels.selected import api as kernels
@@ -149,10 +146,6 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     large = 4 * BLOCK
     moba = MoBA(block=large, picks=-(-sizes.tokens // large))
     yield _pages("moba, decode from large pages", moba, sizes, queries=1, page=large)
-    for name in ("dense", "nsa"):
-        method = methods(sizes.tokens)[name]
-        title = f"{name}, decode, keys not rotated"
-        yield _pages(title, method, sizes, queries=1, rotated=False)
     yield _chosen("some blocks, rows", sizes)
     # where a kernel has two ways, the one that the heuristic does not take
     yield _chosen("some blocks, rows, the other way", sizes, by_tile=False, gather_in_kernel=False)
@@ -202,16 +195,10 @@ def _pages(
     sizes: Sizes,
     queries: int,
     page: int = BLOCK,
-    rotated: bool = True,
 ) -> Check:
-    """The last tokens of two rows, written to pages and attending to them.
-
-    rotated: whether pages keep keys as they are after rotation.
-    """
+    """The last tokens of two rows, written to pages and attending to them."""
     rows = 2
     count = -(-sizes.tokens // page)
-    model = dataclasses.replace(PRESETS["qwen3-8b"], head_dim=sizes.head_dim)
-    turn = functools.partial(rope, config=model)
     layer = LayerShape(sizes.head_dim, sizes.heads, sizes.kv_heads, sizes.head_dim)
     given = method.parameters(layer)
     names = [*given]
@@ -232,19 +219,17 @@ def _pages(
         }
         inputs = jax.nn.sigmoid(rest[-1]) if parts else None
         shape = (rows * count, sizes.kv_heads, sizes.head_dim, q.dtype)
-        cache = init_cache((method,), *shape, page=page, rotated=rotated)
+        cache = init_cache((method,), *shape, page=page)
         tables = jnp.arange(rows * count, dtype=jnp.int32).reshape(rows, count)[:, ::-1]
         lengths = jnp.array([sizes.tokens, sizes.tokens - 7], jnp.int32)
         slots = jnp.arange(sizes.tokens, dtype=jnp.int32)
         places = jnp.where(slots < lengths[:, None], slots, -1)
-        # keys are drawn as if they were rotated already, where pages keep them so
-        rotate = (lambda k, positions: k) if rotated else turn
-        cache = write(
-            cache, 0, Tables.same(tables), places, keys, parameters=parameters, rotate=rotate
-        )
+        # keys are drawn as if they were rotated already
+        options = dict(parameters=parameters, rotate=lambda k, positions: k)
+        cache = write(cache, 0, tables, places, keys, **options)
         pages = sequence_pages(tables, lengths, page)
         last = lengths[:, None] - queries + jnp.arange(queries, dtype=jnp.int32)
-        return (attend(cache, 0, q, pages.at(last)[0], pages, inputs=inputs, rotate=rotate),)
+        return (attend(cache, 0, q, pages.at(last)[0], pages, inputs=inputs),)
 
     return Check(name, run, tuple(shapes))
 

@@ -29,11 +29,11 @@ def measure(
     """Seconds and bytes of one token of ``rows`` rows of ``tokens`` tokens each, in one layer."""
     page = method.block_size() or PAGE
     count = -(-tokens // page)
-    pages = PageShape(rows * count, shape.num_kv_heads, page, shape.head_dim, dtype, rotated=True)
+    pages = PageShape(rows * count, shape.num_kv_heads, page, shape.head_dim, dtype)
     layer = jax.tree.map(
         lambda x: jax.random.normal(jax.random.key(0), x.shape, x.dtype), method.pages(pages)
     )
-    cache = PagedCache((layer,), (method,), page, rotated=True)
+    cache = PagedCache((layer,), (method,), page)
     q = jax.random.normal(jax.random.key(1), (rows, 1, shape.num_heads, shape.head_dim), dtype)
     parts = {at: x.shape[-1] for at, x in method.parameters(shape).items()}.get("gates")
     inputs = None if parts is None else jnp.full((*q.shape[:3], parts), 0.5, dtype)

@@ -2,7 +2,6 @@
 
 python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench grouped --device=gpu [--pairs=65536 --experts=128 --matrix=2048,768]
-python -m launch.bench swap --device=cpu [--row=16384 --documents=16 --question=64 ...]
 python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --rival=hand]
 python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
@@ -13,7 +12,6 @@ python -m launch.bench layers [--layer_mb=320 --opens=200 --at_once=32]
 python -m launch.bench play [--threads=1,4,16 --episodes=128 --kill=0.05]
 python -m launch.bench tools [--workspaces=1,32 --calls=20 --vocabulary=weights/a.gguf]
 python -m launch.bench search [--sizes=10,40,160 --repositories=100]
-python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
 """
@@ -33,14 +31,12 @@ from benchmarks import (
     engine,
     grouped,
     layers,
-    million,
     overlap,
     play,
     record,
     rl_step,
     search,
     speculation,
-    swap,
     tools,
 )
 from launch import command
@@ -50,8 +46,6 @@ from models.sharding import MeshConfig
 BENCHES = {
     "attention": attention.main,
     "grouped": grouped.main,
-    "swap": swap.main,
-    "million": million.main,
     "rl_step": rl_step.main,
     "async": asynchrony.main,
     "overlap": overlap.main,
@@ -89,7 +83,7 @@ flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer(
     "repeats",
     3,
-    "Timed runs; of attention, grouped, swap, engine, speculation and async.",
+    "Timed runs; of attention, grouped, engine, speculation and async.",
     lower_bound=1,
 )
 flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention and grouped.")

@@ -1,4 +1,4 @@
-"""The model over a paged cache: prompts in chunks, decoding, and the encoding of documents.
+"""The model over a paged cache: prompts in chunks, and decoding.
 
 Dimensions: B rows, T tokens, D model.
 """
@@ -6,22 +6,14 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.cache import gathered
-from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
-from attention.cache.paged import (
-    PagedCache,
-    attend,
-    attend_and_note,
-    init_cache,
-    page_size,
-    write,
-)
+from attention.cache.paged import PagedCache, attend, attend_and_note, init_cache, write
 from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
@@ -38,38 +30,19 @@ def model_cache(
     dtype=None,
     *,
     page: int | None = None,
-    rotated: bool = True,
     undone: int = 0,
 ) -> PagedCache:
     """An empty cache for a model; arguments as for ``init_cache``."""
     methods = _methods(config)
     heads = config.num_kv_heads
     size = config.head_dim
-    options = dict(page=page, rotated=rotated, undone=undone)
+    options = dict(page=page, undone=undone)
     return init_cache(methods, num_pages, heads, size, dtype or config.dtype, **options)
-
-
-def document_encoder(
-    model: Transformer, *, page: int | None = None
-) -> Callable[[Sequence[int]], DocumentKV]:
-    """A function that encodes a document, for any cache of this model.
-
-    It is compiled once for each number of pages.
-    """
-    methods = _methods(model.config)
-    weights = fingerprint_weights(model, repr(model.config))
-    keys_of = functools.partial(_keys_values, model)
-    return lambda tokens: encode_document(
-        keys_of, methods, tokens, weights, page_size(methods, page)
-    )
 
 
 def _methods(config: ModelConfig) -> tuple[Method, ...]:
     """The method of every layer."""
     return config.attention * (config.num_layers // len(config.attention))
-
-
-_keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
 
 
 # For a function of one layer: it is traced once for all layers that are alike. To trace every layer
@@ -98,7 +71,7 @@ def forward(
     def run(layer, parameters, own, x, positions, places, seen, pages):
         def attention(layer, y):
             nonlocal own
-            found = new_keys(model, own.methods[0], parameters, layer, y, positions, own.rotated)
+            found = new_keys(model, own.methods[0], parameters, layer, y, positions)
             out, own, _ = _write_and_attend(
                 model, own, parameters, found, places, pages, seen, pages
             )
@@ -175,7 +148,7 @@ def decode_tokens(
 
         def attention(layer, y):
             nonlocal own, gather, picks
-            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, own.rotated)
+            q, new, inputs = new_keys(model, method, parameters, layer, y, positions)
             if gather is not None:
                 # the new keys go into the gathered pages, before they are attended to
                 gather = gathered.write(gather, rows, places, new["main"])
@@ -247,12 +220,11 @@ def _write_and_attend(
         mine = write(mine, 0, written.tables, places, new, **options)
         q, *extra = (x.reshape(*seen.shape, *x.shape[2:]) for x in (q, *extra))
         (inputs,) = extra or (None,)
-        rest = dict(inputs=inputs, rotate=rotate)
         picks = []
         if note:
-            out, *picks = attend_and_note(mine, 0, q, seen, pages, **rest)
+            out, *picks = attend_and_note(mine, 0, q, seen, pages, inputs=inputs)
         else:
-            out = attend(mine, 0, q, seen, pages, **rest)
+            out = attend(mine, 0, q, seen, pages, inputs=inputs)
         out, *picks = (x.reshape(*places.shape, *x.shape[2:]) for x in (out, *picks))
         return out, mine.layers[0], picks
 
@@ -318,18 +290,16 @@ def new_keys(
     layer: Layers,
     y: Float[Array, "B T D"],
     positions: Int[Array, "B T"],
-    rotated: bool,
 ) -> tuple[Float[Array, "B T N H"], Keys, Float[Array, "B T N parts"] | None]:
     """A layer's results for new tokens: (q rotated, the keys to write, the head inputs).
 
-    y: normalised hidden states, from ``Transformer.before_attention``. rotated: whether the cache
-    keeps keys rotated. The head inputs are those of ``Method.head_inputs``.
+    y: normalised hidden states, from ``Transformer.before_attention``. The head inputs are
+    those of ``Method.head_inputs``.
     """
     q, k, v = model.qkv(layer, y)
     turn = functools.partial(rope, positions=positions, config=model.config)
     new = {"main": (k, v), **model.new_keys(method, parameters, layer, y)}
-    if rotated:
-        for name in method.rotated_when_written():
-            k, v = new[name]
-            new[name] = turn(k), v
+    for name in method.rotated_when_written():
+        k, v = new[name]
+        new[name] = turn(k), v
     return turn(q), new, method.head_inputs(parameters, y)

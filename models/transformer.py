@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -196,24 +196,8 @@ class Transformer(nnx.Module):
         align: int = 1,
     ) -> list[Keys]:
         """``Before.keys`` of tokens that others will follow; arguments as for ``hidden``."""
-        _, kept, _, _ = self._scan(tokens, positions, where, runs, align, keep="given")
+        _, kept, _, _ = self._scan(tokens, positions, where, runs, align, keep=True)
         return kept
-
-    def keys_values(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
-    ) -> tuple[Keys, ...]:
-        """The arrays that every layer's attention reads, for a cache of documents: keys, not
-        rotated, and values.
-
-        Arguments as for ``hidden``. A row holds one sequence, from slot 0.
-        """
-        _, kept, _, _ = self._scan(tokens, positions, where, align=0, keep="read")
-        # the scan stacks by place in the period; unstacked, layers come in their order
-        return tuple(
-            jax.tree.map(operator.itemgetter(period), keys)
-            for period in range(self.config.periods)
-            for keys in kept
-        )
 
     def _scan(
         self,
@@ -224,16 +208,16 @@ class Transformer(nnx.Module):
         align: int = 1,
         documents: bool = False,
         before: Before | None = None,
-        keep: Literal["given", "read"] | None = None,
+        keep: bool = False,
         noted: Noted | None = None,
     ):
         """Runs all layers: (hidden states of the last one, the keys that were to be kept, with
         ``noted`` how the layers' choices agree with those, the routing of the layers with experts).
 
-        keep: "given" for the keys that are computed from hidden states, "read" for those that
-        attention reads, None for none. Neither are rotated. They come as a list with an entry for
-        each layer of a period, whose arrays are stacked over the periods. noted: what a sampler
-        chose. Agreement comes as a list with an entry for each layer of a period that chooses.
+        keep: whether to keep the keys that are computed from hidden states, not rotated. They come
+        as a list with an entry for each layer of a period, whose arrays are stacked over the
+        periods. noted: what a sampler chose. Agreement comes as a list with an entry for each layer
+        of a period that chooses.
         """
         methods = self.config.attention
         picks = [None] * len(methods) if noted is None else noted.by_layer(methods)
@@ -277,7 +261,6 @@ class Transformer(nnx.Module):
                     layout,
                     earlier[index],
                     kept,
-                    keep,
                     given,
                     shares,
                 )
@@ -365,7 +348,6 @@ class Transformer(nnx.Module):
         layout: Layout,
         earlier: Keys | None,
         kept: list,
-        keep: str | None,
         noted: Noted | None,
         shares: list,
         layer: Layers,
@@ -373,9 +355,10 @@ class Transformer(nnx.Module):
     ):
         """Attention of one layer over packed rows; each device has its own rows and heads.
 
-        earlier: the keys of tokens before the rows. kept: a list, to which the keys that ``keep``
-        names are appended. noted: what a sampler chose in this layer, [B, M, K, n]; how the layer's
-        own choice agrees with it is appended to ``shares``. y: normalised hidden states [B, T, D].
+        earlier: the keys of tokens before the rows. kept: a list, to which the layer's keys are
+        appended, not rotated. noted: what a sampler chose in this layer, [B, M, K, n]; how the
+        layer's own choice agrees with it is appended to ``shares``. y: normalised hidden states
+        [B, T, D].
         """
         q, k, v = self.qkv(layer, y)
         # the layer's own keys and those that its method adds, all from hidden states
@@ -385,8 +368,7 @@ class Transformer(nnx.Module):
         # derived keys may be made from several tokens, so those before the rows must be there
         keys = {**given, **self._derived_keys(method, parameters, given, layout)}
         at = method.positions(positions, layout)
-        kept.append(given if keep == "given" else {name: keys[name] for name in at})
-        # rotation comes last: what was kept above is not rotated
+        kept.append(given)
         turned = {}
         for name, places in at.items():
             k, v = keys[name]

@@ -23,13 +23,10 @@ COLUMNS = 64
 LOG2_E = math.log2(math.e)
 
 
-def tiles(shape: tuple[int, ...], dtype, swizzle: int = SWIZZLE):
-    """A type of shared memory in the tiled and swizzled layout of matrix units and copy engine.
-
-    swizzle: bytes of a row of a tile. Parts of a row can be used apart only in whole tiles.
-    """
-    width = swizzle // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(swizzle))
+def tiles(shape: tuple[int, ...], dtype):
+    """A type of shared memory in the tiled and swizzled layout of matrix units and copy engine."""
+    width = SWIZZLE // jnp.dtype(dtype).itemsize
+    transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(SWIZZLE))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 

@@ -15,17 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jax.sharding import AbstractMesh
 
-from attention.cache.paged import PagedCache
-from attention.cache.tables import sequence_pages
 from models.families import PRESETS
 from models.model_config import ModelConfig
-from models.paged import forward, model_cache
-from models.sharding import abstract_mesh, use_mesh
-from models.transformer import Transformer, abstract_model
+from models.sharding import abstract_mesh
 from planner.targets import Target
 from rl_code.config.read_config import build
 from rl_code.run.config import RunConfig
@@ -53,8 +47,6 @@ class Workload:
     tensor: int = 1
     # Devices that whole experts are cut over, each with a row of its own.
     expert: int = 1
-    # Whether there is also a program that decodes behind documents whose keys are not rotated.
-    unrotated: bool = False
 
 
 # What a model of 8 billion parameters takes on one device: rows of 8,192 tokens in training, chunks
@@ -78,10 +70,10 @@ _LARGE = {
 }
 
 
-def _large(name: str, unrotated: bool = False, **settings: Any) -> Workload:
+def _large(name: str, **settings: Any) -> Workload:
     method = {"name": name, **settings}
     given = ("quickstart", _LARGE, "qwen3-8b", (method,))
-    return Workload(f"8B, {name}", *given, unrotated=unrotated)
+    return Workload(f"8B, {name}", *given)
 
 
 def _documents(name: str, **settings: Any) -> Workload:
@@ -116,11 +108,11 @@ def _paged(name: str, page: int) -> Workload:
 
 WORKLOADS = (
     Workload("quickstart", "quickstart"),
-    Workload("smollm2_mbpp", "smollm2_mbpp", unrotated=True),
+    Workload("smollm2_mbpp", "smollm2_mbpp"),
     Workload("own_model", "own_model", preset="qwen3-8b"),
-    _large("dense", unrotated=True),
+    _large("dense"),
     _large("window", window=512),
-    _large("nsa", unrotated=True),
+    _large("nsa"),
     _large("moba", block=64, picks=16),
     # the paper's blocks of 512, which are pages of the cache too
     _paged("moba", page=512),
@@ -159,8 +151,6 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
         config, model = settings(workload)
         mesh = abstract_mesh(config.mesh, target.device)
         programs = traced_programs(config, model, mesh)
-        if workload.unrotated:
-            programs["decode, keys not rotated"] = _unrotated(config, model, mesh)
         for program, traced in programs.items():
             caller = f"{workload.name}: {program}"
             for equation in calls(traced.jaxpr.jaxpr):
@@ -207,22 +197,6 @@ def changed(name: str, changes: Mapping[str, Any]) -> RunConfig:
             section = section.setdefault(part, {})
         section[last] = value
     return build(RunConfig, given)
-
-
-def _unrotated(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax.stages.Traced:
-    """One token of every row against a cache of keys that are not rotated."""
-    engine = config.rollout.engine
-    rows = engine.slots
-
-    def step(model: Transformer, cache: PagedCache, tables, tokens, places):
-        view = sequence_pages(tables, places[:, 0] + 1, engine.page)
-        return forward(model, cache, tokens, places, view)
-
-    new = functools.partial(model_cache, model, engine.pages, page=engine.page, rotated=False)
-    row = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
-    tables = jax.ShapeDtypeStruct((rows, engine.table), jnp.int32)
-    with use_mesh(mesh):
-        return jax.jit(step).trace(abstract_model(model), jax.eval_shape(new), tables, row, row)
 
 
 def calls(jaxpr: Jaxpr, around: str = "") -> Iterator[JaxprEqn]:

@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # The order of a run: what fails fastest, then quick tests, then long ones. Within the long ones those
 # files first that take longest, so that no worker is left alone with one.
-FIRST = ("test_imports.py", "test_docs.py", "test_tiers.py", "test_packaging.py")
+FIRST = ("test_imports.py", "test_docs.py", "test_packaging.py")
 LONGEST = (
     "test_faults.py",
     "test_realtime_served.py",

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.cache.reader import PageReader
-from attention.cache.tables import Pages, Runs, Tables
+from attention.cache.tables import Pages, Runs
 from attention.cache.writer import PageWriter
 from attention.methods.method import Keys, LayerPages, Method, PageShape, Parameters, Rotate
 from pallas_kernels.tokens import Tokens
@@ -37,10 +37,6 @@ class PagedCache:
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
     # Tokens of a page.
     page: int = dataclasses.field(metadata=dict(static=True))
-    # Whether keys are kept rotated, by the positions of their places. That is right for sequences.
-    # The keys of documents, whose positions change when they are put elsewhere, are kept unrotated
-    # and rotated on use.
-    rotated: bool = dataclasses.field(metadata=dict(static=True))
 
     @property
     def num_pages(self) -> int:
@@ -79,7 +75,6 @@ def init_cache(
     dtype,
     *,
     page: int | None = None,
-    rotated: bool = True,
     undone: int = 0,
 ) -> PagedCache:
     """A cache of zeros.
@@ -87,14 +82,12 @@ def init_cache(
     methods: the method of every layer. undone: see ``PageShape``.
     """
     page = page_size(methods, page)
-    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, rotated, undone)
-    layers = tuple(zeros(method.pages(shape)) for method in methods)
-    return PagedCache(layers, tuple(methods), page, rotated)
-
-
-def zeros(shapes: LayerPages) -> LayerPages:
-    """Arrays of zeros of the shapes that ``Method.pages`` gives."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, undone)
+    layers = tuple(
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), method.pages(shape))
+        for method in methods
+    )
+    return PagedCache(layers, tuple(methods), page)
 
 
 def page_bytes(cache: PagedCache) -> int:
@@ -116,7 +109,7 @@ def copy_pages(
 def write(
     cache: PagedCache,
     layer: int,
-    tables: Tables,
+    tables: Int[Array, "B P"],
     places: Int[Array, "B T"],
     new: Keys,
     *,
@@ -129,7 +122,7 @@ def write(
     All tokens before them must have been written.
 
     places: of the tokens, consecutive in a row, then -1 for padding, which is not written.
-    new: "main" and what ``Method.new_keys`` gives, rotated where the cache keeps them rotated.
+    new: "main" and what ``Method.new_keys`` gives, those of ``rotated_when_written`` rotated.
     parameters: those of the layer's method.
     rotate: how keys are rotated, for those that a method derives.
     runs: what the rows' pages hold; None where no row has documents.
@@ -140,7 +133,7 @@ def write(
     method = cache.methods[layer]
     if missing := set(method.rotated_when_written()) - set(new):
         raise ValueError(f"{layer=} is {method}: new keys lack {', '.join(sorted(missing))}")
-    at = PageWriter(tables, places, cache.page, rotate if cache.rotated else None, runs)
+    at = PageWriter(tables, places, cache.page, rotate, runs)
     return cache.with_layer(layer, method.write(cache.layers[layer], new, at, parameters))
 
 
@@ -152,49 +145,15 @@ def attend(
     pages: Pages,
     *,
     inputs: Float[Array, "B T N parts"] | None = None,
-    rotate: Rotate | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention to the cache, into which the queries' own keys have been written.
 
     q: rotated.
     q_tokens: of consecutive places in a row, with padding at the end.
     inputs: from ``Method.head_inputs``.
-    rotate: how keys are rotated; needed for a cache of keys that are not.
     """
-    read = _reader(cache, pages, rotate, q)
+    read = PageReader(pages, cache.page, q.dtype)
     return cache.methods[layer].attend_pages(cache.layers[layer], q, q_tokens, read, inputs)
-
-
-def choose_pages(
-    cache: PagedCache,
-    layer: int,
-    q: Float[Array, "B T N H"],
-    q_tokens: Tokens,
-    pages: Pages,
-    *,
-    rotate: Rotate | None = None,
-) -> tuple[jax.Array, Int[Array, "B T C n"]]:
-    """``Method.choose_pages``: the first half of ``attend``, which does not read "main"."""
-    read = _reader(cache, pages, rotate, q)
-    return cache.methods[layer].choose_pages(cache.layers[layer], q, q_tokens, read)
-
-
-def attend_chosen(
-    cache: PagedCache,
-    layer: int,
-    q: Float[Array, "B T N H"],
-    q_tokens: Tokens,
-    pages: Pages,
-    found: jax.Array,
-    picks: Int[Array, "B T C n"],
-    *,
-    inputs: Float[Array, "B T N parts"] | None,
-    rotate: Rotate | None = None,
-) -> Float[Array, "B T N H"]:
-    """``Method.attend_chosen``: the second half, which reads the chosen pages."""
-    read = _reader(cache, pages, rotate, q)
-    method = cache.methods[layer]
-    return method.attend_chosen(cache.layers[layer], q, q_tokens, read, inputs, found, picks)
 
 
 def attend_and_note(
@@ -205,15 +164,10 @@ def attend_and_note(
     pages: Pages,
     *,
     inputs: Float[Array, "B T N parts"] | None = None,
-    rotate: Rotate | None = None,
 ) -> tuple[Float[Array, "B T N H"], Int[Array, "B T C n"]]:
     """``attend`` of few queries by a method that chooses pages: (the result, their numbers)."""
-    found, picks = choose_pages(cache, layer, q, q_tokens, pages, rotate=rotate)
-    chosen = dict(inputs=inputs, rotate=rotate)
-    return attend_chosen(cache, layer, q, q_tokens, pages, found, picks, **chosen), picks
-
-
-def _reader(cache: PagedCache, pages: Pages, rotate: Rotate | None, q: jax.Array) -> PageReader:
-    if not cache.rotated and rotate is None:
-        raise ValueError("a cache of keys that are not rotated needs rotate")
-    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype)
+    method = cache.methods[layer]
+    read = PageReader(pages, cache.page, q.dtype)
+    rows = (cache.layers[layer], q, q_tokens, read)
+    found, picks = method.choose_pages(*rows)
+    return method.attend_chosen(*rows, inputs, found, picks), picks

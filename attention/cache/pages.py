@@ -60,7 +60,7 @@ class PageAllocator:
         # Pages that nobody holds, as the keys of a dict, which keeps their order: those that were
         # let go of first are used first.
         self._free = dict.fromkeys(range(num_pages))
-        # How often each page is held, and how often by ``take`` and ``share``.
+        # How often each page is held, and how often by ``take``.
         self._counts = [0] * num_pages
         self._taken: Counter[int] = Counter()
         # Full pages by the hash of their tokens, and the reverse. Free pages may be among them.
@@ -256,29 +256,12 @@ class PageAllocator:
         self._taken.update(pages)
         return pages
 
-    def share(self, pages: Iterable[int]) -> None:
-        """Holds taken pages once more."""
-        pages = list(pages)
-        self._check_taken(pages)
-        self._hold(pages)
-        self._taken.update(pages)
-
     def drop(self, pages: Iterable[int]) -> None:
         """Lets go of taken pages, once each."""
         pages = list(pages)
         self._check_taken(pages)
         self._taken.subtract(pages)
         self._let_go(pages)
-
-    def exchange(self, pages: Iterable[int], count: int) -> list[int]:
-        """Lets go of taken pages and takes ``count`` others. Raises OutOfPages."""
-        pages = list(pages)
-        self._check_taken(pages)
-        free = self.free + sum(self._counts[page] == 1 for page in set(pages))
-        if count > free:
-            raise OutOfPages(count, free)
-        self.drop(pages)
-        return self.take(count)
 
     def check(self) -> None:
         """Asserts that the bookkeeping is consistent.

@@ -22,29 +22,6 @@ from pallas_kernels.tokens import Tokens, sequences
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Tables:
-    """For each array of a layer, which of its pages are the pages of a row; -1 for none.
-
-    The tables of all arrays are the same unless the cache is in tiers.
-    """
-
-    # The table of "main".
-    main: Int[Array, "B P"]
-    # The table of those arrays of which only the last pages of a row are needed: the window's keys,
-    # and those to be compressed.
-    recent: Int[Array, "B P"]
-    # The table of the compressed keys. None where each row's pages lie one after another, and what
-    # a row has not written is finite.
-    compressed: Int[Array, "B P"] | None
-
-    @classmethod
-    def same(cls, tables: Int[Array, "B P"]) -> Tables:
-        """One table for all arrays."""
-        return cls(tables, tables, tables)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Runs:
     """The content of each page of rows with documents. A page has tokens of one run only."""
 
@@ -76,7 +53,8 @@ class Runs:
 class Pages:
     """Rows of a paged cache as attention sees them."""
 
-    tables: Tables
+    # The pages of each row, -1 for none.
+    tables: Int[Array, "B P"]
     # The token in every place, segment 0 where it is empty. A token's order is its place.
     tokens: Tokens
     # The positions that RoPE rotates by.
@@ -108,7 +86,7 @@ def sequence_pages(
     """
     tokens = sequences(lengths, tables.shape[1] * page)
     if runs is None:
-        return Pages(Tables.same(tables), tokens, tokens.order)
+        return Pages(tables, tokens, tokens.order)
 
     def each(x):
         return jnp.repeat(x, page, axis=1)
@@ -119,4 +97,4 @@ def sequence_pages(
         segments=jnp.where(padding, 0, tokens.segments),
         documents=each(runs.documents),
     )
-    return Pages(Tables.same(tables), tokens, tokens.order - each(runs.shifts), runs)
+    return Pages(tables, tokens, tokens.order - each(runs.shifts), runs)

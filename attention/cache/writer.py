@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.cache.tables import Runs, Tables
+from attention.cache.tables import Runs
 from attention.methods.method import Pair, Rotate
 from pallas_kernels.finite import kept
 from pallas_kernels.paged.lists import lookup
@@ -24,13 +24,14 @@ NO_PAGE = jnp.iinfo(jnp.int32).max
 class PageWriter:
     """The places of a layer's new tokens in its pages."""
 
-    tables: Tables
+    # The pages of each row, -1 for none.
+    tables: Int[Array, "B P"]
     # Consecutive in a row, then -1 for padding, which is not written.
     places: Int[Array, "B T"]
     # Tokens of a page.
     page: int
-    # How keys are rotated by positions; None in a cache whose keys are kept unrotated.
-    rotate: Rotate | None
+    # How keys are rotated by positions.
+    rotate: Rotate
     # What the pages hold; None where no row has documents.
     runs: Runs | None = None
 
@@ -57,26 +58,21 @@ class PageWriter:
             return True
         return self.runs.together(last - length + 1, last, self.page)
 
-    def where(self, table: Int[Array, "B P"], places: Int[Array, "B n"]):
+    def where(self, places: Int[Array, "B n"]):
         """(page, offset) [B, n] of places; NO_PAGE where nothing is to be read or written."""
-        found = lookup(table, jnp.where(places < 0, -1, places // self.page))
+        found = lookup(self.tables, jnp.where(places < 0, -1, places // self.page))
         return jnp.where(found < 0, NO_PAGE, found), places % self.page
 
-    def put(self, pages: Pair, new: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
-        """Pages [pages, K, page, H] with the new keys and values [B, T, K, H] in their places.
+    def put(self, pages: Pair, new: Pair) -> Pair:
+        """Pages [pages, K, page, H] with the new keys and values [B, T, K, H] in their places."""
+        return put(pages, new, *self.where(self.places))
 
-        table: of these arrays, None for that of "main".
-        """
-        return put(
-            pages, new, *self.where(self.tables.main if table is None else table, self.places)
-        )
-
-    def touched(self, table: Int[Array, "B P"]):
+    def touched(self):
         """(pages that were written to [B, n], their first places [B, n]); NO_PAGE for none."""
         # T consecutive places touch at most this many pages
         count = (self.places.shape[1] + self.page - 2) // self.page + 1
         starts = (self.first // self.page + jnp.arange(count)) * self.page
-        page, _ = self.where(table, jnp.where(starts <= self.last, starts, -1))
+        page, _ = self.where(jnp.where(starts <= self.last, starts, -1))
         return page, starts
 
 

@@ -15,7 +15,7 @@ A layer calls a method in this order:
     training and whole rows                    a paged cache (prompts in chunks, decoding)
     new_keys        from hidden states         new_keys        the same
     derived_keys    from all keys of a row     write           into pages, which may derive keys
-    positions       by which keys rotate       (keys are rotated when written or when read)
+    positions       by which keys rotate       (keys are rotated when written)
     head_inputs     what each query adds       head_inputs     the same
     attend                                     attend_pages
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -90,8 +90,6 @@ class PageShape:
     page: int
     head_dim: int
     dtype: Any
-    # Whether keys are kept rotated by the positions of their places.
-    rotated: bool
     # The most tokens at the end of a row that may be taken back after they were written.
     undone: int = 0
 
@@ -111,9 +109,6 @@ class Method:
     # decoding loop may then lay the pages side by side once for several tokens
     # (``cache.gathered``).
     reads_all_pages = False
-    # Whether ``choose_pages`` can say which pages will be read before they are on the device. They
-    # may then lie on the host or on disk (``cache.tiers``).
-    chooses_pages = False
     # Reason why a config without the section ``documents`` is refused; "" for none.
     needs_documents = ""
 
@@ -243,13 +238,13 @@ class Method:
     ) -> LayerPages:
         """The pages with the keys of new tokens written into them.
 
-        keys: "main" and what ``new_keys`` gives. In a cache of rotated keys the branches of
-        ``rotated_when_written`` are rotated already.
+        keys: "main" and what ``new_keys`` gives. The branches of ``rotated_when_written`` are
+        rotated already.
         """
         return {**pages, "main": at.put(pages["main"], keys["main"])}
 
     def rotated_when_written(self) -> tuple[str, ...]:
-        """The branches, of ``new_keys`` and "main", that a cache of rotated keys keeps rotated."""
+        """The branches, of ``new_keys`` and "main", that pages keep rotated."""
         return ("main",)
 
     def attend_pages(
@@ -266,7 +261,7 @@ class Method:
     def choose_pages(
         self, pages: LayerPages, q: Float[Array, "B T N H"], q_tokens: Tokens, reader: PageReader
     ) -> tuple[jax.Array, Int[Array, "B T C n"]]:
-        """With ``chooses_pages``, the first half of ``attend_pages``, which does not read "main".
+        """With ``noted_picks``, the first half of ``attend_pages``, which does not read "main".
 
         Returns (what it found so far, the numbers of the pages that the second half reads, -1 for
         none).
@@ -283,23 +278,8 @@ class Method:
         found: jax.Array,
         picks: Int[Array, "B T C n"],
     ) -> Float[Array, "B T N H"]:
-        """With ``chooses_pages``, the second half, which reads the chosen pages."""
+        """With ``noted_picks``, the second half, which reads the chosen pages."""
         raise NotImplementedError(f"{type(self).__name__}.attend_chosen")
-
-    def tiers(self) -> dict[str, Literal["chosen", "recent", "all"]]:
-        """With ``chooses_pages``, which pages must be on the device, for each name of ``pages``.
-
-        "chosen": those that queries choose. "recent": the last ones of each row. "all": all.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.tiers")
-
-    def recent_tokens(self) -> int:
-        """With ``chooses_pages``, how many of the last tokens the "recent" pages must hold."""
-        raise NotImplementedError(f"{type(self).__name__}.recent_tokens")
-
-    def document_pages(self, keys: Keys, page: int) -> LayerPages:
-        """The keys [1, S, K, H] of one row, S a whole number of pages, in the layout of pages."""
-        return {name: tuple(cut_pages(x, page) for x in pair) for name, pair in keys.items()}
 
     # --- What it costs and how it runs ---------------------------------------------------------
 
@@ -313,12 +293,6 @@ class Method:
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""
         return ()
-
-
-def cut_pages(x: Float[Array, "1 S K H"], size: int) -> Float[Array, "pages K size H"]:
-    """One row of keys or values as pages of ``size``."""
-    x = x[0].reshape(-1, size, *x.shape[2:])
-    return x.transpose(0, 2, 1, 3)
 
 
 def shape_bytes(shape: LayerShape, dtype: str) -> int:

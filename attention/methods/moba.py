@@ -53,29 +53,25 @@ class MoBA(Method):
         return layout.attend_chosen(q, (k, v), picks, self.block)
 
     def pages(self, shape: PageShape) -> LayerPages:
-        """The pages of "main", and of "means" where keys are kept rotated.
+        """The pages of "main", and of "means".
 
         The means of every page's keys, float32 [pages, K, H], let a query be compared with a page
         without reading its keys.
         """
-        found = super().pages(shape)
-        if shape.rotated:
-            means = (shape.num_pages, shape.num_kv_heads, shape.head_dim)
-            found["means"] = jax.ShapeDtypeStruct(means, jnp.float32)
-        return found
+        means = (shape.num_pages, shape.num_kv_heads, shape.head_dim)
+        return {**super().pages(shape), "means": jax.ShapeDtypeStruct(means, jnp.float32)}
 
     def write(self, pages, keys, at, parameters):
         pages = super().write(pages, keys, at, parameters)
-        if "means" in pages:
-            pages["means"] = _written_means(pages["means"], pages["main"][0], at)
+        pages["means"] = _written_means(pages["means"], pages["main"][0], at)
         return pages
 
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
         blocks = reader.blocks(q_tokens)
-        # without means, or for many queries, all keys are read anyway
-        if "means" not in pages or q.shape[1] > FEW:
+        # for many queries all keys are read anyway
+        if q.shape[1] > FEW:
             return moba_attention(q, *reader.rows(pages["main"]), q_tokens, blocks, self)[0]
-        means = pages["means"][jnp.maximum(reader.pages.tables.main, 0)]
+        means = pages["means"][jnp.maximum(reader.pages.tables, 0)]
         picks = pick_blocks(q, means, q_tokens, blocks, self)
         return reader.chosen(pages["main"], q, q_tokens, picks)
 
@@ -102,7 +98,7 @@ class MoBA(Method):
 
 def _written_means(means, keys, at):
     """The means, with those of the pages that were written to computed again."""
-    page, starts = at.touched(at.tables.main)
+    page, starts = at.touched()
     # the places of these pages that hold a token, [B, n, page]
     real = starts[..., None] + jnp.arange(at.page) <= at.last[..., None]
     real = real[:, :, None, :, None]  # over heads and sizes

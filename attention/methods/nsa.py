@@ -56,7 +56,6 @@ from attention.methods.method import (
     Pair,
     Parameter,
     Parameters,
-    cut_pages,
     shape_bytes,
 )
 from attention.products import project
@@ -77,8 +76,6 @@ class NSA(Selection, Method):
 
     # Keys that a query sees in the sliding window, its own counted (w in the paper).
     window: int = 512
-
-    chooses_pages = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -200,7 +197,7 @@ class NSA(Selection, Method):
           They are needed only until the last stretch that they are part of is complete. They lie in
           a ring: the token at offset o of the page is at o modulo ``length``. The ring has more
           room where tokens may be taken back (``PageShape.undone``), so that these overwrite no key
-          that is still needed. A cache in tiers gives it up to the whole page.
+          that is still needed.
         """
         return {
             "main": shape.pair(shape.page),
@@ -215,7 +212,7 @@ class NSA(Selection, Method):
     def write(self, pages, keys, at, parameters) -> LayerPages:
         return {
             "main": at.put(pages["main"], keys["main"]),
-            "window": at.put(pages["window"], keys["window"], at.tables.recent),
+            "window": at.put(pages["window"], keys["window"]),
             "compressed": self._written_compressed(pages, keys["raw"], at, parameters),
             "recent": self._written_recent(pages["recent"], keys["raw"], at),
         }
@@ -226,7 +223,7 @@ class NSA(Selection, Method):
         A key that a later one of the same write would overwrite is not written: the order of writes
         to the same place in one scatter is not defined.
         """
-        page, offset = at.where(at.tables.recent, at.places)
+        page, offset = at.where(at.places)
         room = ring[0].shape[2]
         later = (offset + room < at.page) & (at.places + room <= at.last)
         return put(ring, raw, jnp.where(later, NO_PAGE, page), offset % room)
@@ -249,7 +246,7 @@ class NSA(Selection, Method):
         # others are new.
         reach = length - stride
         needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
-        old, offset = at.where(at.tables.recent, jnp.where(needed >= first, -1, needed))
+        old, offset = at.where(jnp.where(needed >= first, -1, needed))
         # where each place is among the new tokens, and whether it is one of them
         index = needed - first
         fresh = jnp.broadcast_to((index >= 0) & (needed <= at.last), needed.shape)
@@ -265,13 +262,9 @@ class NSA(Selection, Method):
         k, v = (x[:, : units.shape[1]] for x in keys)
         # the last place of each stretch; only stretches that are complete are written
         ends = (units + 1) * stride - 1
-        if at.rotate is not None:
-            k = at.rotate(k, at.positions(ends))
+        k = at.rotate(k, at.positions(ends))
         complete = (ends <= at.last) & (ends >= length - 1) & at.one_run(ends, length)
-        table = at.tables.compressed
-        if table is None:  # each row's pages lie one after another
-            table = jnp.arange(at.tables.main.size).reshape(at.tables.main.shape)
-        page, offset = at.where(table, jnp.where(complete, ends, -1))
+        page, offset = at.where(jnp.where(complete, ends, -1))
         return put(pages["compressed"], (k, v), page, offset // stride)
 
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
@@ -290,16 +283,11 @@ class NSA(Selection, Method):
         """(the result of the compressed branch, the chosen pages); reads only compressed keys."""
         blocks = reader.blocks(q_tokens)
         few = q.shape[1] <= FEW
-        table = reader.pages.tables.compressed
-        # A kernel reads the pages where they lie, if keys are kept rotated. In rows with documents
-        # it takes one query: several may be of different documents.
+        table = reader.pages.tables
+        # A kernel reads the pages where they lie. In rows with documents it takes one query:
+        # several may be of different documents.
         documents = reader.pages.runs is not None
-        if (
-            few
-            and reader.rotate is None
-            and table is not None
-            and (q.shape[1] == 1 or not documents)
-        ):
+        if few and (q.shape[1] == 1 or not documents):
             stretched = self._entries(blocks) if documents else None
             found = from_pages(q, pages["compressed"], table, q_tokens, blocks, stretched, self)
             if found is not None:
@@ -318,12 +306,6 @@ class NSA(Selection, Method):
         window = reader.windowed(pages["window"], q, q_tokens, self.window)
         return gated(found, selected, window, inputs)
 
-    def tiers(self):
-        return {"main": "chosen", "window": "recent", "compressed": "all", "recent": "recent"}
-
-    def recent_tokens(self) -> int:
-        return max(self.window, self.length)
-
     def _stretches(
         self, pages: LayerPages, blocks: Blocks, reader: PageReader
     ) -> tuple[Pair, Entries]:
@@ -331,28 +313,13 @@ class NSA(Selection, Method):
         stride, K, H], in the order of the stretches' last tokens.
         """
         stretched = self._entries(blocks)
-        table = reader.pages.tables.compressed
-        k, v = (reader.joined(x, table, stretched.tokens) for x in pages["compressed"])
-        if reader.rotate is not None:
-            k = reader.rotate(k, reader.pages.positions[:, self.stride - 1 :: self.stride])
+        k, v = (reader.joined(x, stretched.tokens) for x in pages["compressed"])
         return (k, v), stretched
 
     def _entries(self, blocks: Blocks) -> Entries:
         """The stretches of pages, which keep each with its last token."""
         late = self.length // self.stride - 1
         return entries(blocks, self.length, self.stride).by_last(late)
-
-    def document_pages(self, keys: Keys, page: int) -> LayerPages:
-        # in pages a stretch lies with its last token, so many entries later than with its first
-        late = self.length // self.stride - 1
-
-        def cut(x):
-            x = jnp.pad(x, ((0, 0), (late, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
-            return cut_pages(x, page // self.stride)
-
-        rest = {name: keys[name] for name in ("main", "window")}
-        compressed = tuple(cut(x) for x in keys["compressed"])
-        return {**super().document_pages(rest, page), "compressed": compressed}
 
     # --- What it costs and how it runs ---------------------------------------------------------
 

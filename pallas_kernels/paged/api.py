@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from pallas_kernels.choice import (
 from pallas_kernels.paged import gpu, reference, tpu
 from pallas_kernels.paged.lists import (
     TuningConfig,
-    Turns,
     dense_work,
     divided,
     heuristic,
@@ -41,8 +39,6 @@ from pallas_kernels.softmax import merge
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
-# Called in place of the reference.
-Fallback = Callable[[], tuple[jax.Array, jax.Array]] | None
 
 
 def paged_attention(
@@ -54,13 +50,10 @@ def paged_attention(
     lengths: jax.Array,
     *,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    turns: Turns | None = None,
     window: int | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
-    fallback: Fallback = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, H] over rows of pages.
 
@@ -68,20 +61,17 @@ def paged_attention(
     n // (N / K). A query at place t sees the places s with s <= t, s > t - window and s < lengths.
     What a page holds in other places, even NaN, has no effect.
 
-    k_pages, v_pages: [pages, K, page, H], keys rotated as q is, or by ``turns``.
+    k_pages, v_pages: [pages, K, page, H], keys rotated as q is.
     tables: int32 [B, P], the pages of a row, -1 for none.
     q_places: int32 [B, T], the place of each query in its row's sequence: consecutive, then -1 for
       padding.
     lengths: int32 [B], places of a row.
     filled: int32 [B, P], how many places at the start of each page hold a token; nobody sees the
       others. None where no page before a row's end has empty places.
-    firsts: int32 [B, T], the first place that each query may see; None for 0.
-    turns: how keys are rotated that pages keep unrotated; None for rotated keys.
     implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
     tuning: sizes, or None for those of the heuristic.
     interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
       ``plgpu.InterpretGPUParams``), which need a named implementation.
-    fallback: a function that is called in place of the reference.
 
     Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32, or float64 from a float64
     reference). A query that sees no key has out 0 and lse -inf. Both are differentiable in q,
@@ -92,8 +82,8 @@ def paged_attention(
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
     choice = (implementation, tuning, interpret)
     options = _options(q, k_pages, v_pages, tables.shape[1], None, window, *choice)
-    rows = (tables, q_places, lengths, filled, firsts, turns)
-    return _run(options, fallback, q, k_pages, v_pages, None, *rows)
+    rows = (tables, q_places, lengths, filled)
+    return _run(options, q, k_pages, v_pages, None, *rows)
 
 
 def selected_paged_attention(
@@ -106,12 +96,9 @@ def selected_paged_attention(
     lengths: jax.Array,
     *,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    turns: Turns | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
-    fallback: Fallback = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``paged_attention`` to picked pages only; every query has picks of its own.
 
@@ -127,16 +114,16 @@ def selected_paged_attention(
     lists, pages = picks.shape[2:]
     choice = (implementation, tuning, interpret)
     options = _options(q, k_pages, v_pages, pages, lists, None, *choice)
-    rows = (tables, q_places, lengths, filled, firsts, turns)
-    return _run(options, fallback, q, k_pages, v_pages, picks, *rows)
+    rows = (tables, q_places, lengths, filled)
+    return _run(options, q, k_pages, v_pages, picks, *rows)
 
 
-def _run(options: _Options, fallback: Fallback, *arguments) -> tuple[jax.Array, jax.Array]:
-    if options.implementation != REFERENCE:
-        q, *rest = arguments
-        # scores of an infinite query could be -inf, which looks like a key that it does not see
-        return _attention(options, jnp.where(jnp.isfinite(q), q, jnp.nan), *rest)
-    return fallback() if fallback else _plain(options, *arguments)
+def _run(options: _Options, *arguments) -> tuple[jax.Array, jax.Array]:
+    if options.implementation == REFERENCE:
+        return _plain(options, *arguments)
+    q, *rest = arguments
+    # scores of an infinite query could be -inf, which looks like a key that it does not see
+    return _attention(options, jnp.where(jnp.isfinite(q), q, jnp.nan), *rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +189,6 @@ def forward(
     q_places,
     lengths,
     filled=None,
-    firsts=None,
-    turns=None,
     *,
     window,
     tuning,
@@ -214,17 +199,15 @@ def forward(
     picks: None to attend to all pages.
     """
     kv_heads, stored = k_pages.shape[1:3]
-    starts, table = (None, None) if turns is None else (turns.starts, turns.table)
     page = KERNELS[implementation].part(stored)
     if page < stored:
         parts = stored // page
-        tables, picks, filled, starts = divided(parts, page, tables, picks, filled, starts)
+        tables, picks, filled = divided(parts, page, tables, picks, filled)
     if picks is None:
-        work = dense_work(tables, q_places, lengths, window, page, tuning, filled, firsts, starts)
+        work = dense_work(tables, q_places, lengths, window, page, tuning, filled)
         heads = kv_heads
     else:
-        rows = (tables, q_places, lengths)
-        work = selected_work(picks, *rows, page, tuning, filled, firsts, starts)
+        work = selected_work(picks, tables, q_places, lengths, page, tuning, filled)
         heads = picks.shape[2]
     units, queries = work.bounds.shape[::2]
     # query heads before queries, so that a block of rows repeats the queries' places
@@ -232,7 +215,7 @@ def forward(
     shape = rows.shape
     rows = rows.reshape(units, heads, -1, q.shape[3])
     outs, lses = KERNELS[implementation].forward(
-        rows, k_pages, v_pages, work, table, tuning=tuning, interpret=interpret
+        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret
     )
     out, lse = merge(list(outs), list(lses))
     out = out.reshape(shape).transpose(0, 3, 1, 2, 4)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, SWIZZLE, full, spread, tiles
+from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
 from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
@@ -74,8 +74,6 @@ class _Plan:
     pages: int
     numbered: bool
     padded: bool
-    # Whether keys are rotated here.
-    turned: bool
     # K', and how many of the K' share a list or a key/value head.
     heads: int
     per_list: int
@@ -96,7 +94,6 @@ def forward(
     k_pages: jax.Array,
     v_pages: jax.Array,
     work: Work,
-    turns: jax.Array | None = None,
     *,
     tuning: TuningConfig,
     interpret=False,
@@ -104,7 +101,6 @@ def forward(
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
     work: of parts of pages (``part``, ``lists.divided``).
-    turns: ``Turns.table``, which is read as float16: between -1 and 1 it is finer than bfloat16.
 
     Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
     that sees nothing by ``work.bounds`` mean nothing.
@@ -125,13 +121,11 @@ def forward(
         pages=work.pages,
         numbered=work.numbered,
         padded=work.padded,
-        turned=work.turned,
         heads=heads,
         per_list=heads // work.lists.shape[1],
         per_head=heads // kv_heads,
         columns=columns(rows),
-        # the rings of the turns take the memory of a third step
-        steps=min(tuning.steps, 2) if work.turned else tuning.steps,
+        steps=tuning.steps,
         scale=head_dim**-0.5,
         interpret=bool(interpret),
         unit=tuning.matrix_unit,
@@ -141,9 +135,6 @@ def forward(
     q = pad(q, plan.columns, axis=2)
     padded = q.shape[2]
     blocks = padded // plan.columns
-    # a key that is rotated is read and written in halves, which must be whole tiles
-    half = head_dim * k_pages.dtype.itemsize // 2
-    swizzle = min(SWIZZLE, half) if work.turned else SWIZZLE
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         kernel_name="selected_paged_attention" if work.numbered else "paged_attention",
@@ -154,17 +145,13 @@ def forward(
             jax.ShapeDtypeStruct((work.splits, units, heads, padded), jnp.float32),
         ],
         scratch_types=[
-            tiles((plan.columns, head_dim), q.dtype, swizzle),
-            tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype, swizzle),
+            tiles((plan.columns, head_dim), q.dtype),
+            tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype),
             tiles((plan.steps, tuning.keys, head_dim), v_pages.dtype),
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
             plgpu.Barrier(num_barriers=1),
-            *barriers(plan.steps, unit.compute, arrays=2 * (1 + plan.turned) * plan.width),
-            # Not in tiles: a page's turns may begin at any row, and a copy into tiles may not.
-            # Cosines and sines apart: they are swizzled as a whole, and where a row has more bytes
-            # than a swizzle, its second half would be read in the order of its first.
-            *[plgpu.SMEM((plan.steps, tuning.keys, head_dim // 2), jnp.float16)] * 2 * plan.turned,
+            *barriers(plan.steps, unit.compute, arrays=2 * plan.width),
             *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
         grid=(blocks, work.splits, units * heads),
@@ -173,19 +160,13 @@ def forward(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret or None,
-    )(
-        *(work.lists, work.spans, bounds, q, k_pages, v_pages),
-        *([turns.astype(jnp.float16)] if plan.turned else []),
-    )
+    )(work.lists, work.spans, bounds, q, k_pages, v_pages)
     out = out.swapaxes(-1, -2).reshape(work.splits, units, heads, padded, head_dim)
     return out[:, :, :, :rows], lse[:, :, :, :rows]
 
 
 def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
-    # the turns come last of the inputs, and their rings behind the barriers
-    turns, *refs = refs if plan.turned else (None, *refs)
     out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs = refs
-    turn_rings, refs = (refs[:2], refs[2:]) if plan.turned else ([], refs)
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
     # a part is one of the K' heads of one unit
     at = jax.lax.div(part, plan.heads)
@@ -205,8 +186,6 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
 
         def visit(slot, carry):
             step, top, total, acc = carry
-            if plan.turned:
-                _turn(k_ring.at[slot], *(ring.at[slot] for ring in turn_rings))
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (
@@ -233,20 +212,11 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
         # the barrier counts.
         found = [pages.page(step * plan.width + i) for i in range(plan.width)]
         found = [jnp.where(page < 0, ~page, page) for page in found]
-        copied = [x.at[_place(page, kv_head, plan)] for x in (k, v) for page in found]
-        if plan.turned:
-            starts = [pages.start(step * plan.width + i) for i in range(plan.width)]
-            half = turns.shape[1] // 2
-            copied += [
-                turns.at[pl.ds(start, plan.page), side]
-                for side in (pl.ds(0, half), pl.ds(half, half))
-                for start in starts
-            ]
-        return copied
+        return [x.at[_place(page, kv_head, plan)] for x in (k, v) for page in found]
 
     rings = [
         x.at[:, pl.ds(i * plan.page, plan.page)]
-        for x in (k_ring, v_ring, *turn_rings)
+        for x in (k_ring, v_ring)
         for i in range(plan.width)
     ]
     specialise_warps(
@@ -320,13 +290,6 @@ class _Pages:
         real = (self.page(index) >= 0) & (self.begin + index < self.end)
         return jnp.where(real, number * self.plan.page, _NOWHERE)
 
-    def start(self, index):
-        """The position of a page's first token; some position for a hole and past the end."""
-        at = jnp.minimum(self.begin + index, self.end - 1)
-        # the last part of a list
-        parts = 1 + self.plan.numbered + self.plan.padded
-        return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
-
     def filled(self, index):
         """The number of places at the start of a page that hold a token."""
         at = jnp.minimum(self.begin + index, self.end - 1)
@@ -358,25 +321,6 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
     # the index in the range at which a page's padding begins
     end = over_pages(lambda i: pages.filled(step * plan.width + i) + i * plan.page - first)
     return jnp.where(row < end, place, _NOWHERE)
-
-
-def _turn(keys, cosines, sines) -> None:
-    """Rotates keys [tokens, H] in shared memory by cosines and sines [tokens, H / 2]."""
-    layout = plgpu.Layout.WGMMA
-    half = keys.shape[1] // 2
-    left, right = pl.ds(0, half), pl.ds(half, half)
-    for first in range(0, keys.shape[0], ROWS):  # few at a time, for the sake of registers
-        rows = pl.ds(first, ROWS)
-        parts = [keys.at[rows, side] for side in (left, right)]
-        one, other = (plgpu.load(part, layout=layout).astype(jnp.float32) for part in parts)
-        # optimized=False: what is not in tiles has no vectorised load in this layout
-        cos, sin = (
-            plgpu.load(turns.at[rows], layout=layout, optimized=False).astype(jnp.float32)
-            for turns in (cosines, sines)
-        )
-        parts[0][...] = (one * cos - other * sin).astype(keys.dtype)
-        parts[1][...] = (other * cos + one * sin).astype(keys.dtype)
-    plgpu.commit_smem()
 
 
 def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:

@@ -13,7 +13,6 @@ pages of a table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -39,40 +38,6 @@ class TuningConfig:
 
     def __post_init__(self) -> None:
         check_positive(self)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Turns:
-    """Rotation by a kernel of the keys of a cache that keeps them unrotated."""
-
-    # Float [positions, H]: the cosines and then the sines by which RoPE turns the two halves of a
-    # key at each position (``turns_of``).
-    table: jax.Array
-    # int32 [B, P]: the position of each page's first token. Those of its other tokens follow.
-    starts: jax.Array
-
-
-def turn_rows(pages: int, page: int) -> int:
-    """Rows of ``Turns.table`` for tables of so many pages, if no position exceeds its place.
-
-    A kernel copies the rows of a whole page, on TPU from a multiple of 8 on.
-    """
-    return (pages + 1) * page + 8
-
-
-def turns_of(
-    rotate: Callable[[jax.Array, jax.Array], jax.Array], rows: int, size: int, dtype=jnp.float32
-) -> jax.Array:
-    """``Turns.table`` of the positions below ``rows``, from what rotates keys.
-
-    rotate: (keys [B, S, K, H], positions [B, S]) to keys, by RoPE in the half-split layout: pair i
-    of a head is its elements i and i + H / 2.
-    """
-    # the key (1, 0) of every pair turns into (cos, sin)
-    unit = (jnp.arange(size) < size // 2).astype(dtype)
-    keys = jnp.broadcast_to(unit, (1, rows, 1, size))
-    return rotate(keys, jnp.arange(rows, dtype=jnp.int32)[None])[0, :, 0]
 
 
 # Streaming multiprocessors of a GPU. The ring of one thread block fills the shared memory of one.
@@ -150,14 +115,11 @@ class Work:
     numbered: bool
     # Whether pages may end in padding, which nobody sees. Otherwise every place is a token's.
     padded: bool = False
-    # Whether keys are rotated by the kernel. Then the position of each page's first token is the
-    # last part of the lists.
-    turned: bool = False
 
     @property
     def pages(self) -> int:
         """n, the pages of a list."""
-        parts = 1 + self.numbered + self.padded + self.turned
+        parts = 1 + self.numbered + self.padded
         return (self.lists.shape[2] - 2 * self.splits) // parts
 
     @property
@@ -174,21 +136,19 @@ def dense_work(
     page: int,
     tuning: TuningConfig,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    starts: jax.Array | None = None,
 ) -> Work:
     """The work of rows that attend to all their pages: a unit is a row.
 
     tables: int32 [B, P]. q_places: int32 [B, T]. lengths: int32 [B]. filled: int32 [B, P] or None.
-    firsts: int32 [B, T] or None. starts: ``Turns.starts`` or None. See ``api.paged_attention``.
+    See ``api.paged_attention``.
     """
-    bounds, spans = _bounds(q_places, lengths, window, firsts)
+    bounds, spans = _bounds(q_places, lengths, window)
     numbers = jnp.broadcast_to(jnp.arange(tables.shape[1], dtype=jnp.int32), tables.shape)
     lists = _lists(tables[:, None], numbers[:, None], spans, page, tuning)
-    fields = [x[:, None] for x in (filled, starts) if x is not None]
-    lists = jnp.concatenate([lists, *fields], axis=2)
-    kinds = dict(padded=filled is not None, turned=starts is not None)
-    return Work(lists, bounds, spans, tuning.splits, numbered=False, **kinds)
+    if filled is not None:
+        lists = jnp.concatenate([lists, filled[:, None]], axis=2)
+    padded = filled is not None
+    return Work(lists, bounds, spans, tuning.splits, numbered=False, padded=padded)
 
 
 def selected_work(
@@ -199,8 +159,6 @@ def selected_work(
     page: int,
     tuning: TuningConfig,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    starts: jax.Array | None = None,
 ) -> Work:
     """The work of tokens that attend to picked pages: a unit is a token.
 
@@ -208,23 +166,22 @@ def selected_work(
     """
     units = q_places.size
     (queries, lists, count) = picks.shape[1:]
-    firsts = None if firsts is None else firsts.reshape(units, 1)
-    bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None, firsts)
+    bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None)
     ids = lookup(tables, picks).reshape(units, lists, count)
     # 0 for a pick that is none: its place in the list is a hole
-    fields = [jnp.maximum(lookup(x, picks), 0) for x in (filled, starts) if x is not None]
+    fields = [] if filled is None else [jnp.maximum(lookup(filled, picks), 0).reshape(ids.shape)]
     picks = picks.reshape(ids.shape)
     found = _lists(ids, picks, spans, page, tuning)
-    found = jnp.concatenate([found, picks, *(x.reshape(ids.shape) for x in fields)], axis=2)
-    kinds = dict(padded=filled is not None, turned=starts is not None)
-    return Work(found, bounds, spans, tuning.splits, numbered=True, **kinds)
+    found = jnp.concatenate([found, picks, *fields], axis=2)
+    padded = filled is not None
+    return Work(found, bounds, spans, tuning.splits, numbered=True, padded=padded)
 
 
-def divided(parts: int, part: int, tables, picks, filled, starts):
-    """Tables, picks, filled and starts of pages that are cut into ``parts`` parts of ``part``
-    tokens, as if each part were a page: part i of page p is page p parts + i.
+def divided(parts: int, part: int, tables, picks, filled):
+    """Tables, picks and filled of pages that are cut into ``parts`` parts of ``part`` tokens, as if
+    each part were a page: part i of page p is page p parts + i.
 
-    Their last axis becomes ``parts`` times as long. picks, filled and starts may be None.
+    Their last axis becomes ``parts`` times as long. picks and filled may be None.
     """
     at = jnp.arange(parts, dtype=jnp.int32)
 
@@ -238,7 +195,6 @@ def divided(parts: int, part: int, tables, picks, filled, starts):
         split(tables, numbers),
         split(picks, numbers),
         split(filled, lambda x: jnp.clip(x - at * part, 0, part)),
-        split(starts, lambda x: x + at * part),
     )
 
 
@@ -262,10 +218,9 @@ def cost(q_shape: tuple[int, ...], places: int, itemsize: int, splits: int) -> C
 
 
 def _bounds(
-    q_places: jax.Array, lengths: jax.Array, window: int | None, firsts: jax.Array | None
+    q_places: jax.Array, lengths: jax.Array, window: int | None
 ) -> tuple[jax.Array, jax.Array]:
     first = jnp.zeros_like(q_places) if window is None else jnp.maximum(q_places - window + 1, 0)
-    first = first if firsts is None else jnp.maximum(first, firsts)
     last = jnp.minimum(q_places, lengths[:, None] - 1)
     seeing = first <= last
     spans = (

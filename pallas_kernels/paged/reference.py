@@ -8,12 +8,10 @@ heads, H head size, C lists of picks per query (K or N), n picks.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged.lists import Turns, lookup
+from pallas_kernels.paged.lists import lookup
 from pallas_kernels.softmax import masked_attention
 
 
@@ -25,8 +23,6 @@ def dense(
     q_places: jax.Array,
     lengths: jax.Array,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    turns: Turns | None = None,
     *,
     window: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -42,10 +38,7 @@ def dense(
     if filled is not None:
         real &= places % page < jnp.repeat(lookup(filled, numbers), page, axis=1)
     k, v = (_joined(x, ids, real, q.dtype) for x in (k_pages, v_pages))
-    k = _turned(k, turns, numbers, page)
     mask = real[:, None] & (places[:, None] <= q_places[..., None])
-    if firsts is not None:
-        mask &= places[:, None] >= firsts[..., None]
     if window is not None:
         mask &= places[:, None] > q_places[..., None] - window
     return masked_attention(q, k, v, mask)
@@ -60,8 +53,6 @@ def selected(
     q_places: jax.Array,
     lengths: jax.Array,
     filled: jax.Array | None = None,
-    firsts: jax.Array | None = None,
-    turns: Turns | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``api.selected_paged_attention`` with all scores in memory; reads only the picked pages."""
     batch, count, _, size = q.shape
@@ -73,8 +64,6 @@ def selected(
     if filled is not None:
         real &= jnp.arange(page) < lookup(filled, picks)[..., None]
     seen = real & (places <= q_places[..., None, None, None])
-    if firsts is not None:
-        seen &= places >= firsts[..., None, None, None]
     # the key/value head of each list
     heads = jnp.arange(lists) * k_pages.shape[1] // lists
     rows = batch * count * lists
@@ -85,25 +74,8 @@ def selected(
         jnp.where(real, x[at, heads[:, None]].reshape(rows, -1, 1, size).astype(q.dtype), 0)
         for x in (k_pages, v_pages)
     )
-    if turns is not None:
-        # every list as a row of its own, with the pages of its row
-        starts = jnp.repeat(turns.starts, rows // batch, axis=0)
-        k = _turned(k, dataclasses.replace(turns, starts=starts), picks.reshape(rows, -1), page)
     out, lse = masked_attention(q.reshape(rows, 1, -1, size), k, v, seen)
     return out.reshape(q.shape), lse.reshape(q.shape[:3])
-
-
-def _turned(k: jax.Array, turns: Turns | None, numbers: jax.Array, page: int) -> jax.Array:
-    """Keys [B, n page, K, H] of the pages ``numbers`` [B, n], rotated by their positions."""
-    if turns is None:
-        return k
-    starts = jnp.maximum(lookup(turns.starts, numbers), 0)
-    positions = (starts[..., None] + jnp.arange(page)).reshape(k.shape[:2])
-    table = turns.table.astype(jnp.promote_types(jnp.float32, k.dtype))
-    cos, sin = jnp.split(table[positions][:, :, None], 2, axis=-1)
-    first, second = jnp.split(k.astype(table.dtype), 2, axis=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned, axis=-1).astype(k.dtype)
 
 
 def _window_pages(q_places: jax.Array, window: int, page: int, pages: int) -> jax.Array:

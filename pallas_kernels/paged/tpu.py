@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.tpu import LANES, VMEM_LIMIT, dot, estimate
+from pallas_kernels.flash.tpu import VMEM_LIMIT, dot, estimate
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import TuningConfig, Work, cost
 from pallas_kernels.tokens import MASKED
@@ -34,8 +34,6 @@ TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
 # Most query rows of a key/value head whose scores fit a grid step.
 MAX_ROWS = 256
-# Rows of a tile of float32: of the turns so many are copied beside those of a page.
-TURN_ROWS = 8
 # Rows of a tile of bfloat16, the narrowest of DTYPES.
 SUBLANES = 16
 
@@ -73,8 +71,6 @@ class _Plan:
     pages: int
     numbered: bool
     padded: bool
-    # Whether keys are rotated here.
-    turned: bool
     # C.
     lists: int
     # How many of the K' heads share a list, and how many a key/value head.
@@ -89,14 +85,13 @@ def forward(
     k_pages: jax.Array,
     v_pages: jax.Array,
     work: Work,
-    turns: jax.Array | None = None,
     *,
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
-    turns: ``Turns.table``. Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32.
+    Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32.
     The results of a query that sees nothing by ``work.bounds`` mean nothing.
     """
     (units, heads, rows, head_dim) = q.shape
@@ -110,7 +105,6 @@ def forward(
         pages=work.pages,
         numbered=work.numbered,
         padded=work.padded,
-        turned=work.turned,
         lists=lists,
         heads=heads // lists,
         per_head=heads // kv_heads,
@@ -144,7 +138,7 @@ def forward(
             pl.BlockSpec((1, 1, 1, 4), lambda s, i: (part(i)[0], 0, 0, 0), memory_space=pltpu.SMEM),
             pl.BlockSpec((1, padded, 2), lambda s, i: (part(i)[0], 0, 0)),
             pl.BlockSpec((1, plan.heads, padded, head_dim), lambda s, i: (*part(i), 0, 0)),
-            *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + plan.turned),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
         ],
         out_specs=[
             pl.BlockSpec((1, 1, plan.heads, padded, head_dim), results),
@@ -162,9 +156,8 @@ def forward(
             pltpu.VMEM((plan.heads, padded, head_dim), jnp.float32),
             # steps of all parts before, which outlives a grid step
             pltpu.SMEM((1,), jnp.int32),
-            # by buffer; keys, values or turns; and page of a step
-            pltpu.SemaphoreType.DMA((2, 2 + plan.turned, plan.width)),
-            *[pltpu.VMEM((2, plan.width, page + TURN_ROWS, head_dim), jnp.float32)] * plan.turned,
+            # by buffer; keys or values; and page of a step
+            pltpu.SemaphoreType.DMA((2, 2, plan.width)),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
@@ -180,7 +173,6 @@ def forward(
         q,
         k_pages,
         v_pages,
-        *([turns.astype(jnp.float32)] if plan.turned else []),
     )
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0]
 
@@ -189,9 +181,6 @@ def forward(
 
 
 def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
-    # the turns come last of the inputs, and their buffers last of the scratch memory
-    turns, turn_two = (refs[0], refs[-1]) if plan.turned else (None, None)
-    refs = refs[1:-1] if plan.turned else refs
     out, lse, k_two, v_two, top, total, acc, done, semaphores = refs
     split = pl.program_id(0)
     part = pl.program_id(1)
@@ -203,7 +192,6 @@ def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
         _fetch,
         split=split,
         pairs=((k, k_two), (v, v_two)),
-        turns=(turns, turn_two),
         semaphores=semaphores,
         plan=plan,
     )
@@ -235,8 +223,6 @@ def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
         )
         fetch(own, part, step, slot, "wait")
         pages = _Step(own, split, step, plan)
-        if plan.turned:
-            _turn(pages, slot, k_two, turn_two, plan)
         _visit(pages, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan)
 
     done[0] = first + steps
@@ -282,17 +268,8 @@ class _Step:
         parts = 2 if self.plan.numbered else 1
         return self.lists[0, 0, 0, 2 * self.plan.splits + parts * self.plan.pages + at]
 
-    def start(self, index: int):
-        """The position of a page's first token."""
-        at = jnp.minimum(self.begin + index, self.plan.pages - 1)
-        # the last part of a list
-        parts = 1 + self.plan.numbered + self.plan.padded
-        return self.lists[0, 0, 0, 2 * self.plan.splits + parts * self.plan.pages + at]
 
-
-def _fetch(
-    lists, part, step, slot, action: str, *, split, pairs, turns, semaphores, plan: _Plan
-) -> None:
+def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, plan: _Plan) -> None:
     """Starts the copies of a part's step into a slot of the buffers, or waits for them.
 
     action: "start" or "wait". Both skip the same pages, so that a wait never lacks its copy.
@@ -309,46 +286,6 @@ def _fetch(
                 source = source.at[page, head] if plan.lists > 1 else source.at[page]
                 target = buffer.at[slot, :, pl.ds(i * plan.page, plan.page)]
                 getattr(pltpu.make_async_copy(source, target, semaphores.at[slot, j, i]), action)()
-            if plan.turned:
-                # rows of a float32 array are copied from a multiple of 8 on
-                first = pl.multiple_of(pages.start(i) // TURN_ROWS * TURN_ROWS, TURN_ROWS)
-                source = turns[0].at[pl.ds(first, plan.page + TURN_ROWS)]
-                copy = pltpu.make_async_copy(
-                    source, turns[1].at[slot, i], semaphores.at[slot, 2, i]
-                )
-                getattr(copy, action)()
-
-
-def _turn(pages: _Step, slot, k_two, turn_two, plan: _Plan) -> None:
-    """Rotates the keys of a step, in their buffer."""
-    half = k_two.shape[3] // 2
-    left = jax.lax.broadcasted_iota(jnp.int32, (plan.page, 2 * half), 1) < half
-    for i in range(plan.width):
-
-        @pl.when(pages.page(i) >= 0)
-        def _(i=i):
-            # the page's rows begin at the rest of its position: they are rolled to the front
-            count = plan.page + TURN_ROWS
-            rest = jax.lax.rem(pages.start(i), TURN_ROWS)
-            turns = pltpu.roll(turn_two[slot, i], count - rest, 0)[: plan.page]
-            swapped = _swapped(turns)
-            # turns are (cos, sin): as factors of both halves of a key, and of the halves swapped
-            cos = jnp.where(left, turns, swapped)
-            sin = jnp.where(left, -swapped, turns)
-            rows = pl.ds(i * plan.page, plan.page)
-            for head in range(plan.heads):
-                keys = k_two[slot, head, rows].astype(jnp.float32)
-                turned = keys * cos + _swapped(keys) * sin
-                k_two[slot, head, rows] = turned.astype(k_two.dtype)
-
-
-def _swapped(x):
-    """x [rows, H] with the halves of its lanes exchanged."""
-    half = x.shape[1] // 2
-    if x.shape[1] % LANES == 0:
-        return pltpu.roll(x, half, 1)
-    # a roll would go round all lanes of the registers, of which a row fills only a part
-    return jnp.concatenate([x[:, half:], x[:, :half]], axis=1)
 
 
 def _visit(

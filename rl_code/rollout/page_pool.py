@@ -24,14 +24,13 @@ import numpy as np
 
 from attention.cache.paged import PagedCache, page_bytes
 from attention.cache.pages import OutOfPages, PageAllocator
-from attention.cache.storage import to_host
 from models.adapter_rows import num_adapters
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
-from rl_code.rollout.host_pages import HostPages, together
+from rl_code.rollout.host_pages import HostPages, to_host, together
 from rl_code.rollout.prefill_input import prefill_input
 from rl_code.rollout.prefill_wire import block_sizes
 from rl_code.rollout.spans import ContextRuns, Document, Run, Span

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.cache.paged import attend, init_cache, write
-from attention.cache.tables import Pages, Tables
+from attention.cache.tables import Pages
 from attention.methods.method import Method
 from pallas_kernels.tokens import sequences, visible
 from tests.attention.cache.model import PAGE
@@ -84,7 +84,7 @@ def reaches_only_those_who_see_it(method: Method, kind: str) -> None:
                         assert np.isnan(found_gradients.k[spoiled]).all(), told
 
 
-def reaches_only_those_who_see_it_in_pages(method: Method, rotated: bool, chunk: int) -> None:
+def reaches_only_those_who_see_it_in_pages(method: Method, chunk: int) -> None:
     """NaN and infinities in one of several new tokens change no bit of the results of those before
     it, and of other rows; its own result is NaN, and so are those of the tokens that see it.
 
@@ -95,10 +95,10 @@ def reaches_only_those_who_see_it_in_pages(method: Method, rotated: bool, chunk:
     bad = earlier + chunk // 2
     (window, *_) = (*method.windows(), None)
     window = window or x.q.shape[1]
-    tables = Tables.same(jnp.arange(2 * width).reshape(2, width))
+    tables = jnp.arange(2 * width).reshape(2, width)
     shape = dict(num_pages=2 * width, num_kv_heads=2, head_dim=8, dtype=jnp.float32)
-    empty = init_cache((method,), **shape, page=PAGE, rotated=rotated)
-    options = dict(rotate=lambda keys, positions: keys)
+    empty = init_cache((method,), **shape, page=PAGE)
+    rotate = lambda keys, positions: keys  # noqa: E731
 
     def step(cache, x, first, last):
         """Writes and attends; two rows of the same tokens, of which the second is never spoiled."""
@@ -109,8 +109,9 @@ def reaches_only_those_who_see_it_in_pages(method: Method, rotated: bool, chunk:
         where = sequences(jnp.array([last, last]), width * PAGE)
         pages = Pages(tables, where, where.order)
         q, new = own
-        cache = write(cache, 0, tables, places, new, parameters=x.parameters, **options)
-        out = attend(cache, 0, q, pages.at(places)[0], pages, inputs=gates, **options)
+        options = dict(parameters=x.parameters, rotate=rotate)
+        cache = write(cache, 0, tables, places, new, **options)
+        out = attend(cache, 0, q, pages.at(places)[0], pages, inputs=gates)
         return cache, out
 
     @jax.jit

@@ -92,17 +92,16 @@ def packed_equals_separate(method: Method) -> None:
         assert relative(a, b) < 1e-5
 
 
-def cached_equals_full(method: Method, cache: Callable, rotated: bool, poison: float) -> None:
+def cached_equals_full(method: Method, cache: Callable, poison: float) -> None:
     """Prefill in chunks and decoding token by token give what the whole rows give, in pages that
     held anything before.
 
-    cache: (number of pages, rotated) to an empty cache of ``model(method)``. poison: what the pages
-    held.
+    cache: number of pages to an empty cache of ``model(method)``. poison: what the pages held.
     """
     lengths = (75, 41)
     pages = 2 * WIDTH + 2
     tokens = [random_tokens(seed, length) for seed, length in enumerate(lengths)]
-    paged = jax.tree.map(lambda x: jnp.full_like(x, poison), cache(pages, rotated))
+    paged = jax.tree.map(lambda x: jnp.full_like(x, poison), cache(pages))
     table = np.random.default_rng(0).permutation(pages)[: 2 * WIDTH].reshape(2, WIDTH)
     table = table.astype(np.int32)
     prompts = [row[: len(row) - 6] for row in tokens]

@@ -91,27 +91,21 @@ def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name
     properties.packed_equals_separate(CASES[name][0])
 
 
-# Methods that keep no more than keys and values rotate them early or late and are else alike.
-QUICK_WAYS = {("dense", True), ("window", False), ("moba", False), ("nsa", True)}
+QUICK_WAYS = [("dense", np.nan), ("window", np.inf), ("moba", np.inf), ("nsa", np.nan)]
 
 
 @pytest.mark.parametrize(
-    "name, rotated, poison",
+    "name, poison",
     [
-        pytest.param(*case, marks=() if case[:2] in QUICK_WAYS else pytest.mark.long)
-        for name in CASES
-        for case in ((name, True, np.nan), (name, False, np.inf))
+        pytest.param(*case, marks=() if case in QUICK_WAYS else pytest.mark.long)
+        for case in itertools.product(CASES, (np.nan, np.inf))
     ],
 )
-def test_prefill_and_decoding_equal_the_full_forward(name, rotated, poison):
+def test_prefill_and_decoding_equal_the_full_forward(name, poison):
     method = CASES[name][0]
     config = properties.model(method).config
-    cache = functools.partial(cache_of, config)
-    properties.cached_equals_full(method, cache, rotated, poison)
-
-
-def cache_of(config, pages: int, rotated: bool):
-    return model_cache(config, pages, page=PAGE, rotated=rotated)
+    cache = functools.partial(model_cache, config, page=PAGE)
+    properties.cached_equals_full(method, cache, poison)
 
 
 @pytest.mark.parametrize("length", [150, long(7)])
@@ -151,10 +145,10 @@ def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
 
 
 @every_method
-@pytest.mark.parametrize("rotated, chunk", [(True, 4), (True, 20), (False, 4)])
+@pytest.mark.parametrize("chunk", [4, 20])
 @pytest.mark.quick(first=3)
-def test_in_pages_too_they_reach_only_those_who_see_them(name, rotated, chunk):
-    not_finite.reaches_only_those_who_see_it_in_pages(CASES[name][0], rotated, chunk)
+def test_in_pages_too_they_reach_only_those_who_see_them(name, chunk):
+    not_finite.reaches_only_those_who_see_it_in_pages(CASES[name][0], chunk)
 
 
 @every_method

@@ -49,15 +49,11 @@ def definition(method, q, keys, inputs, parameters):
 
 def test_it_has_the_properties_of_every_method(method):
     properties.nothing_leaks(method)
-    cache = functools.partial(new_cache, properties.model(method).config)
-    for rotated, poison in ((True, np.nan), (False, np.inf)):
-        properties.cached_equals_full(method, cache, rotated, poison)
+    cache = functools.partial(model_cache, properties.model(method).config, page=PAGE)
+    for poison in (np.nan, np.inf):
+        properties.cached_equals_full(method, cache, poison)
     for kind in ("short", "packed"):
         properties.padding_may_hold_anything(method, kind)
-
-
-def new_cache(config, pages: int, rotated: bool):
-    return model_cache(config, pages, page=PAGE, rotated=rotated)
 
 
 @pytest.mark.long

@@ -19,15 +19,12 @@ from pallas_kernels.paged import reference
 from pallas_kernels.paged.api import obstacle_on, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import (
     TuningConfig,
-    Turns,
     dense_work,
     heuristic,
     selected_work,
-    turn_rows,
-    turns_of,
 )
 from tests.attention.rows import normal, relative
-from tests.pallas_kernels.judge import judge, run
+from tests.pallas_kernels.judge import judge
 
 TPU = {
     "implementation": "tpu",
@@ -451,154 +448,6 @@ def test_a_mesh_needs_a_shard_map():
             case.attend(*case.inputs(jnp.float32), **TPU)
         out, _ = case.attend(*case.inputs(jnp.float32))
     assert np.isfinite(out).all()
-
-
-# --- Rows with documents, and keys that the kernel rotates ----------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """Two rows: documents that end within a page, and then a tail; the other row is a document."""
-
-    queries: int = 1
-    lists: int | None = None
-    window: int | None = None
-    turned: bool = True
-    heads: int = 4
-    kv_heads: int = 2
-    size: int = 128
-    page: int = 16
-
-    # Tokens of each page, 0 for those that a row has not begun.
-    FILLED = ((16, 5, 16, 9, 16, 7), (16, 16, 3, 0, 0, 0))
-
-    @property
-    def rows(self):
-        """(tables, places of the queries, lengths), (filled, firsts, starts of the pages)."""
-        filled = jnp.asarray(self.FILLED, jnp.int32)
-        tables = jnp.where(filled > 0, 1 + jnp.arange(12, dtype=jnp.int32).reshape(2, 6), -1)
-        lengths = jnp.array([5 * 16 + 7, 2 * 16 + 3], jnp.int32)
-        places = lengths[:, None] - self.queries + jnp.arange(self.queries, dtype=jnp.int32)
-        # the first row's query sees all; the other's does not see what stands before its document
-        firsts = jnp.broadcast_to(jnp.array([[0], [16]], jnp.int32), places.shape)
-        # documents from position 0 on, the tail behind the longest
-        starts = jnp.array([[0, 16, 0, 16, 32, 48], [0, 0, 16, 0, 0, 0]], jnp.int32)
-        return (tables, places, lengths), (filled, firsts, starts)
-
-    @property
-    def picks(self):
-        found = jnp.array([[5, 1, 3, -1], [2, 1, 4, 0]], jnp.int32)[:, None, None]
-        return jnp.broadcast_to(found, (2, self.queries, self.lists, 4))
-
-    def inputs(self) -> list[jax.Array]:
-        """q and pages of k and v in float64; NaN where no token is."""
-        shape = (13, self.kv_heads, self.page, self.size)
-        queries = (2, self.queries, self.heads, self.size)
-        q, k, v = normal(0, queries, shape, shape, dtype=jnp.float64)
-        filled = np.zeros((13, self.page), bool)
-        filled[1:] = np.arange(self.page) < np.reshape(self.FILLED, (12, 1))
-        return [q, *(jnp.where(filled[:, None, :, None], x, jnp.nan) for x in (k, v))]
-
-    def definition(self, q, k_pages, v_pages):
-        """(out, lse): every page rotated by itself, every score in memory."""
-        (tables, places, lengths), (filled, firsts, starts) = self.rows
-        slots = jnp.arange(6 * self.page)
-        at, offset = slots // self.page, slots % self.page
-        k, v = (
-            jnp.nan_to_num(x[tables].swapaxes(2, 3)).reshape(2, -1, *x.shape[1::2])
-            for x in (k_pages, v_pages)
-        )
-        if self.turned:
-            k = turn(k, starts[:, at] + offset)
-        real = offset < filled[:, at]
-        t = places[..., None]
-        mask = real[:, None] & (slots <= t) & (slots >= firsts[..., None])
-        mask &= (slots < lengths[:, None])[:, None]
-        if self.window is not None:
-            mask &= slots > t - self.window
-        mask = jnp.repeat(mask[:, :, None], self.heads, axis=2)
-        if self.lists is not None:
-            chosen = (self.picks[..., None] == at).any(axis=3)
-            mask &= jnp.repeat(chosen, self.heads // self.lists, axis=2)
-        groups = self.heads // self.kv_heads
-        scores = jnp.einsum("btnh,bsnh->btns", q, jnp.repeat(k, groups, 2)) / np.sqrt(self.size)
-        scores = jnp.where(mask, scores, -jnp.inf)
-        weights = jax.nn.softmax(scores, axis=-1)
-        out = jnp.einsum("btns,bsnh->btnh", weights, jnp.repeat(v, groups, 2))
-        return out, jax.nn.logsumexp(scores, axis=-1)
-
-    def attend(self, q, k_pages, v_pages, **options):
-        rows, (filled, firsts, starts) = self.rows
-        options |= {"filled": filled, "firsts": firsts}
-        if self.turned:
-            table = turns_of(turn, turn_rows(6, self.page), self.size, float)
-            options |= {"turns": Turns(table, starts)}
-        if self.lists is not None:
-            return selected_paged_attention(q, k_pages, v_pages, self.picks, *rows, **options)
-        return paged_attention(q, k_pages, v_pages, *rows, window=self.window, **options)
-
-
-def turn(keys, positions):
-    """RoPE in the half-split layout, in the dtype of the keys or wider."""
-    wide = jnp.promote_types(jnp.float32, keys.dtype)
-    frequencies = 100.0 ** -jnp.linspace(0.0, 1.0, keys.shape[-1] // 2, dtype=wide)
-    angles = positions[..., None, None].astype(wide) * frequencies
-    first, second = jnp.split(keys.astype(wide), 2, axis=-1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(
-        keys.dtype
-    )
-
-
-PLACED = [
-    Placed(),
-    Placed(lists=2),
-    Placed(queries=3, window=40),
-    Placed(turned=False, lists=4),
-    Placed(turned=False, queries=2),
-    Placed(size=64),
-    Placed(size=64, lists=2),
-]
-
-
-def check_placed(case: Placed, dtype, **options):
-    kernel, naive = (
-        functools.partial(case.attend, **x) for x in (options, {"implementation": "reference"})
-    )
-    rounded = [x.astype(dtype) for x in case.inputs()]
-    # keys that are rotated are rounded once more, by the reference too
-    most = {}
-    if dtype == jnp.bfloat16 and case.turned:
-        exact = run(case.definition, [x.astype(jnp.float64) for x in rounded], None)[0][1]
-        most["most_lse"] = 2 * float(jnp.abs(run(naive, rounded, None)[0][1] - exact).max())
-    judge(kernel, case.definition, case.inputs(), dtype, naive=naive, gradients=False, **most)
-
-
-@pytest.mark.parametrize("case", PLACED, ids=str)
-@pytest.mark.quick(first=1)
-def test_reference_of_rows_with_documents_equals_the_definition(x64, case):
-    check_placed(case, jnp.float64)
-
-
-@pytest.mark.parametrize("case", PLACED, ids=str)
-@pytest.mark.quick(first=1)
-def test_tpu_rotates_keys_and_skips_empty_places(x64, case):
-    check_placed(case, jnp.float32, **TPU)
-
-
-# each case on one of the units: both with picks and without, both sizes, rotated or not
-UNITS = ("tcgen05", "wgmma", "wgmma", "tcgen05", "wgmma", "wgmma", "tcgen05")
-
-
-@pytest.mark.parametrize(
-    "case, unit",
-    list(zip(PLACED, UNITS, strict=True)),
-    ids=str,
-)
-@pytest.mark.long
-def test_gpu_rotates_keys_and_skips_empty_places(x64, case, unit):
-    tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
-    check_placed(case, jnp.bfloat16, **GPU | {"tuning": tuning})
 
 
 @pytest.mark.parametrize("size", [64, 128, 96])

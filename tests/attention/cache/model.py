@@ -28,8 +28,8 @@ def model(methods=METHODS, seed: int = 0) -> Transformer:
     return small_model(methods, seed=seed, num_layers=len(methods))
 
 
-def cache(num_pages: int, rotated: bool = True, methods=METHODS):
-    return model_cache(model(methods).config, num_pages, page=PAGE, rotated=rotated)
+def cache(num_pages: int, methods=METHODS):
+    return model_cache(model(methods).config, num_pages, page=PAGE)
 
 
 @jax.jit

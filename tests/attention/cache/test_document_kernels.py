@@ -1,10 +1,7 @@
-"""Attending from few queries to pages of documents: by the paged kernels the same as in XLA, and
-with keys that are rotated or not.
-"""
+"""Attending from few queries to pages of documents: by the paged kernels the same as in XLA."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -14,79 +11,58 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.cache import reader
-from attention.cache.documents import Assembly, Fingerprint, Slot, document_pages
 from attention.cache.paged import attend, init_cache
-from attention.cache.tables import Pages, Runs
+from attention.cache.tables import Runs, sequence_pages
 from attention.methods.dense import Dense
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
-from models.functions import rope
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.paged.lists import TuningConfig
+from pallas_kernels.tokens import TAIL
 from planner.targets import TARGETS
 from tests.attention.rows import relative
-from tests.models.small import small_config
 
-PAGE, TAIL = 16, 13
+PAGE = 16
 METHODS = (Dense(), Window(40), NSA(length=8, stride=4, block=PAGE, picks=3, window=20))
-ROTATE = functools.partial(rope, config=small_config(head_dim=128))
 
 
-def rows(positions: str):
-    """(the rows' pages, the tokens of the queries): two documents and a tail; one document."""
-    fingerprint = Fingerprint("", "")
-    first = (Slot((4, 1), 21, fingerprint), Slot((6,), 9, fingerprint))
-    second = (Slot((2, 3, 5), 40, fingerprint),)
-    assemblies = [Assembly(slots, (0, 7), positions, PAGE) for slots in (first, second)]
-    pages = document_pages(assemblies, [TAIL, TAIL], width=6)
-    ends = jnp.array([3, 3]) * PAGE + TAIL
+def rows():
+    """(the rows' pages, the tokens of the queries): two documents and a tail; one document and a
+    tail. Every document is at positions from 0 on, and the tail behind the longest.
+    """
+    tables = jnp.array([[4, 1, 6, 0, 7, -1], [2, 3, 5, 0, 7, -1]])
+    runs = Runs(
+        documents=jnp.array([[1, 1, 2, TAIL, TAIL, 0], [1, 1, 1, TAIL, TAIL, 0]]),
+        filled=jnp.array([[16, 5, 9, 16, 0, 0], [16, 16, 8, 16, 0, 0]]),
+        shifts=jnp.array([[0, 0, 32, 27, 27, 0], [0, 0, 0, 8, 8, 0]]),
+    )
+    ends = jnp.full(2, 3 * PAGE + 13)
+    pages = sequence_pages(tables, ends, PAGE, runs)
     return pages, pages.at(ends[:, None] - 2 + jnp.arange(2))[0]
 
 
-def runs_of(pages: Pages) -> Runs:
-    """What the pages hold, as the engine says it of a cache of rotated keys."""
-    tokens = pages.tokens
-    filled = (tokens.segments > 0).reshape(tokens.shape[0], -1, PAGE).sum(axis=2)
-    shifts = tokens.order - pages.positions
-    return Runs(tokens.documents[:, ::PAGE], filled.astype(jnp.int32), shifts[:, ::PAGE])
-
-
-def cache_of(method, dtype, rotated: bool):
+def cache_of(method, dtype):
     """Pages of random keys."""
-    cache = init_cache((method,), 8, 2, 128, dtype, page=PAGE, rotated=rotated)
+    cache = init_cache((method,), 8, 2, 128, dtype, page=PAGE)
     leaves, tree = jax.tree.flatten(cache)
     keys = jax.random.split(jax.random.key(0), len(leaves))
     drawn = [jax.random.normal(key, x.shape, dtype) for key, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, drawn)
 
 
-def attending(method, dtype, positions="shared", rotated=False):
+def attending(method, dtype):
     """(a function of q, q)."""
-    pages, seen = rows(positions)
-    if rotated:
-        pages = dataclasses.replace(pages, runs=runs_of(pages))
-    cache = cache_of(method, dtype, rotated)
+    pages, seen = rows()
+    cache = cache_of(method, dtype)
     q = jax.random.normal(jax.random.key(1), (2, 2, 4, 128), dtype)
     inputs = jnp.full((2, 2, 4, 3), 0.5, dtype)
-    return lambda q: attend(cache, 0, q, seen, pages, inputs=inputs, rotate=ROTATE), q
+    return lambda q: attend(cache, 0, q, seen, pages, inputs=inputs), q
 
 
-# each two of the three together at least once
-@pytest.mark.parametrize(
-    "method, positions, rotated",
-    [
-        (METHODS[0], "shared", False),
-        (METHODS[0], "sequential", True),
-        (METHODS[1], "shared", True),
-        (METHODS[1], "sequential", False),
-        (METHODS[2], "shared", True),
-        (METHODS[2], "sequential", False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.quick(first=1)
-def test_the_kernel_reads_documents_as_xla_does(monkeypatch, method, positions, rotated):
-    run, q = attending(method, jnp.float32, positions, rotated)
+def test_the_kernel_reads_documents_as_xla_does(monkeypatch, method):
+    run, q = attending(method, jnp.float32)
     wanted = jax.jit(run)(q)
     kernel = dict(
         implementation="tpu",
@@ -96,7 +72,7 @@ def test_the_kernel_reads_documents_as_xla_does(monkeypatch, method, positions, 
     for name in ("paged_attention", "selected_paged_attention"):
         call = functools.partial(getattr(reader, name), **kernel)
         monkeypatch.setattr(reader, name, call)
-    run, q = attending(method, jnp.float32, positions, rotated)
+    run, q = attending(method, jnp.float32)
     assert relative(jax.jit(run)(q), wanted) < 1e-5
 
 

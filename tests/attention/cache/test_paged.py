@@ -4,8 +4,6 @@ pages shared.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,6 @@ from attention.cache.paged import (
     write,
 )
 from attention.cache.pages import PageAllocator
-from attention.cache.tables import Tables
 from attention.methods.dense import Dense
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
@@ -79,18 +76,11 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
     return np.concatenate([allocator.tables([sequence], WIDTH), np.full((1, WIDTH), -1, np.int32)])
 
 
-@pytest.mark.parametrize(
-    "rotated, chunks",
-    [
-        # chunks of 3 against keys that are not rotated are in test_documents
-        *((True, (3, 30)), (False, (30, 1)), (True, (30, 1))),
-        *((rotated, (chunk,)) for rotated in (True, False) for chunk in (30, 1)),
-    ],
-)
+@pytest.mark.parametrize("chunks", [(3, 30), (30, 1), (30,), (1,)])
 @pytest.mark.long
-def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
+def test_prefill_in_chunks_and_decoding_equal_the_full_forward(chunks):
     tokens = rows()
-    paged = dirty(cache(PAGES, rotated))
+    paged = dirty(cache(PAGES))
     starts = [0, 0]
     outs = [[], []]
     # the first sizes of chunk up to the middle of each row, the last one to its end
@@ -193,10 +183,9 @@ def test_errors_name_the_values():
         write(
             paged,
             1,
-            Tables.same(jnp.zeros((1, 1), int)),
+            jnp.zeros((1, 1), int),
             jnp.zeros((1, 1), int),
             {"main": (new, new)},
             parameters={},
             rotate=lambda k, positions: k,
         )
-    assert dataclasses.replace(paged, rotated=False).num_pages == 2

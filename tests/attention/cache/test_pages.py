@@ -103,26 +103,6 @@ class Cache(RuleBasedStateMachine):
         self.pages.drop([page])
         self.taken.remove(page)
 
-    @precondition(lambda self: self.taken)
-    @rule(data=st.data(), count=st.integers(0, 5))
-    def exchange(self, data, count):
-        page = data.draw(st.sampled_from(self.taken))
-        free = self.pages.free
-        try:
-            pages = self.pages.exchange([page], count)
-        except OutOfPages:
-            assert self.pages.free == free
-            return
-        self.taken.remove(page)
-        self.taken += pages
-
-    @precondition(lambda self: self.taken)
-    @rule(data=st.data())
-    def share(self, data):
-        page = data.draw(st.sampled_from(self.taken))
-        self.pages.share([page])
-        self.taken.append(page)
-
     @invariant()
     def every_sequence_reads_its_tokens(self):
         self.pages.check()
