@@ -148,7 +148,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield _pages("moba, decode from large pages", moba, sizes, queries=1, page=large)
     yield _chosen("some blocks, rows", sizes)
     # where a kernel has two ways, the one that the heuristic does not take
-    yield _chosen("some blocks, rows, the other way", sizes, by_tile=False, gather_in_kernel=False)
+    yield _chosen("some blocks, rows, the other way", sizes, gather_in_kernel=False)
 
 
 def _rows(name: str, method: Method, sizes: Sizes) -> Check:

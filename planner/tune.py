@@ -203,7 +203,6 @@ def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
     qkv = _inputs(shape, -(-shape.tokens // chosen.block) * chosen.block)
     order = jnp.broadcast_to(jnp.arange(qkv[1].shape[1], dtype=jnp.int32), qkv[1].shape[:2])
     count = order.shape[1] // chosen.block
-    # the more neighbours choose alike, the smaller are the unions of their blocks
     drawn = (shape.rows, -(-shape.tokens // shape.alike), shape.kv_heads, count)
     ranks = jax.random.uniform(jax.random.key(1), drawn)
     ranks = jnp.repeat(ranks, shape.alike, axis=1)[:, : shape.tokens]

@@ -129,6 +129,7 @@ def forward(
         return pl.BlockSpec((1, 1, 1, length), at, memory_space=pltpu.SMEM)
 
     results = lambda s, i: (s, *part(i), 0, 0)  # noqa: E731
+    lists_of_parts = work.lists[:, :, None]
     out, lse = pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=(splits, units * lists),
@@ -166,8 +167,8 @@ def forward(
         cost_estimate=estimate(cost(q.shape, work.pages * page, k_pages.dtype.itemsize, splits)),
         name="selected_paged_attention" if work.numbered else "paged_attention",
     )(
-        work.lists[:, :, None],
-        work.lists[:, :, None],
+        lists_of_parts,
+        lists_of_parts,
         work.spans[:, None, None],
         bounds,
         q,

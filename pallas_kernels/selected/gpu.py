@@ -80,9 +80,6 @@ TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
 # Sums the gradients of keys and values over spans of a block's tiles.
 SPANS = gpu_keys
-# No kernel goes through the union of the blocks of neighbouring queries: where queries are gathered
-# by copies in the kernel, a pick costs a quarter of what it costs a TPU.
-UNIONS = None
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:

@@ -1,10 +1,6 @@
 """Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block
 that they chose.
 
-Forward, and for the gradient of queries, these kernels serve where neighbouring queries choose so
-differently that going through the unions of their blocks would take longer (``tpu_unions`` has the
-numbers). The gradients of keys and values are always computed here, in the order of blocks.
-
 The numbers of the tiles' blocks are prefetched into scalar memory, where the index maps read them.
 Keys are therefore fetched ahead, and only when the block changes. The tiles of a block follow each
 other. The gradients of the block's keys stay in VMEM from its first tile to its last, and are added
@@ -32,7 +28,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.flash.tpu import VMEM_LIMIT
-from pallas_kernels.selected import tpu_unions
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import MASKED
 
@@ -42,8 +37,6 @@ TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
 # None: ``backward_kv`` adds to the gradients of keys and values in place.
 SPANS = None
-# Goes through the union of the blocks of neighbouring queries, instead of an index.
-UNIONS = tpu_unions
 # Numbers of tiles' blocks that fit the scalar memory beside what the compiler keeps there.
 MAX_TILES = 2**17
 LANES = 128

@@ -17,11 +17,6 @@ class TuningConfig:
     chunk: int = 4096
     # Most rows of a tile (queries times heads) on TPU. On GPU a tile always has 128.
     rows: int = 512
-    # On TPU, whether a tile of neighbouring queries goes through the union of their blocks, where
-    # that is no slower by arithmetic (``unions.plan``).
-    by_tile: bool = True
-    # On TPU, keys that a step brings to such a tile.
-    keys: int = 512
     # Tiles in flight on GPU. On TPU there are always two.
     steps: int = 2
     # Consecutive tiles that one thread block of a GPU goes through.

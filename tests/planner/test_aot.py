@@ -13,7 +13,7 @@ import rich.console
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import cost, heuristic
-from pallas_kernels.selected.api import selected_attention
+from pallas_kernels.paged.api import paged_attention
 from pallas_kernels.tokens import sequences
 from planner import aot
 from planner.kernel_programs import WORKLOADS, _kernel, calls, kernels
@@ -123,20 +123,20 @@ def test_a_multiprocessor_holds_what_its_scarcest_resource_allows(
 
 def test_an_array_that_a_kernel_is_given_twice_is_one_argument():
     """Its bytes count once, and the call that is compiled gets it in both places."""
-    q = jax.ShapeDtypeStruct((1, 64, 8, 128), jnp.bfloat16)
-    k = jax.ShapeDtypeStruct((1, 256, 1, 128), jnp.bfloat16)
-    picks = jnp.zeros((1, 64, 1, 4), jnp.int32)
-    orders = [jnp.zeros((1, length), jnp.int32) for length in (64, 256)]
+    q = jax.ShapeDtypeStruct((2, 1, 8, 128), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((8, 1, 64, 128), jnp.bfloat16)
+    places = jnp.full((2, 1), 255, jnp.int32)
 
     def attend(q, k):
-        return selected_attention(q, k, k, picks, *orders, size=64)[0]
+        tables = jnp.arange(8, dtype=jnp.int32).reshape(2, 4)
+        return paged_attention(q, k, k, tables, places, places[:, 0] + 1)[0]
 
     with use_mesh(abstract_mesh(MeshConfig(1, 1), TARGETS["v5e"].device)):
         traced = jax.jit(attend).trace(q, k)
         (equation,) = calls(traced.jaxpr.jaxpr)
         kernel = _kernel(equation, "a: b")
         again = jax.jit(kernel.function).trace(*kernel.arguments)
-    assert kernel.name == "selected_union_forward"
+    assert kernel.name == "paged_attention"
     assert len(kernel.arguments) < len(equation.invars)
     (same,) = calls(again.jaxpr.jaxpr)
     given = [[(x.aval.shape, x.aval.dtype) for x in one.invars] for one in (same, equation)]
