@@ -141,7 +141,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
                     items = [item for item in store.items(step) if item.kind == "train"]
-                    begun = learn.begin(state, [run.prompt(tasks[item.task]) for item in items])
+                    begun = learn.begin(state, (run.prompt(tasks[item.task]) for item in items))
                     records = source.wait(step)
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()

@@ -25,6 +25,7 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_work
+from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
@@ -62,6 +63,7 @@ class Episode(SampledEpisode):
         limits: Limits,
         reward: Rewarder,
         documents: DocumentsConfig | None = None,
+        prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
         super().__init__(task, group, index)
@@ -72,6 +74,8 @@ class Episode(SampledEpisode):
         self.stop_ids = stop_ids(protocol, tokenizer)
         self.status = ""
         self._name = f"episode {index} of task {task.id}"
+        # The prompt, where it is encoded already.
+        self._prompt = prompt
         self._tokenizer = tokenizer
         self._pool = pool
         self._reward = reward
@@ -132,14 +136,14 @@ class Episode(SampledEpisode):
         """
         if self._started:
             raise ValueError(f"{self._name} was started twice")
-        tokens, kinds = self._frames.prompt(self._frame)
+        tokens, kinds = self._prompt or self._frames.prompt(self._frame)
         if len(tokens) >= self.limits.tokens:
             raise ValueError(
                 f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in "
                 f"{self.limits.tokens=}"
             )
         self._frame.transcript.add_given("prompt", tokens, kinds)
-        return tokens
+        return [*tokens]
 
     @property
     def _started(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ class Learner:
             self._update = make_update(*way, replay)
             self._token_logprobs = make_token_logprobs(*logprobs, replay)
 
-    def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
+    def begin(self, state: TrainState, prompts: Iterable[Sequence[int]]) -> Prefilled | None:
         """Starts the first of two phases, which needs only the prompts of the step, and returns
         before the devices have finished it. None if the update has one phase.
         """

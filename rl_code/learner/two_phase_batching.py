@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Prompts:
         return packed_rows(self.segments, jnp.zeros_like(self.segments), self.positions)
 
 
-def pack_prompts(prompts: Sequence[Sequence[int]], config: PackConfig) -> Prompts:
+def pack_prompts(prompts: Iterable[Sequence[int]], config: PackConfig) -> Prompts:
     """Lays out the prompts of a step, one per group, before anything is sampled; numpy arrays.
 
     Raises:

@@ -25,6 +25,7 @@ from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
+from rl_code.environment.prompts import Encoded, Prompts
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
@@ -110,6 +111,7 @@ class Run:
         protocol = find_protocol(config.protocol, self.tools, "config.protocol")
         chat = agent.chat if agent else None
         self._walk_words = walk_words(protocol, self.tools, config.documents, chat)
+        self._prompts = Prompts(self._encode_prompt)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
@@ -358,6 +360,7 @@ class Run:
             limits=limits or self.config.limits,
             reward=self._reward,
             documents=self.config.documents,
+            prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
         )
 
@@ -496,14 +499,16 @@ class Run:
 
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
-        documents = self.config.documents
-        tools = offered(task, self.tools)
-        parts = prompt_parts(self._protocol(protocol), task, tools, documents, self.tokenizer.marks)
-        tokens, _ = encode(parts, self.tokenizer, documents)
-        return tokens
+        return self._prompts(task, protocol or self.config.protocol)[0]
 
     def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))
+
+    def _encode_prompt(self, task: Task, protocol: Named) -> Encoded:
+        documents = self.config.documents
+        tools = offered(task, self.tools)
+        parts = prompt_parts(self._protocol(protocol), task, tools, documents, self.tokenizer.marks)
+        return encode(parts, self.tokenizer, documents)
 
     def evaluate(
         self,

@@ -61,6 +61,20 @@ def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
         assert first != [task.id for task in chosen]
 
 
+def test_a_prompt_is_encoded_once_for_all_who_ask_for_it(tmp_path, monkeypatch):
+    with Run(config(), tmp_path) as run:
+        task = run.tasks[0]
+        expected = run.prompt(task)
+        again = dataclasses.replace(task)  # as a source without end makes it anew
+        monkeypatch.setattr("rl_code.run.run.encode", lambda *_: pytest.fail("encoded again"))
+        assert run.prompt(again) == expected
+        episodes = [run.episode(task, 0, index) for index in range(2)]
+        started = [episode.start() for episode in episodes]
+        assert started == [expected, expected] and started[0] is not started[1]
+        for episode in episodes:
+            episode.close()
+
+
 def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
     with Run(config(count=164), tmp_path) as run:
         with pytest.raises(
