@@ -232,47 +232,7 @@ class Transformer(nnx.Module):
         layout = lay_out(
             methods, where, runs, asking, align=align, documents=documents, parts=context_size()
         )
-        alone = len(methods) == 1
-
-        def step(x, xs):
-            if self.config.offload_activations:
-                x = checkpoint_name(x, _BEFORE_LAYER)
-            layers, experts, of_methods, earlier, picks = xs
-            kept = []
-            shares = []
-            routed = []
-            for index, method in enumerate(methods):
-                # one step of the scan is a period; this is its layer number ``index``
-                layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                layer = gathered(layer, but=GATHERED_LATER)
-                described = method.parameters(self.config.layer_shape)
-                parameters = {
-                    name: gathered_array(x, described[name].axes)
-                    for name, x in of_methods[index].items()
-                }
-                given = None
-                if noted is not None and picks[index] is not None:
-                    given = dataclasses.replace(noted, picks=picks[index])
-                attention = functools.partial(
-                    self._attend,
-                    method,
-                    parameters,
-                    positions,
-                    layout,
-                    earlier[index],
-                    kept,
-                    given,
-                    shares,
-                )
-                given = None
-                if experts is not None:
-                    given = dataclasses.replace(noted, experts=experts[index])
-                x, routing = self.block(layer, x, attention, real, given)
-                routed.append(routing)
-            if not self.config.sequence_parallel:
-                x = constrain(x, "batch", "slots", None)
-            return x, (kept if keep else None, shares, routed)
-
+        step = functools.partial(self._period, positions, layout, real, noted, keep)
         if self.config.remat:
             policy = _TO_HOST if self.config.offload_activations else None
             step = jax.checkpoint(step, policy=policy)
@@ -284,18 +244,8 @@ class Transformer(nnx.Module):
         x = self._between(self.embed_tokens(tokens))
         found = []
         for layers, part in self._stacks():
-            # With one layer in a period there is no axis for it, for which XLA on CPU would copy
-            # all weights, and the gradient of the scan would keep another copy.
-            if not alone:
-                # [L, ...] -> [periods, layers of a period, ...]
-                layers = jax.tree.map(lambda y: y.reshape(-1, len(methods), *y.shape[1:]), layers)
             own = rest if part is None else jax.tree.map(operator.itemgetter(part), rest)
-            experts = None
-            if noted is not None and noted.experts is not None and layers.moe is not None:
-                # [B, M, L, k] -> [periods, layers of a period, B, M, k]
-                experts = jnp.moveaxis(noted.experts, 2, 0)
-                experts = experts.reshape(-1, len(methods), *experts.shape[1:])
-            x, more = jax.lax.scan(step, x, (layers, experts, *own))
+            x, more = jax.lax.scan(step, x, (*self._by_period(layers, noted), *own))
             found.append(more)
         *_, routed = found[-1]
         kept, shares = (
@@ -305,6 +255,66 @@ class Transformer(nnx.Module):
             for parts in zip(*(more[:2] for more in found), strict=True)
         )
         return x, kept, shares, _in_order(routed)
+
+    def _period(
+        self,
+        positions,
+        layout: Layout,
+        real,
+        noted: Noted | None,
+        keep: bool,
+        x,
+        xs: tuple,
+    ):
+        """One step of the scan of ``_scan``, whose arguments these are: the layers of one period.
+
+        xs: their parameters and noted experts (``_by_period``), the parameters of their methods,
+        the keys of tokens before the rows, and the noted picks.
+        """
+        if self.config.offload_activations:
+            x = checkpoint_name(x, _BEFORE_LAYER)
+        layers, experts, of_methods, earlier, picks = xs
+        methods = self.config.attention
+        kept = []
+        shares = []
+        routed = []
+        for index, method in enumerate(methods):
+            alone = len(methods) == 1
+            layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
+            layer = gathered(layer, but=GATHERED_LATER)
+            described = method.parameters(self.config.layer_shape)
+            parameters = {
+                name: gathered_array(x, described[name].axes)
+                for name, x in of_methods[index].items()
+            }
+            given = None
+            if noted is not None and picks[index] is not None:
+                given = dataclasses.replace(noted, picks=picks[index])
+            way = (method, parameters, positions, layout, earlier[index], kept, given, shares)
+            attention = functools.partial(self._attend, *way)
+            given = None
+            if experts is not None:
+                given = dataclasses.replace(noted, experts=experts[index])
+            x, routing = self.block(layer, x, attention, real, given)
+            routed.append(routing)
+        if not self.config.sequence_parallel:
+            x = constrain(x, "batch", "slots", None)
+        return x, (kept if keep else None, shares, routed)
+
+    def _by_period(self, layers: Layers, noted: Noted | None) -> tuple[Layers, jax.Array | None]:
+        """(a stack of layers, the experts that a sampler noted of them), for a scan over periods:
+        [periods, layers of a period, ...], where a period has several.
+        """
+        count = len(self.config.attention)
+        # With one layer in a period there is no axis for it, for which XLA on CPU would copy all
+        # weights, and the gradient of the scan would keep another copy.
+        if count > 1:
+            layers = jax.tree.map(lambda y: y.reshape(-1, count, *y.shape[1:]), layers)
+        if noted is None or noted.experts is None or layers.moe is None:
+            return layers, None
+        # [B, M, L, k] -> [periods, layers of a period, B, M, k]
+        experts = jnp.moveaxis(noted.experts, 2, 0)
+        return layers, experts.reshape(-1, count, *experts.shape[1:])
 
     def _stacks(self) -> list[tuple[Layers, slice | None]]:
         """Layers that are alike, and which periods they are; None for all."""
