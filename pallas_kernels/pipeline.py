@@ -9,7 +9,8 @@ with it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,12 @@ def barriers(steps: int, compute: int, arrays: int) -> list:
         plgpu.Barrier(num_arrivals=arrays, num_barriers=steps),
         plgpu.Barrier(num_arrivals=compute, num_barriers=steps),
     ]
+
+
+def named(kind: Any, arguments: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """(the first references that a kernel gets, as a named tuple of this kind; the rest)."""
+    count = len(kind._fields)
+    return kind(*arguments[:count]), arguments[count:]
 
 
 def specialise_warps(wg, unit, compute: Callable, fetch: Callable) -> None:

@@ -14,6 +14,7 @@ Dimensions: as in ``blocks``; G query heads of a key/value head, W width of the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 
@@ -35,7 +36,7 @@ from pallas_kernels.flash import gpu as flash
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.pipeline import barriers, fetch, specialise_warps
+from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps
 from pallas_kernels.tokens import MASKED, Tokens
 
 TARGETS = flash.TARGETS
@@ -139,140 +140,131 @@ def select(
     return picks[:, :, :length, : selection.picks].swapaxes(1, 2)
 
 
-def _kernel(
-    lists, q, sums, q_tok, forced, k, k_tok, picks,
-    q_ring, sums_ring, k_tile, tok_tile, picks_own, filled, emptied, k_filled, k_emptied,
-    tok_filled, tok_emptied,
-    *refs, plan: _Plan,
-):  # fmt: skip
+# The memory of ``_kernel``.
+_Refs = collections.namedtuple(
+    "_Refs",
+    # In HBM: lists of tiles to visit, queries, their lse and tokens, the blocks that they always
+    # take, keys and their tokens.
+    "lists q sums q_tok forced k k_tok "
+    # In HBM: the result.
+    "picks "
+    # In shared memory: rings of queries and of their lse, the keys of a tile in parts, and its
+    # tokens.
+    "q_ring sums_ring k_tile tok_tile "
+    # The result before it is copied out.
+    "picks_own "
+    # Barriers: of the rings, of each part of the keys, and of the tokens.
+    "filled emptied k_filled k_emptied tok_filled tok_emptied",
+)
+
+
+def _kernel(*arguments, plan: _Plan):
+    refs, scratch = named(_Refs, arguments)
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count = lists[row, block, 0]
-    whole = lists[row, block, 1]
-    column = unit.layout.reduce(1)
-    line = unit.layout.reduce(0)
-
-    def compute():
-        rows = pl.ds(wg * unit.tile, unit.tile)
-        own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
-        queries = flash.load_fields(q_tok.at[row, :, own], column)
-        early, late = (
-            plgpu.load(forced.at[row, i, own], layout=column, optimized=False) for i in range(2)
-        )
-        shape = (unit.tile, plan.columns)
-
-        def visit(step, best, masked):
-            plgpu.barrier_wait(tok_filled.at[0])
-
-            def one_head(index, total):
-                # the ring runs on from one tile to the next
-                slot = jax.lax.rem(step * plan.groups + index, jnp.int32(plan.steps))
-                plgpu.barrier_wait(filled.at[slot])
-                lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
-                lse = spread(lse * flash.LOG2_E, shape, 0)
-
-                # A loop, so that the matrix unit's addresses of a part are worked out when they are
-                # needed. Of all parts together they would take 80 registers all the time.
-                def one_part(part, total):
-                    # the keys of a part stay for all heads: the first waits until they are there,
-                    # and the last lets the next tile's overwrite them
-                    pl.when(index == 0)(lambda: plgpu.barrier_wait(k_filled.at[part]))
-                    keys = k_tile.at[part].transpose((1, 0))
-                    scores = (
-                        unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E)
-                        - lse
-                    )
-                    pl.when(index == plan.groups - 1)(lambda: _release(k_emptied.at[part]))
-                    if masked:
-                        seen = flash.mask(
-                            queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0
-                        )
-                        scores = jnp.where(seen, scores, MASKED)
-                    # ``Selection.shares`` of the part
-                    share = jnp.minimum(part + 1, plan.ratio) - jnp.maximum(
-                        part + 1 - plan.reach, 0
-                    )
-                    return total + jnp.exp2(scores) * share.astype(jnp.float32)
-
-                total = jax.lax.fori_loop(0, plan.parts, one_part, total)
-                _release(emptied.at[slot])
-                return total
-
-            total = jax.lax.fori_loop(0, plan.groups, one_head, full(shape, 0.0, unit.layout))
-            ranked = _rank(
-                total,
-                flash.load_fields(tok_tile.at[0], line),
-                early,
-                late,
-                queries if masked else None,
-            )
-            _release(tok_emptied.at[0])
-            numbers = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=unit.layout)
-            return _merge(
-                best,
-                ranked,
-                numbers + lists[row, block, 2 + step] * plan.columns,
-                unit.layout,
-                plan.picks,
-            )
-
-        # (scores, numbers) of the best blocks so far, at first none
-        listed = picks_own.shape[1:]
-        best = (
-            full(listed, UNSEEN, unit.layout),
-            plgpu.layout_cast(jnp.full(listed, -1, jnp.int32), unit.layout),
-        )
-        best = jax.lax.fori_loop(0, whole, functools.partial(visit, masked=False), best)
-        _, numbers = jax.lax.fori_loop(whole, count, functools.partial(visit, masked=True), best)
-        picks_own.at[wg][...] = numbers
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(picks_own.at[wg], picks.at[row, head, own])
-        plgpu.wait_smem_to_gmem(0)
-
-    sources, after = _sources(
-        lists,
-        q,
-        sums,
-        k,
-        k_tok,
-        k_tile,
-        tok_tile,
-        k_filled,
-        k_emptied,
-        tok_filled,
-        tok_emptied,
-        plan,
-    )
-    rings = (q_ring, sums_ring)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
+    count = refs.lists[row, block, 0]
+    whole = refs.lists[row, block, 1]
+    sources, after = _sources(refs, plan)
+    rings = (refs.q_ring, refs.sums_ring)
 
     def copy():
-        fetch(count * plan.groups, sources, rings, filled, emptied, plan.steps, after=after)
+        steps = count * plan.groups
+        fetch(steps, sources, rings, refs.filled, refs.emptied, plan.steps, after=after)
 
         # ``fetch`` waits for its own ring only. The thread block must not end while the last tile's
         # keys and tokens are still read.
         @pl.when(count > 0)
         def _():
-            plgpu.barrier_wait(tok_emptied.at[0])
+            plgpu.barrier_wait(refs.tok_emptied.at[0])
             for part in range(plan.parts):
-                plgpu.barrier_wait(k_emptied.at[part])
+                plgpu.barrier_wait(refs.k_emptied.at[part])
 
-    specialise_warps(wg, unit, compute, copy)
+    own = (row, head, block, wg)
+    specialise_warps(wg, unit, lambda: _compute(refs, unit, plan, own, count, whole), copy)
 
 
-def _sources(
-    lists,
-    q,
-    sums,
-    k,
-    k_tok,
-    k_tile,
-    tok_tile,
-    k_filled,
-    k_emptied,
-    tok_filled,
-    tok_emptied,
-    plan: _Plan,
-):
+def _compute(refs: _Refs, unit, plan: _Plan, at, count, whole) -> None:
+    """The work of a warpgroup that computes: the best blocks of its queries.
+
+    at: (row, head, block, warpgroup). count: tiles to visit, of which the first ``whole`` need no
+    mask.
+    """
+    row, head, block, wg = at
+    column = unit.layout.reduce(1)
+    line = unit.layout.reduce(0)
+    rows = pl.ds(wg * unit.tile, unit.tile)
+    own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
+    queries = flash.load_fields(refs.q_tok.at[row, :, own], column)
+    early, late = (
+        plgpu.load(refs.forced.at[row, i, own], layout=column, optimized=False) for i in range(2)
+    )
+
+    def visit(step, best, masked):
+        plgpu.barrier_wait(refs.tok_filled.at[0])
+        seeing = queries if masked else None
+        total = _total(refs, unit, plan, step, rows, seeing)
+        heads = flash.load_fields(refs.tok_tile.at[0], line)
+        ranked = _rank(total, heads, early, late, seeing)
+        _release(refs.tok_emptied.at[0])
+        numbers = plgpu.broadcasted_iota(jnp.int32, total.shape, 1, layout=unit.layout)
+        numbers += refs.lists[row, block, 2 + step] * plan.columns
+        return _merge(best, ranked, numbers, unit.layout, plan.picks)
+
+    # (scores, numbers) of the best blocks so far, at first none
+    listed = refs.picks_own.shape[1:]
+    best = (
+        full(listed, UNSEEN, unit.layout),
+        plgpu.layout_cast(jnp.full(listed, -1, jnp.int32), unit.layout),
+    )
+    best = jax.lax.fori_loop(0, whole, functools.partial(visit, masked=False), best)
+    _, numbers = jax.lax.fori_loop(whole, count, functools.partial(visit, masked=True), best)
+    refs.picks_own.at[wg][...] = numbers
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(refs.picks_own.at[wg], refs.picks.at[row, head, own])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _total(refs: _Refs, unit, plan: _Plan, step, rows, queries: Tokens | None):
+    """The scores [rows, C] of a tile's blocks, summed over the heads of the group.
+
+    rows: of the warpgroup. queries: their tokens; None where every query sees every key.
+    """
+    shape = (unit.tile, plan.columns)
+    column = unit.layout.reduce(1)
+    line = unit.layout.reduce(0)
+
+    def one_head(index, total):
+        # the ring runs on from one tile to the next
+        slot = jax.lax.rem(step * plan.groups + index, jnp.int32(plan.steps))
+        plgpu.barrier_wait(refs.filled.at[slot])
+        lse = plgpu.load(refs.sums_ring.at[slot, rows], layout=column, optimized=False)
+        lse = spread(lse * flash.LOG2_E, shape, 0)
+
+        # A loop, so that the matrix unit's addresses of a part are worked out when they are
+        # needed. Of all parts together they would take 80 registers all the time.
+        def one_part(part, total):
+            # the keys of a part stay for all heads: the first waits until they are there, and the
+            # last lets the next tile's overwrite them
+            pl.when(index == 0)(lambda: plgpu.barrier_wait(refs.k_filled.at[part]))
+            keys = refs.k_tile.at[part].transpose((1, 0))
+            product = unit.product(refs.q_ring.at[slot, rows], keys)
+            scores = product * (plan.scale * flash.LOG2_E) - lse
+            pl.when(index == plan.groups - 1)(lambda: _release(refs.k_emptied.at[part]))
+            if queries is not None:
+                tokens = flash.load_fields(refs.tok_tile.at[1 + part], line)
+                scores = jnp.where(flash.mask(queries, tokens, shape, 0), scores, MASKED)
+            # ``Selection.shares`` of the part
+            share = jnp.minimum(part + 1, plan.ratio) - jnp.maximum(part + 1 - plan.reach, 0)
+            return total + jnp.exp2(scores) * share.astype(jnp.float32)
+
+        total = jax.lax.fori_loop(0, plan.parts, one_part, total)
+        _release(refs.emptied.at[slot])
+        return total
+
+    return jax.lax.fori_loop(0, plan.groups, one_head, full(shape, 0.0, unit.layout))
+
+
+def _sources(refs: _Refs, plan: _Plan):
     """Two functions of a step: what ``fetch`` copies in it, and one that copies the keys besides.
 
     A step is one head of one visit. The second function does something only in the first step of a
@@ -286,19 +278,22 @@ def _sources(
     def sources(step):
         own = pl.ds(block * plan.block_q, plan.block_q)
         q_head = head * plan.groups + jax.lax.rem(step, groups)
-        return q.at[row, own, q_head], sums.at[row, q_head, own]
+        return refs.q.at[row, own, q_head], refs.sums.at[row, q_head, own]
 
     def keys(step):
         visit = jax.lax.div(step, groups)
-        at = lists[row, block, 2 + visit]
+        at = refs.lists[row, block, 2 + visit]
 
         @pl.when(jax.lax.rem(step, groups) == 0)
         def _():
             for part in range(parts):
-                source = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
-                _refill(visit, source, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
-            source = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
-            _refill(visit, source, tok_tile, tok_filled.at[0], tok_emptied.at[0])
+                own = pl.ds((at * parts + part) * plan.columns, plan.columns)
+                target = refs.k_tile.at[part]
+                ring = (refs.k_filled.at[part], refs.k_emptied.at[part])
+                _refill(visit, refs.k.at[row, own, head], target, *ring)
+            source = refs.k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
+            ring = (refs.tok_filled.at[0], refs.tok_emptied.at[0])
+            _refill(visit, source, refs.tok_tile, *ring)
 
     return sources, keys
 

@@ -10,6 +10,7 @@ Dimensions: those of ``paged``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 
@@ -22,7 +23,7 @@ from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.gpu import HEAD_DIMS, ROWS, attend
 from pallas_kernels.paged.lists import COLUMNS
-from pallas_kernels.pipeline import barriers, fetch, specialise_warps
+from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps
 from pallas_kernels.tokens import MASKED
 
 DTYPES = ("bfloat16",)
@@ -141,69 +142,87 @@ def forward(
     return out[:, :, :, :rows], lse[:, :, :, :rows], scores[:, :, :rows]
 
 
-def _kernel(
-    table, spans, bounds, real, q, k, v, out, lse, scores,
-    q_own, k_ring, v_ring, k_own, v_own, out_own, lse_own, loaded, filled, emptied, *refs,
-    plan: _Plan,
-):  # fmt: skip
+# The memory of ``_kernel``.
+_Refs = collections.namedtuple(
+    "_Refs",
+    # In HBM: pages of each row, the ends of its splits, the last entry that each query sees, which
+    # entries are seen, queries, and pages of keys and values.
+    "table spans bounds real q k v "
+    # In HBM: the results.
+    "out lse scores "
+    # In shared memory: queries, rings of keys and values, and those of a step in the matrix unit's
+    # layout.
+    "q_own k_ring v_ring k_own v_own "
+    # Results before they are copied out.
+    "out_own lse_own "
+    # Barriers: of the queries, and of the slots of the rings.
+    "loaded filled emptied",
+)
+
+
+def _kernel(*arguments, plan: _Plan):
+    refs, scratch = named(_Refs, arguments)
     tile, split, part, wg = (jax.lax.axis_index(x) for x in ("tile", "split", "part", "wg"))
     row = jax.lax.div(part, jnp.int32(plan.heads))
     head = jax.lax.rem(part, jnp.int32(plan.heads))
-    unit = KEY_UNITS[plan.unit](refs, plan.interpret)
-    begin = spans[row, 2 * split]
-    end = spans[row, 2 * split + 1]
-    high = spans[row, 2 * plan.splits]
+    unit = KEY_UNITS[plan.unit](scratch, plan.interpret)
+    begin = refs.spans[row, 2 * split]
+    end = refs.spans[row, 2 * split + 1]
+    high = refs.spans[row, 2 * plan.splits]
     # no entry from here on belongs to the split
     past = jnp.minimum(end * plan.each, high + 1)
     count = jax.lax.div(end - begin + (plan.width - 1), jnp.int32(plan.width))
     own = pl.ds(tile * plan.columns, plan.columns)
 
     def compute():
-        plgpu.copy_gmem_to_smem(q.at[row, head, own], q_own, loaded)
-        last = plgpu.load(bounds.at[row, own], layout=unit.layout.reduce(0), optimized=False)
-        plgpu.barrier_wait(loaded)
+        plgpu.copy_gmem_to_smem(refs.q.at[row, head, own], refs.q_own, refs.loaded)
+        last = plgpu.load(refs.bounds.at[row, own], layout=unit.layout.reduce(0), optimized=False)
+        plgpu.barrier_wait(refs.loaded)
 
         def visit(slot, carry):
             step, top, total, acc = carry
             place = (begin + step * plan.width) * plan.each
-            _stage(k_ring.at[slot], k_own)
+            _stage(refs.k_ring.at[slot], refs.k_own)
             # a weight of 0 times a value that is not finite would be NaN
-            own_real = real.at[row, pl.ds(place, unit.keys)]
-            _stage(v_ring.at[slot], v_own, (own_real, plan.first - place, past - place))
+            own_real = refs.real.at[row, pl.ds(place, unit.keys)]
+            _stage(refs.v_ring.at[slot], refs.v_own, (own_real, plan.first - place, past - place))
             plgpu.commit_smem()
-            found = unit.product(k_own, q_own.transpose((1, 0))) * plan.scale
+            found = unit.product(refs.k_own, refs.q_own.transpose((1, 0))) * plan.scale
             entry = plgpu.broadcasted_iota(jnp.int32, found.shape, 0, layout=unit.layout) + place
             kept = plgpu.load(own_real, layout=unit.layout.reduce(1), optimized=False)
             seen = spread(kept, found.shape, 0) > 0
             seen &= (entry >= plan.first) & (entry < past) & (entry <= spread(last, found.shape, 1))
             found = jnp.where(seen, found, MASKED)
-            scores.at[row, head, tile, pl.ds(place, unit.keys)][...] = found
+            refs.scores.at[row, head, tile, pl.ds(place, unit.keys)][...] = found
             # powers of 2 from here on: exp2 is one instruction
             found = found * LOG2_E
             new_top = jnp.maximum(top, found.max(axis=0))
             weights = jnp.exp2(found - spread(new_top, found.shape, 1))
             shrink = jnp.exp2(top - new_top)
             total = total * shrink + weights.sum(axis=0)
-            acc = unit.shrink_and_add(acc, shrink, v_own, weights.astype(v_own.dtype))
+            acc = unit.shrink_and_add(acc, shrink, refs.v_own, weights.astype(refs.v_own.dtype))
             return step + 1, new_top, total, acc
 
-        targets = (out.at[split, row, head, tile], lse.at[split, row, head, own])
-        ring = (filled, emptied, plan.steps)
-        attend(unit, count, ring, visit, (out_own, lse_own), targets)
+        targets = (refs.out.at[split, row, head, tile], refs.lse.at[split, row, head, own])
+        ring = (refs.filled, refs.emptied, plan.steps)
+        attend(unit, count, ring, visit, (refs.out_own, refs.lse_own), targets)
 
     def sources(step):
         # a page past the end of the split is the last one again, and is masked
         at = begin + step * plan.width
-        found = [table[row, jnp.minimum(at + i, end - 1)] for i in range(plan.width)]
-        return [x.at[page, head] for x in (k, v) for page in found]
+        found = [refs.table[row, jnp.minimum(at + i, end - 1)] for i in range(plan.width)]
+        return [x.at[page, head] for x in (refs.k, refs.v) for page in found]
 
     rings = [
         x.at[:, pl.ds(i * plan.each, plan.each)]
-        for x in (k_ring, v_ring)
+        for x in (refs.k_ring, refs.v_ring)
         for i in range(plan.width)
     ]
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 

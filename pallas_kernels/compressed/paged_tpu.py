@@ -9,6 +9,7 @@ Dimensions: those of ``paged``.
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import jax
@@ -132,31 +133,47 @@ def forward(
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0], scores[:, :, :rows]
 
 
-def _kernel(
-    table, spans, bounds, real, q, k, v, out, lse, scores,
-    k_two, v_two, top, total, acc, semaphores,
-    *, first: int, scale: float, width: int
-):  # fmt: skip
-    (_, _, kv_heads, each, head_dim) = k_two.shape
+# The memory of ``_kernel``.
+_Refs = collections.namedtuple(
+    "_Refs",
+    # Of the grid step's row: its pages, the ends of its splits, the last entry that each query
+    # sees, which entries are seen, and the queries.
+    "table spans bounds real q "
+    # In HBM: pages of keys and of values.
+    "k v "
+    # The row's results.
+    "out lse scores "
+    # Two buffers for pages of keys, and two for values.
+    "k_two v_two "
+    # Of each query: maximum and sum of the softmax, and the weighted sum of values.
+    "top total acc "
+    # By buffer, keys or values, and page of a step.
+    "semaphores",
+)
+
+
+def _kernel(*arguments, first: int, scale: float, width: int):
+    refs = _Refs(*arguments)
+    (_, _, kv_heads, each, head_dim) = refs.k_two.shape
     keys = width * each
-    begin = spans[0, 0, 0, 0]
-    end = spans[0, 0, 0, 1]
-    high = spans[0, 0, 0, 2]
+    begin = refs.spans[0, 0, 0, 0]
+    end = refs.spans[0, 0, 0, 1]
+    high = refs.spans[0, 0, 0, 2]
     # div, which truncates, is enough for numbers that are not negative
     steps = jax.lax.div(end - begin + width - 1, width)
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
-    top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
-    total[...] = jnp.zeros(total.shape, jnp.float32)
-    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    refs.top[...] = jnp.full(refs.top.shape, MASKED / 2, jnp.float32)
+    refs.total[...] = jnp.zeros(refs.total.shape, jnp.float32)
+    refs.acc[...] = jnp.zeros(refs.acc.shape, jnp.float32)
 
     def copies(step):
         slot = jax.lax.rem(step, 2)
         for i in range(width):
             # a page past the end is the last one again, and is masked
-            page = table[0, 0, 0, jnp.minimum(begin + step * width + i, end - 1)]
-            for j, (source, two) in enumerate(((k, k_two), (v, v_two))):
+            page = refs.table[0, 0, 0, jnp.minimum(begin + step * width + i, end - 1)]
+            for j, (source, two) in enumerate(((refs.k, refs.k_two), (refs.v, refs.v_two))):
                 yield pltpu.make_async_copy(
-                    source.at[page], two.at[slot, i], semaphores.at[slot, j, i]
+                    source.at[page], two.at[slot, i], refs.semaphores.at[slot, j, i]
                 )
 
     def start(step):
@@ -175,28 +192,30 @@ def _kernel(
         place = (begin + step * width) * each
         lane = place + jax.lax.broadcasted_iota(jnp.int32, (1, keys), 1)
         past = end * each
-        some = (lane >= first) & (lane <= high) & (lane < past) & (real[0, step] > 0)
-        mask = some & (lane <= bounds[0])
+        some = (lane >= first) & (lane <= high) & (lane < past) & (refs.real[0, step] > 0)
+        mask = some & (lane <= refs.bounds[0])
         # values that no query sees may not be finite, and 0 times them would be NaN
         kept = to_sublanes(some.astype(jnp.float32)) > 0
         for head in range(kv_heads):
-            own = k_two[slot, :, head].reshape(keys, head_dim)
-            found = dot(q[0, head], own, ((1,), (1,))) * scale
+            own = refs.k_two[slot, :, head].reshape(keys, head_dim)
+            found = dot(refs.q[0, head], own, ((1,), (1,))) * scale
             found = jnp.where(mask, found, MASKED)
-            scores[0, head, step] = found
-            new_top = jnp.maximum(top[head], jnp.max(found, axis=1, keepdims=True))
+            refs.scores[0, head, step] = found
+            new_top = jnp.maximum(refs.top[head], jnp.max(found, axis=1, keepdims=True))
             weights = jnp.exp(found - new_top)
-            shrink = jnp.exp(top[head] - new_top)
-            top[head] = new_top
-            total[head] = total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-            values = v_two[slot, :, head].reshape(keys, head_dim)
+            shrink = jnp.exp(refs.top[head] - new_top)
+            refs.top[head] = new_top
+            refs.total[head] = refs.total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+            values = refs.v_two[slot, :, head].reshape(keys, head_dim)
             values = jnp.where(kept, values, jnp.zeros_like(values))
-            acc[head] = acc[head] * shrink + dot(weights.astype(values.dtype), values, ((1,), (0,)))
+            refs.acc[head] = refs.acc[head] * shrink + dot(
+                weights.astype(values.dtype), values, ((1,), (0,))
+            )
 
-    nothing = total[...] == 0
-    divisor = jnp.where(nothing, 1.0, total[...])
-    out[0, 0] = acc[...] / divisor
-    lse[0, 0] = jnp.where(nothing, -jnp.inf, jnp.log(divisor) + top[...])
+    nothing = refs.total[...] == 0
+    divisor = jnp.where(nothing, 1.0, refs.total[...])
+    refs.out[0, 0] = refs.acc[...] / divisor
+    refs.lse[0, 0] = jnp.where(nothing, -jnp.inf, jnp.log(divisor) + refs.top[...])
 
 
 def _steps(entries: int, keys: int) -> int:

@@ -17,6 +17,7 @@ Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 
@@ -28,7 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.matrix_units import LOG2_E, SWIZZLE, UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.pipeline import barriers, consume, fetch, specialise_warps
+from pallas_kernels.pipeline import barriers, consume, fetch, named, specialise_warps
 from pallas_kernels.tokens import MASKED, Tokens, nodes, sees_nodes
 
 DTYPES = ("bfloat16",)
@@ -198,32 +199,46 @@ def backward_kv(
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _forward_kernel(
-    lists, q, q_tok, k, v, k_tok, out, lse,
-    q_own, k_ring, v_ring, tok_ring, lse_own, loaded, filled, emptied, *refs, plan
-):  # fmt: skip
+# The memory of ``_forward_kernel``.
+_ForwardRefs = collections.namedtuple(
+    "_ForwardRefs",
+    # In HBM: lists of blocks to visit, queries and their tokens, keys, values and their tokens.
+    "lists q q_tok k v k_tok "
+    # In HBM: the results.
+    "out lse "
+    # In shared memory: the queries of each warpgroup, and rings of keys, values and their tokens.
+    "q_own k_ring v_ring tok_ring "
+    # The lse of each warpgroup's queries, before it is copied out.
+    "lse_own "
+    # Barriers: of the queries, and of the slots of the rings.
+    "loaded filled emptied",
+)
+
+
+def _forward_kernel(*arguments, plan):
+    refs, scratch = named(_ForwardRefs, arguments)
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
     # the head of a list, see ``blocks.visits``: blocks to visit, and how many need no mask
-    count = lists[row, block, 0]
-    whole = lists[row, block, 1]
+    count = refs.lists[row, block, 0]
+    whole = refs.lists[row, block, 1]
 
     def compute():
         # every warpgroup takes ``unit.tile`` consecutive rows of the block
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
-        plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
+        plgpu.copy_gmem_to_smem(refs.q.at[row, own, head], refs.q_own.at[wg], refs.loaded.at[wg])
+        plgpu.barrier_wait(refs.loaded.at[wg])
         # reduce(1) is the layout of a vector along the rows of scores, reduce(0) along the columns
-        queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
+        queries = load_fields(refs.q_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
             top, total, acc = carry
             # scores, and their maximum ``top``, count in powers of 2: exp2 is one instruction
-            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (
+            scores = unit.product(refs.q_own.at[wg], refs.k_ring.at[slot].transpose((1, 0))) * (
                 plan.scale * LOG2_E
             )
             if masked:
-                keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                keys = load_fields(refs.tok_ring.at[slot], unit.layout.reduce(0))
                 scores = jnp.where(
                     mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED
                 )
@@ -234,7 +249,9 @@ def _forward_kernel(
             return (
                 new_top,
                 total,
-                unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot]),
+                unit.shrink_and_add(
+                    acc, shrink, weights.astype(refs.v_ring.dtype), refs.v_ring.at[slot]
+                ),
             )
 
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
@@ -244,138 +261,183 @@ def _forward_kernel(
             full((unit.tile,), 0, column),
             unit.zero(0),
         )
-        top, total, acc = consume(count, whole, filled, emptied, visit, start, plan.steps)
+        top, total, acc = consume(count, whole, refs.filled, refs.emptied, visit, start, plan.steps)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)
         acc = unit.value(acc, 0)
         # the last product has read the queries, so their buffer may hold the result
-        q_own.at[wg][...] = (acc / spread(divisor, acc.shape, 0)).astype(q_own.dtype)
+        refs.q_own.at[wg][...] = (acc / spread(divisor, acc.shape, 0)).astype(refs.q_own.dtype)
         # back from powers of 2 to powers of e
-        lse_own.at[wg][...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+        refs.lse_own.at[wg][...] = jnp.where(
+            nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E)
+        )
         # the copy engine sees what was stored only after this fence
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(q_own.at[wg], out.at[row, own, head])
-        plgpu.copy_smem_to_gmem(lse_own.at[wg], lse.at[row, head, own])
+        plgpu.copy_smem_to_gmem(refs.q_own.at[wg], refs.out.at[row, own, head])
+        plgpu.copy_smem_to_gmem(refs.lse_own.at[wg], refs.lse.at[row, head, own])
         plgpu.wait_smem_to_gmem(0)
 
-    sources = _key_sources(lists, k, v, k_tok, plan)
-    rings = (k_ring, v_ring, tok_ring)
+    sources = _key_sources(refs.lists, refs.k, refs.v, refs.k_tok, plan)
+    rings = (refs.k_ring, refs.v_ring, refs.tok_ring)
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 
-def _backward_q_kernel(
-    lists, q, d_out, sums, q_tok, k, v, k_tok, dq,
-    q_own, d_own, k_ring, v_ring, tok_ring, loaded, filled, emptied, *refs, plan
-):  # fmt: skip
+# The memory of ``_backward_q_kernel``, as of ``_ForwardRefs``.
+_BackwardQRefs = collections.namedtuple(
+    "_BackwardQRefs",
+    "lists q "
+    # Cotangents of the queries' results, and their lse and delta.
+    "d_out sums q_tok k v k_tok "
+    # In HBM: the result.
+    "dq "
+    # In shared memory: the queries and cotangents of each warpgroup, and the rings.
+    "q_own d_own k_ring v_ring tok_ring loaded filled emptied",
+)
+
+
+def _backward_q_kernel(*arguments, plan):
+    refs, scratch = named(_BackwardQRefs, arguments)
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count = lists[row, block, 0]
-    whole = lists[row, block, 1]
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
+    count = refs.lists[row, block, 0]
+    whole = refs.lists[row, block, 1]
 
     def compute():
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
-        plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
-        plgpu.copy_gmem_to_smem(d_out.at[row, own, head], d_own.at[wg], loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
-        queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
+        plgpu.copy_gmem_to_smem(refs.q.at[row, own, head], refs.q_own.at[wg], refs.loaded.at[wg])
+        plgpu.copy_gmem_to_smem(
+            refs.d_out.at[row, own, head], refs.d_own.at[wg], refs.loaded.at[wg]
+        )
+        plgpu.barrier_wait(refs.loaded.at[wg])
+        queries = load_fields(refs.q_tok.at[row, :, own], unit.layout.reduce(1))
         lse, delta = (
-            plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False)
+            plgpu.load(
+                refs.sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False
+            )
             for i in range(2)
         )
         # to powers of 2, as the scores
         lse = lse * LOG2_E
 
         def visit(slot, acc, masked):
-            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (
+            scores = unit.product(refs.q_own.at[wg], refs.k_ring.at[slot].transpose((1, 0))) * (
                 plan.scale * LOG2_E
             )
             if masked:
-                keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                keys = load_fields(refs.tok_ring.at[slot], unit.layout.reduce(0))
                 scores = jnp.where(
                     mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED
                 )
             weights = jnp.exp2(scores - spread(lse, scores.shape, 0))
             # with P the weights: dP = d_out v^T and dS = P (dP - delta)
-            d_weights = unit.product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)))
+            d_weights = unit.product(refs.d_own.at[wg], refs.v_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
-            return unit.add(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], 0)
+            return unit.add(acc, d_scores.astype(refs.k_ring.dtype), refs.k_ring.at[slot], 0)
 
-        acc = consume(count, whole, filled, emptied, visit, unit.zero(0), plan.steps)
+        acc = consume(count, whole, refs.filled, refs.emptied, visit, unit.zero(0), plan.steps)
         # the scale of the scores is a factor of the whole sum, and is applied once, at the end
-        q_own.at[wg][...] = (unit.value(acc, 0) * plan.scale).astype(q_own.dtype)
+        refs.q_own.at[wg][...] = (unit.value(acc, 0) * plan.scale).astype(refs.q_own.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
+        plgpu.copy_smem_to_gmem(refs.q_own.at[wg], refs.dq.at[row, own, head])
         plgpu.wait_smem_to_gmem(0)
 
-    sources = _key_sources(lists, k, v, k_tok, plan)
-    rings = (k_ring, v_ring, tok_ring)
+    sources = _key_sources(refs.lists, refs.k, refs.v, refs.k_tok, plan)
+    rings = (refs.k_ring, refs.v_ring, refs.tok_ring)
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 
-def _backward_kv_kernel(
-    lists, k, v, k_tok, q, d_out, sums, q_tok, dk, dv,
-    k_own, v_own, q_ring, d_ring, sums_ring, tok_ring, loaded, filled, emptied, *refs, plan
-):  # fmt: skip
+# The memory of ``_backward_kv_kernel``, as of ``_BackwardQRefs``.
+_BackwardKVRefs = collections.namedtuple(
+    "_BackwardKVRefs",
+    "lists k v k_tok q d_out sums q_tok "
+    # In HBM: the results.
+    "dk dv "
+    # In shared memory: the keys and values of each warpgroup, and rings of queries, of their
+    # cotangents, of lse and delta, and of tokens.
+    "k_own v_own q_ring d_ring sums_ring tok_ring loaded filled emptied",
+)
+
+
+def _backward_kv_kernel(*arguments, plan):
+    refs, scratch = named(_BackwardKVRefs, arguments)
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
     # ``head`` is a key/value head here, and each listed query block is visited once for every query
     # head of it
-    count = lists[row, block, 0] * plan.groups
-    whole = lists[row, block, 1] * plan.groups
+    count = refs.lists[row, block, 0] * plan.groups
+    whole = refs.lists[row, block, 1] * plan.groups
 
     def sources(step):
         # the query heads of one block follow each other
-        at = lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
+        at = refs.lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
         q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
         queries = (row, pl.ds(at * plan.block_q, plan.block_q), q_head)
-        return q.at[queries], d_out.at[queries], sums.at[row, q_head, at], q_tok.at[row, at]
+        return (
+            refs.q.at[queries],
+            refs.d_out.at[queries],
+            refs.sums.at[row, q_head, at],
+            refs.q_tok.at[row, at],
+        )
 
     def compute():
         own = pl.ds(block * plan.block_kv + wg * unit.tile, unit.tile)
-        plgpu.copy_gmem_to_smem(k.at[row, own, head], k_own.at[wg], loaded.at[wg])
-        plgpu.copy_gmem_to_smem(v.at[row, own, head], v_own.at[wg], loaded.at[wg])
-        plgpu.barrier_wait(loaded.at[wg])
+        plgpu.copy_gmem_to_smem(refs.k.at[row, own, head], refs.k_own.at[wg], refs.loaded.at[wg])
+        plgpu.copy_gmem_to_smem(refs.v.at[row, own, head], refs.v_own.at[wg], refs.loaded.at[wg])
+        plgpu.barrier_wait(refs.loaded.at[wg])
         # scores are transposed: keys lie along the rows, queries along the columns
-        keys = load_fields(k_tok.at[row, :, own], unit.layout.reduce(1))
+        keys = load_fields(refs.k_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
             dk_acc, dv_acc = carry
             lse, delta = (
-                plgpu.load(sums_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False)
+                plgpu.load(
+                    refs.sums_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False
+                )
                 for i in range(2)
             )
-            scores = unit.product(k_own.at[wg], q_ring.at[slot].transpose((1, 0))) * (
+            scores = unit.product(refs.k_own.at[wg], refs.q_ring.at[slot].transpose((1, 0))) * (
                 plan.scale * LOG2_E
             )
             if masked:
-                queries = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                queries = load_fields(refs.tok_ring.at[slot], unit.layout.reduce(0))
                 scores = jnp.where(
                     mask(queries, keys, scores.shape, 1, plan.window), scores, MASKED
                 )
             weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
-            dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[slot], 1)
-            d_weights = unit.product(v_own.at[wg], d_ring.at[slot].transpose((1, 0)))
+            dv_acc = unit.add(dv_acc, weights.astype(refs.d_ring.dtype), refs.d_ring.at[slot], 1)
+            d_weights = unit.product(refs.v_own.at[wg], refs.d_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
-            return unit.add(dk_acc, d_scores.astype(q_ring.dtype), q_ring.at[slot], 0), dv_acc
+            return unit.add(
+                dk_acc, d_scores.astype(refs.q_ring.dtype), refs.q_ring.at[slot], 0
+            ), dv_acc
 
         dk_acc, dv_acc = consume(
-            count, whole, filled, emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps
+            count, whole, refs.filled, refs.emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps
         )
         # the buffers of k and v, which are no longer needed, take the results
-        k_own.at[wg][...] = (unit.value(dk_acc, 0) * plan.scale).astype(k_own.dtype)
-        v_own.at[wg][...] = unit.value(dv_acc, 1).astype(v_own.dtype)
+        refs.k_own.at[wg][...] = (unit.value(dk_acc, 0) * plan.scale).astype(refs.k_own.dtype)
+        refs.v_own.at[wg][...] = unit.value(dv_acc, 1).astype(refs.v_own.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(k_own.at[wg], dk.at[row, own, head])
-        plgpu.copy_smem_to_gmem(v_own.at[wg], dv.at[row, own, head])
+        plgpu.copy_smem_to_gmem(refs.k_own.at[wg], refs.dk.at[row, own, head])
+        plgpu.copy_smem_to_gmem(refs.v_own.at[wg], refs.dv.at[row, own, head])
         plgpu.wait_smem_to_gmem(0)
 
-    rings = (q_ring, d_ring, sums_ring, tok_ring)
+    rings = (refs.q_ring, refs.d_ring, refs.sums_ring, refs.tok_ring)
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 

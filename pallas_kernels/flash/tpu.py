@@ -16,6 +16,7 @@ G block_q rows.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -208,135 +209,144 @@ def backward_kv(
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _forward_kernel(
-    lists,
-    q,
-    q_tok,
-    k,
-    v,
-    k_tok,
-    out,
-    lse,
-    k_two,
-    v_two,
-    tok_two,
-    top,
-    total,
-    acc,
-    semaphores,
-    *,
-    scale,
-    window,
-):
+# The memory of ``_forward_kernel``.
+_ForwardRefs = collections.namedtuple(
+    "_ForwardRefs",
+    # The list of blocks to visit, in scalar memory; the grid step's queries and their tokens.
+    "lists q q_tok "
+    # In HBM: keys, values and their tokens.
+    "k v k_tok "
+    # The grid step's results.
+    "out lse "
+    # Two buffers for each of keys, values and tokens.
+    "k_two v_two tok_two "
+    # Of each row: maximum and sum of the softmax, and the weighted sum of values.
+    "top total acc "
+    # By buffer, and by array that is copied into it.
+    "semaphores",
+)
+
+
+def _forward_kernel(*arguments, scale, window):
+    refs = _ForwardRefs(*arguments)
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
-    top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
-    total[...] = jnp.zeros(total.shape, jnp.float32)
-    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    refs.top[...] = jnp.full(refs.top.shape, MASKED / 2, jnp.float32)
+    refs.total[...] = jnp.zeros(refs.total.shape, jnp.float32)
+    refs.acc[...] = jnp.zeros(refs.acc.shape, jnp.float32)
 
     def visit(_, slot, masked):
-        scores = dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
+        scores = dot(refs.q[0, 0, 0], refs.k_two[slot], ((1,), (1,))) * scale
         if masked:
-            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
-        new_top = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
+            scores = _mask_queries(scores, refs.q_tok, refs.tok_two.at[slot], window)
+        new_top = jnp.maximum(refs.top[...], jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.exp(scores - new_top)
         # what was summed so far is relative to the old maximum; ``shrink`` makes it relative to
         # the new one, and has to read ``top`` before it is overwritten
-        shrink = jnp.exp(top[...] - new_top)
-        top[...] = new_top
-        total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-        acc[...] = acc[...] * shrink + dot(weights.astype(v_two.dtype), v_two[slot], ((1,), (0,)))
+        shrink = jnp.exp(refs.top[...] - new_top)
+        refs.top[...] = new_top
+        refs.total[...] = refs.total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+        refs.acc[...] = refs.acc[...] * shrink + dot(
+            weights.astype(refs.v_two.dtype), refs.v_two[slot], ((1,), (0,))
+        )
 
-    stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
-    nothing = total[...] == 0
-    divisor = jnp.where(nothing, 1.0, total[...])
-    out[0, 0, 0] = (acc[...] / divisor).astype(out.dtype)
-    lse[0, 0, 0] = _to_lanes(jnp.where(nothing, -jnp.inf, jnp.log(divisor) + top[...]))
+    stream(
+        refs.lists,
+        ((refs.k, refs.k_two), (refs.v, refs.v_two)),
+        (refs.k_tok, refs.tok_two),
+        refs.semaphores,
+        visit,
+    )
+    nothing = refs.total[...] == 0
+    divisor = jnp.where(nothing, 1.0, refs.total[...])
+    refs.out[0, 0, 0] = (refs.acc[...] / divisor).astype(refs.out.dtype)
+    refs.lse[0, 0, 0] = _to_lanes(jnp.where(nothing, -jnp.inf, jnp.log(divisor) + refs.top[...]))
 
 
-def _backward_q_kernel(
-    lists,
-    q,
-    d_out,
-    sums,
-    q_tok,
-    k,
-    v,
-    k_tok,
-    dq,
-    k_two,
-    v_two,
-    tok_two,
-    acc,
-    semaphores,
-    *,
-    scale,
-    window,
-):
-    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+# The memory of ``_backward_q_kernel``, as of ``_ForwardRefs``.
+_BackwardQRefs = collections.namedtuple(
+    "_BackwardQRefs",
+    "lists q "
+    # Cotangents of the queries' results, and their lse and delta.
+    "d_out sums q_tok k v k_tok "
+    # The grid step's result.
+    "dq k_two v_two tok_two "
+    # The sum so far.
+    "acc semaphores",
+)
+
+
+def _backward_q_kernel(*arguments, scale, window):
+    refs = _BackwardQRefs(*arguments)
+    refs.acc[...] = jnp.zeros(refs.acc.shape, jnp.float32)
     # one number for each row of scores
-    lse, delta = (to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
+    lse, delta = (to_sublanes(refs.sums[0, 0, 0, i : i + 1]) for i in range(2))
 
     def visit(_, slot, masked):
-        scores = dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
+        scores = dot(refs.q[0, 0, 0], refs.k_two[slot], ((1,), (1,))) * scale
         if masked:
-            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
+            scores = _mask_queries(scores, refs.q_tok, refs.tok_two.at[slot], window)
         weights = jnp.exp(scores - lse)
         # with P the weights: dP = d_out v^T and dS = P (dP - delta)
-        d_weights = dot(d_out[0, 0, 0], v_two[slot], ((1,), (1,)))
+        d_weights = dot(refs.d_out[0, 0, 0], refs.v_two[slot], ((1,), (1,)))
         d_scores = weights * (d_weights - delta)
-        acc[...] += dot(d_scores.astype(k_two.dtype), k_two[slot], ((1,), (0,)))
+        refs.acc[...] += dot(d_scores.astype(refs.k_two.dtype), refs.k_two[slot], ((1,), (0,)))
 
-    stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
+    stream(
+        refs.lists,
+        ((refs.k, refs.k_two), (refs.v, refs.v_two)),
+        (refs.k_tok, refs.tok_two),
+        refs.semaphores,
+        visit,
+    )
     # the scale of the scores is a factor of the whole sum, and is applied once, at the end
-    dq[0, 0, 0] = (acc[...] * scale).astype(dq.dtype)
+    refs.dq[0, 0, 0] = (refs.acc[...] * scale).astype(refs.dq.dtype)
 
 
-def _backward_kv_kernel(
-    lists,
-    k,
-    v,
-    k_tok,
-    q,
-    d_out,
-    sums,
-    q_tok,
-    dk,
-    dv,
-    q_two,
-    d_out_two,
-    sums_two,
-    tok_two,
-    dk_acc,
-    dv_acc,
-    semaphores,
-    *,
-    scale,
-    window,
-):
-    dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
-    dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
+# The memory of ``_backward_kv_kernel``, as of ``_BackwardQRefs``.
+_BackwardKVRefs = collections.namedtuple(
+    "_BackwardKVRefs",
+    "lists "
+    # The grid step's keys, values and their tokens.
+    "k v k_tok "
+    # In HBM: queries, cotangents, lse and delta, and tokens.
+    "q d_out sums q_tok "
+    # The grid step's results.
+    "dk dv "
+    # Two buffers for each of these four.
+    "q_two d_out_two sums_two tok_two "
+    # The sums so far.
+    "dk_acc dv_acc semaphores",
+)
+
+
+def _backward_kv_kernel(*arguments, scale, window):
+    refs = _BackwardKVRefs(*arguments)
+    refs.dk_acc[...] = jnp.zeros(refs.dk_acc.shape, jnp.float32)
+    refs.dv_acc[...] = jnp.zeros(refs.dv_acc.shape, jnp.float32)
 
     def visit(_, slot, masked):
         # transposed: keys by queries, with one lse and one delta for each column
-        scores = dot(k[0, 0, 0], q_two[slot], ((1,), (1,))) * scale
-        lse, delta = (sums_two[slot, i : i + 1] for i in range(2))
+        scores = dot(refs.k[0, 0, 0], refs.q_two[slot], ((1,), (1,))) * scale
+        lse, delta = (refs.sums_two[slot, i : i + 1] for i in range(2))
         if masked:
-            scores = _mask_keys(scores, tok_two.at[slot], k_tok, window)
+            scores = _mask_keys(scores, refs.tok_two.at[slot], refs.k_tok, window)
         weights = jnp.exp(scores - lse)
-        dv_acc[...] += dot(weights.astype(q_two.dtype), d_out_two[slot], ((1,), (0,)))
-        d_weights = dot(v[0, 0, 0], d_out_two[slot], ((1,), (1,)))
+        refs.dv_acc[...] += dot(
+            weights.astype(refs.q_two.dtype), refs.d_out_two[slot], ((1,), (0,))
+        )
+        d_weights = dot(refs.v[0, 0, 0], refs.d_out_two[slot], ((1,), (1,)))
         d_scores = weights * (d_weights - delta)
-        dk_acc[...] += dot(d_scores.astype(q_two.dtype), q_two[slot], ((1,), (0,)))
+        refs.dk_acc[...] += dot(d_scores.astype(refs.q_two.dtype), refs.q_two[slot], ((1,), (0,)))
 
     stream(
-        lists,
-        ((q, q_two), (d_out, d_out_two), (sums, sums_two)),
-        (q_tok, tok_two),
-        semaphores,
+        refs.lists,
+        ((refs.q, refs.q_two), (refs.d_out, refs.d_out_two), (refs.sums, refs.sums_two)),
+        (refs.q_tok, refs.tok_two),
+        refs.semaphores,
         visit,
     )
-    dk[0, 0, 0] = (dk_acc[...] * scale).astype(dk.dtype)
-    dv[0, 0, 0] = dv_acc[...].astype(dv.dtype)
+    refs.dk[0, 0, 0] = (refs.dk_acc[...] * scale).astype(refs.dk.dtype)
+    refs.dv[0, 0, 0] = refs.dv_acc[...].astype(refs.dv.dtype)
 
 
 def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:

@@ -41,6 +41,7 @@ Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head s
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import jax
@@ -50,7 +51,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.flash.gpu import LOG2_E
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
-from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
+from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps, visits
 from pallas_kernels.selected import gpu_keys
 from pallas_kernels.selected.gpu_memory import (
     PART,
@@ -199,21 +200,35 @@ def backward_q(
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _forward_kernel(
-    block, starts, query, rows, order, k, v, k_order, out, lse,
-    row_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied, *refs, plan
-):  # fmt: skip
+# The memory of ``_forward_kernel``.
+_ForwardRefs = collections.namedtuple(
+    "_ForwardRefs",
+    # In HBM: the block of each tile, and the tiles of each block; the queries of each tile.
+    "block starts query "
+    # In HBM: queries and their order, keys, values and their order.
+    "rows order k v k_order "
+    # In HBM: the results.
+    "out lse "
+    # In shared memory: a ring for each of these five.
+    "row_ring order_ring k_ring v_ring k_order_ring "
+    # Barriers of the slots of the rings.
+    "filled emptied",
+)
+
+
+def _forward_kernel(*arguments, plan):
+    refs, scratch = named(_ForwardRefs, arguments)
     wg = jax.lax.axis_index("wg")
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    first, count = _span(starts, plan)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
+    first, count = _span(refs.starts, plan)
     parts = plan.size // PART
 
     def visit(slot, carry):
         top, total, acc = carry
-        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (
-            plan.scale * LOG2_E
-        )
-        scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
+        scores = unit.product(
+            refs.row_ring.at[wg].at[slot], refs.k_ring.at[slot].transpose((1, 0))
+        ) * (plan.scale * LOG2_E)
+        scores = _mask(scores, refs.order_ring.at[slot, wg], refs.k_order_ring.at[slot], unit)
         new_top = jnp.maximum(top, scores.max(axis=1))
         weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
         shrink = jnp.exp2(top - new_top)
@@ -221,7 +236,9 @@ def _forward_kernel(
         return (
             new_top,
             total,
-            unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot]),
+            unit.shrink_and_add(
+                acc, shrink, weights.astype(refs.v_ring.dtype), refs.v_ring.at[slot]
+            ),
         )
 
     def compute():
@@ -237,71 +254,124 @@ def _forward_kernel(
             # steps count through the parts of all tiles, so that the copies run on from one tile to
             # the next
             top, total, acc = visits(
-                tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps
+                tile * parts,
+                (tile + 1) * parts,
+                refs.filled,
+                refs.emptied,
+                visit,
+                start,
+                plan.steps,
             )
             nothing = total == 0.0
             divisor = jnp.where(nothing, 1.0, total)
             acc = unit.value(acc, 0)
             own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
-            out.at[own][...] = (acc / spread(divisor, acc.shape, 0)).astype(out.dtype)
-            lse.at[own][...] = jnp.where(nothing, MASKED, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+            refs.out.at[own][...] = (acc / spread(divisor, acc.shape, 0)).astype(refs.out.dtype)
+            refs.lse.at[own][...] = jnp.where(
+                nothing, MASKED, (top + jnp.log2(divisor)) * (1 / LOG2_E)
+            )
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
-        keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        keys = key_sources(
+            refs.block,
+            tile,
+            jax.lax.rem(step, jnp.int32(parts)),
+            refs.k,
+            refs.v,
+            refs.k_order,
+            plan,
+        )
         return (*row_sources(tile), *keys)
 
     row_sources, slots = row_copies(
-        query, (rows, order), (row_ring, order_ring), unit.tile, unit, plan
+        refs.query, (refs.rows, refs.order), (refs.row_ring, refs.order_ring), unit.tile, unit, plan
     )
-    rings = (*slots, k_ring, v_ring, k_order_ring)
+    rings = (*slots, refs.k_ring, refs.v_ring, refs.k_order_ring)
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count * parts, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 
-def _backward_q_kernel(
-    block, starts, query, rows, d_rows, sums, order, k, v, k_order, dq,
-    row_ring, d_ring, sums_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied,
-    *refs, plan
-):  # fmt: skip
+# The memory of ``_backward_q_kernel``, as of ``_ForwardRefs``.
+_BackwardQRefs = collections.namedtuple(
+    "_BackwardQRefs",
+    "block starts query rows "
+    # Cotangents of the rows' results, and their lse and delta.
+    "d_rows sums order k v k_order "
+    # In HBM: the result.
+    "dq "
+    # In shared memory: a ring for each of these seven.
+    "row_ring d_ring sums_ring order_ring k_ring v_ring k_order_ring filled emptied",
+)
+
+
+def _backward_q_kernel(*arguments, plan):
+    refs, scratch = named(_BackwardQRefs, arguments)
     wg = jax.lax.axis_index("wg")
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    first, count = _span(starts, plan)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
+    first, count = _span(refs.starts, plan)
     parts = plan.size // PART
 
     def visit(slot, acc):
-        lse, delta = (load(sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
-        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (
-            plan.scale * LOG2_E
-        )
-        scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
+        lse, delta = (load(refs.sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
+        scores = unit.product(
+            refs.row_ring.at[wg].at[slot], refs.k_ring.at[slot].transpose((1, 0))
+        ) * (plan.scale * LOG2_E)
+        scores = _mask(scores, refs.order_ring.at[slot, wg], refs.k_order_ring.at[slot], unit)
         weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 0))
-        d_weights = unit.product(d_ring.at[wg].at[slot], v_ring.at[slot].transpose((1, 0)))
+        d_weights = unit.product(
+            refs.d_ring.at[wg].at[slot], refs.v_ring.at[slot].transpose((1, 0))
+        )
         d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
-        return unit.add(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], 0)
+        return unit.add(acc, d_scores.astype(refs.k_ring.dtype), refs.k_ring.at[slot], 0)
 
     def compute():
         @pl.loop(0, count)
         def _(tile):
             acc = visits(
-                tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps
+                tile * parts,
+                (tile + 1) * parts,
+                refs.filled,
+                refs.emptied,
+                visit,
+                unit.zero(0),
+                plan.steps,
             )
             own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
-            dq.at[own][...] = unit.value(acc, 0) * plan.scale
+            refs.dq.at[own][...] = unit.value(acc, 0) * plan.scale
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
-        keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        keys = key_sources(
+            refs.block,
+            tile,
+            jax.lax.rem(step, jnp.int32(parts)),
+            refs.k,
+            refs.v,
+            refs.k_order,
+            plan,
+        )
         return (*row_sources(tile), *keys)
 
-    arrays = (rows, d_rows, sums, order)
+    arrays = (refs.rows, refs.d_rows, refs.sums, refs.order)
     row_sources, slots = row_copies(
-        query, arrays, (row_ring, d_ring, sums_ring, order_ring), unit.tile, unit, plan
+        refs.query,
+        arrays,
+        (refs.row_ring, refs.d_ring, refs.sums_ring, refs.order_ring),
+        unit.tile,
+        unit,
+        plan,
     )
-    rings = (*slots, k_ring, v_ring, k_order_ring)
+    rings = (*slots, refs.k_ring, refs.v_ring, refs.k_order_ring)
     specialise_warps(
-        wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
+        wg,
+        unit,
+        compute,
+        lambda: fetch(count * parts, sources, rings, refs.filled, refs.emptied, plan.steps),
     )
 
 

@@ -12,6 +12,7 @@ Dimensions: those of ``gpu``, U spans, W slabs of sums of a span: parts of a blo
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 
@@ -21,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.matrix_units import LOG2_E, UNITS, spread, tiles
-from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
+from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps, visits
 from pallas_kernels.selected.gpu_memory import (
     ROWS,
     SHARE,
@@ -159,16 +160,29 @@ def sum_spans(
     return out.reshape(batch, heads, blocks, size, lanes)[..., :head_dim]
 
 
-def _backward_kv_kernel(
-    spans, query, rows, d_rows, sums, order, k, v, k_order, dk, dv,
-    k_own, v_own, loaded, row_ring, d_ring, sums_ring, order_ring, filled, emptied, *refs,
-    plan: Plan, count: int,
-):  # fmt: skip
+# The memory of ``_backward_kv_kernel``.
+_Refs = collections.namedtuple(
+    "_Refs",
+    # In HBM: the block of each span and its tiles; the queries of each tile.
+    "spans query "
+    # In HBM: queries, cotangents, lse and delta, and order; keys, values and their order.
+    "rows d_rows sums order k v k_order "
+    # In HBM: the results.
+    "dk dv "
+    # In shared memory: the keys and values of the span's block, and their barrier.
+    "k_own v_own loaded "
+    # Rings of queries, cotangents, lse and delta, and order, and the barriers of their slots.
+    "row_ring d_ring sums_ring order_ring filled emptied",
+)
+
+
+def _backward_kv_kernel(*arguments, plan: Plan, count: int):
+    refs, scratch = named(_Refs, arguments)
     row, part, wg = (jax.lax.axis_index(name) for name in ("row", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)
     parts = plan.size // plan.held
     span = jax.lax.div(part, jnp.int32(parts))
-    block, begin, end = (spans[row, span, i] for i in range(3))
+    block, begin, end = (refs.spans[row, span, i] for i in range(3))
     within = jax.lax.rem(part, jnp.int32(parts)) * plan.held
     # The warpgroups together take SHARE rows each at a time: a whole tile with two of them, half a
     # tile with one. Steps count these turns, over the consecutive tiles of the span.
@@ -180,45 +194,49 @@ def _backward_kv_kernel(
         batch, place = plan.order(row, block)
         # rows of the scores are keys, columns are queries
         keys = plgpu.load(
-            k_order.at[batch, pl.ds(place + within, unit.tile)],
+            refs.k_order.at[batch, pl.ds(place + within, unit.tile)],
             layout=unit.layout.reduce(1),
             optimized=False,
         )
-        plgpu.barrier_wait(loaded)
+        plgpu.barrier_wait(refs.loaded)
 
         def visit(slot, carry):
             dk_acc, dv_acc = carry
-            lse, delta = (load(sums_ring.at[slot, i, wg], unit, 0) for i in range(2))
-            queries = load(order_ring.at[slot, wg], unit, 0)
-            scores = unit.product(k_own, row_ring.at[wg].at[slot].transpose((1, 0))) * (
+            lse, delta = (load(refs.sums_ring.at[slot, i, wg], unit, 0) for i in range(2))
+            queries = load(refs.order_ring.at[slot, wg], unit, 0)
+            scores = unit.product(refs.k_own, refs.row_ring.at[wg].at[slot].transpose((1, 0))) * (
                 plan.scale * LOG2_E
             )
             seen = spread(keys, scores.shape, 0) <= spread(queries, scores.shape, 1)
             scores = jnp.where(seen, scores, MASKED)
             weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
-            dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[wg].at[slot], 1)
-            d_weights = unit.product(v_own, d_ring.at[wg].at[slot].transpose((1, 0)))
+            dv_acc = unit.add(
+                dv_acc, weights.astype(refs.d_ring.dtype), refs.d_ring.at[wg].at[slot], 1
+            )
+            d_weights = unit.product(refs.v_own, refs.d_ring.at[wg].at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
             return unit.add(
-                dk_acc, d_scores.astype(row_ring.dtype), row_ring.at[wg].at[slot], 0
+                dk_acc, d_scores.astype(refs.row_ring.dtype), refs.row_ring.at[wg].at[slot], 0
             ), dv_acc
 
         start = unit.zero(0), unit.zero(1)
-        dk_acc, dv_acc = visits(0, steps, filled, emptied, visit, start, plan.steps)
+        dk_acc, dv_acc = visits(0, steps, refs.filled, refs.emptied, visit, start, plan.steps)
         # every warpgroup writes its own sum: [E, U, parts, warpgroups, unit.tile, lanes]
         held = row * (count * parts) + part
         own = pl.ds((held * unit.compute + wg) * unit.tile, unit.tile)
-        dk.at[own][...] = unit.value(dk_acc, 0) * plan.scale
-        dv.at[own][...] = unit.value(dv_acc, 1)
+        refs.dk.at[own][...] = unit.value(dk_acc, 0) * plan.scale
+        refs.dv.at[own][...] = unit.value(dv_acc, 1)
 
     def copy():
         # all warpgroups that compute read the same keys, which the copying one therefore fetches
         mine = pl.ds(plan.key(row, block) + within, plan.held)
-        plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
-        plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
-        arrays = (rows, d_rows, sums, order)
-        rings = (row_ring, d_ring, sums_ring, order_ring)
-        sources, slots = row_copies(query, arrays, rings, SHARE, unit, plan)
-        fetch(steps, lambda step: sources(first + step), slots, filled, emptied, plan.steps)
+        plgpu.copy_gmem_to_smem(refs.k.at[mine], refs.k_own.at[pl.ds(0, plan.held)], refs.loaded)
+        plgpu.copy_gmem_to_smem(refs.v.at[mine], refs.v_own.at[pl.ds(0, plan.held)], refs.loaded)
+        arrays = (refs.rows, refs.d_rows, refs.sums, refs.order)
+        rings = (refs.row_ring, refs.d_ring, refs.sums_ring, refs.order_ring)
+        sources, slots = row_copies(refs.query, arrays, rings, SHARE, unit, plan)
+        fetch(
+            steps, lambda step: sources(first + step), slots, refs.filled, refs.emptied, plan.steps
+        )
 
     specialise_warps(wg, unit, compute, copy)
