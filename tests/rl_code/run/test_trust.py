@@ -64,7 +64,7 @@ FOREIGN = {
     "a program": dict(harness={"name": "program", "settings": {"command": ["sh"]}}),
     "a Python": dict(harness={"name": "mini_swe_agent", "settings": {"python": "/tmp/python"}}),
     "a program by its object": dict(
-        harness={"name": "rl_code.harness.api:Program", "settings": {"command": ["sh"]}}
+        harness={"name": "rl_code.harness.program:Program", "settings": {"command": ["sh"]}}
     ),
     "an environment by its object": dict(tasks={"name": "rl_code.tasks.verifiers:Verifiers"}),
     "an environment": dict(tasks={"name": "verifiers", "settings": {"environment": "x"}}),
