@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs, sweeps
+from tests import programs, sweep_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
@@ -57,17 +57,17 @@ def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
 def test_a_sweep_on_a_ray_cluster_tries_again_what_failed(tmp_path):
     (tmp_path / "broken").write_text("3")
     variants = ["grpo", "rloo", "last"]
-    done = sweeps.run(tmp_path, variants, "--ray=2")
+    done = sweep_programs.run(tmp_path, variants, "--ray=2")
     assert done.returncode == 1 and "rloo,seed=1 failed with exit code 3" in done.stdout
     (tmp_path / "broken").unlink()
-    done = sweeps.run(tmp_path, variants, "--ray=1", "--jobs=3")
+    done = sweep_programs.run(tmp_path, variants, "--ray=1", "--jobs=3")
     assert done.returncode == 0 and "3 runs, 2 of them finished before" in done.stdout
     folders = [tmp_path / f"variant={variant},seed=1" for variant in variants]
     assert [len((x / "calls.txt").read_text().splitlines()) for x in folders] == [1, 2, 1]
 
     # of two more runs the one node has room for one
     (tmp_path / "slow").touch()
-    process = sweeps.start(tmp_path, [*variants, "fourth", "fifth"], "--ray=1")
+    process = sweep_programs.start(tmp_path, [*variants, "fourth", "fifth"], "--ray=1")
     began = [
         tmp_path / f"variant={variant},seed=1" / "calls.txt" for variant in ("fourth", "fifth")
     ]
