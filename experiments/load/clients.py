@@ -1,10 +1,10 @@
 """Many clients of a server at once, who write down what was acknowledged to them.
 
 A process of them is started by ``Clients``. Each client is a person with an API key, who asks for
-suggestions as a stream, decides as a simulated programmer does (``people.programmer``) and reports
-it. An answer is acknowledged when the end of its stream has come, events when the server has said
-that they are recorded; until then they are sent again with the same keys. The process is never
-killed, so its journal is what the database is judged by.
+suggestions as a stream, decides as a simulated programmer does (``simulated.programmer``) and
+reports it. An answer is acknowledged when the end of its stream has come, events when the server
+has said that they are recorded; until then they are sent again with the same keys. The process is
+never killed, so its journal is what the database is judged by.
 """
 
 from __future__ import annotations

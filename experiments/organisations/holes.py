@@ -23,7 +23,7 @@ class Holes(Source):
     between organisations, and nothing in a file says whose it is.
     """
 
-    # Whose files: keys of ``people.programmer.NAMED``, which say what its programmers want.
+    # Whose files: keys of ``simulated.programmer.NAMED``, which say what its programmers want.
     organisations: tuple[str, ...]
     split: str = "train"
     seed: int = 0

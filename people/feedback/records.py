@@ -54,7 +54,7 @@ class AnswerRecord:
     # "stop", "length", "tool_calls", or "aborted" for one that the client or a crash cut off.
     finish_reason: str
     # Index of the context of the session's tree that it extends, its parent there (-1 for none) and
-    # how many of the parent's tokens it keeps (``serving.session``).
+    # how many of the parent's tokens it keeps (``harness.endpoint.session``).
     context: int
     parent: int
     kept: int

@@ -38,7 +38,7 @@ RATES = ("shown", "invalid_calls", "questions", "edits", "tokens")
 class JudgeConfig:
     """Simulated people who judge suggestions; each task belongs to one person."""
 
-    # A key of ``people.programmer.NAMED``.
+    # A key of ``simulated.programmer.NAMED``.
     habits: str = "exacting"
     people: int = 64
     seed: int = 1

@@ -1,8 +1,8 @@
 """The four parts for real: a store of what people did, the learner, servers, and held-out suites.
 
 One process serves, trains and goes through the cycle. Who uses the server over HTTP is not known to
-it: simulated programmers are clients in processes of their own (``people.crowd``), started beside
-it where the config asks for them.
+it: simulated programmers are clients in processes of their own (``simulated.crowd``), started
+beside it where the config asks for them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class CrowdConfig:
 
     # Number of persons; they take turns.
     people: int = 64
-    # Name of the simulator: a key of ``people.programmer.NAMED``.
+    # Name of the simulator: a key of ``simulated.programmer.NAMED``.
     habits: str = "recorded"
     processes: int = 1
     # Persons of a process who are at work at once.

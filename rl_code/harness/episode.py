@@ -3,7 +3,7 @@
 To what drives it, it is an episode like any other (``environment.episode``): ``start`` gives the
 prompt, ``step`` takes a message and gives what follows, ``finish`` grades the workspace. In between
 the agent's program decides what to ask, in which words and how often. What it does with its history
-makes a tree of contexts (``serving.session``).
+makes a tree of contexts (``endpoint.session``).
 
 Departures from episodes of our own: calls of tools are the agent's business, so those that no agent
 could read are all that counts as malformed; the first edit is not graded apart; and sampling
@@ -59,11 +59,11 @@ class AgentClient:
         self._over = threading.Event()
 
     def models(self) -> list[str]:
-        """As ``serving.endpoint.Client.models``."""
+        """As ``endpoint.endpoint.Client.models``."""
         return [self._model]
 
     def ask(self, pending: Pending, session: str) -> Accepted:
-        """As ``serving.endpoint.Client.ask``."""
+        """As ``endpoint.endpoint.Client.ask``."""
         request = pending.request
         if request.model not in ("", self._model):
             raise unknown_model(request.model, self.models())
@@ -90,7 +90,7 @@ class AgentClient:
         return Accepted(id, self._model)
 
     def execute(self, command: str, timeout_s: float | None) -> dict[str, Any]:
-        """As ``serving.endpoint.Client.execute``."""
+        """As ``endpoint.endpoint.Client.execute``."""
         if self._over.is_set():
             raise over()
         return self._run(command, timeout_s)
