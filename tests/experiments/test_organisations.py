@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from experiments.organisations import isolation, report
 from experiments.organisations.holes import AskedAtHome, Holes, of
-from rl_code.tasks import infill
+from rl_code.environment.tools.suggest import around
 from rl_code.types import Group
 from tests.experiments.test_tab import episode
 
@@ -30,7 +30,7 @@ def test_organisations_take_turns_and_share_no_file():
     texts = [{task.files[task.path] + task.id.partition("/")[2] for task in found[at::2]}
              for at in (0, 1)]  # fmt: skip
     assert not texts[0] & texts[1]
-    assert not any(name in infill.around(task)[0] for task in found for name in BOTH)
+    assert not any(name in around(task)[0] for task in found for name in BOTH)
 
 
 def test_organisations_want_different_suggestions():

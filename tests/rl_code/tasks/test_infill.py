@@ -11,6 +11,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.suggest import around
 from rl_code.tasks import infill
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, check_demonstrable, demonstrate
@@ -24,7 +25,7 @@ TOOLS = find_tools([Named("suggest")])
 
 @pytest.mark.parametrize("task", TASKS[:20], ids=lambda task: task.id)
 def test_the_wanted_text_makes_the_file_whole(task):
-    before, behind = infill.around(task)
+    before, behind = around(task)
     whole = before + task.meta["wanted"] + behind
     assert whole == task.reference[task.path]
     compile(whole, task.path, "exec")
@@ -33,7 +34,7 @@ def test_the_wanted_text_makes_the_file_whole(task):
 
 
 def test_the_comment_states_the_constants_only_where_they_can_be_known():
-    told = [any(map(str.isdigit, infill.around(t)[0].splitlines()[0])) for t in TASKS]
+    told = [any(map(str.isdigit, around(t)[0].splitlines()[0])) for t in TASKS]
     unknowable = [t for t, digits in zip(TASKS, told, strict=True) if not t.meta["stated"]]
     assert unknowable and len(unknowable) < len(TASKS) / 2
     assert not any(digits for t, digits in zip(TASKS, told, strict=True) if not t.meta["stated"])
@@ -90,11 +91,11 @@ def test_what_does_not_go_together_is_refused():
 def test_a_silent_file_says_nothing_of_what_is_wanted():
     silent = [infill.generate("train", 0, index, LEVELS, 1.0) for index in range(60)]
     for task, other in zip(silent, TASKS, strict=True):
-        before, _ = infill.around(task)
+        before, _ = around(task)
         assert before.startswith("# helper\n") and not task.meta["stated"]
         # nothing else of the file is another one
         assert task.meta["wanted"] == other.meta["wanted"]
         first = (each.files[each.path].partition("\n")[2] for each in (task, other))
         assert len(set(first)) == 1
     some = [infill.generate("train", 0, index, LEVELS, 0.5) for index in range(60)]
-    assert 15 < sum(infill.around(task)[0].startswith("# helper\n") for task in some) < 45
+    assert 15 < sum(around(task)[0].startswith("# helper\n") for task in some) < 45
