@@ -1,0 +1,3 @@
+"""The classifier of dissatisfied follow-up messages, judged on families of messages that it never
+saw.
+"""

@@ -1,0 +1,1 @@
+"""Thumbs whose voters are not the users: effects of optimising them."""

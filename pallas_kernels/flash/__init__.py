@@ -1,0 +1,1 @@
+"""Dense attention over packed rows with trees of prefixes and documents, forward and backward."""

@@ -1,0 +1,1 @@
+"""Decoding attention over pages of keys and values."""
