@@ -30,10 +30,10 @@ class EngineConfig:
     # MiB that the pages may take. If ``pages`` would take more, there are fewer pages, and episodes
     # are pre-empted when they run out. None for no such limit.
     pages_mb: float | None = None
-    # MiB of the host's memory for pages of prompts that nobody holds any more and whose place on
-    # the device is needed. They come back when a prompt with the same beginning is played, instead
-    # of being prefilled again. Episodes that wait for a tool then give their pages to older ones
-    # before others do. None for no such pages.
+    # MiB of the host's memory for pages of prompts and documents that nobody holds any more and
+    # whose place on the device is needed. They come back when a prompt with the same beginning is
+    # played, or the document is read, instead of being prefilled again. Episodes that wait for a
+    # tool then give their pages to older ones before others do. None for no such pages.
     host_pages_mb: float | None = None
     # Rows of one prefill.
     prefill_rows: int = 4

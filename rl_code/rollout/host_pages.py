@@ -1,9 +1,9 @@
-"""Pages in the host's memory: those of spans that gave them up, and those of prompts that nobody
-holds and whose place on the device was needed for something else.
+"""Pages in the host's memory: those of prompts and documents that nobody holds, and whose place on
+the device was needed for something else.
 
-A page of a prompt is known by the name that ``PageAllocator`` gave it: a hash of its tokens, of all
-tokens before them, and of the number of the weights. So a page that comes back is the one that a
-prefill would write, bit for bit.
+A page is known by the name by which ``PageAllocator`` can find it: a hash of its tokens and of the
+number of the weights, for a prompt also of all tokens before them. So a page that comes back is the
+one that a prefill would write, bit for bit.
 """
 
 from __future__ import annotations

@@ -45,10 +45,8 @@ class PagePool:
         self._config = engine.config
         self._page_bytes = page_bytes(engine.cache_shape())
         self._weights = 0
-        # Documents have pages of their own, which are found by other names: none with them.
         budget = self._config.host_pages_mb
-        documents = self._config.longest_document is not None
-        self._host = None if budget is None or documents else HostPages(budget * 2**20)
+        self._host = None if budget is None else HostPages(budget * 2**20)
         self.clear()
 
     def clear(self) -> None:
@@ -166,8 +164,16 @@ class PagePool:
         number = len(span.documents)
         tokens = span.tokens[run.start : run.end]
         weights = span.weights_of(number, self._weights)
-        document, found = self._documents[span.shard].hold(tokens, weights, span.adapter)
+        documents = self._documents[span.shard]
+        document, found = documents.hold(tokens, weights, span.adapter)
         span.documents.append(document)
+        if self._host is not None and not found:
+            pages = self.pages(document)
+            content = self._host.find(document.names(self._config.page))
+            if len(content) == len(pages):
+                self._bring(span.shard, pages, content)
+                documents.finish(document)
+                found = True
         if number >= len(span.document_weights):  # not one that the span had before
             asked, there, tokens = self._counts
             # exchanged as a whole, since another thread may ask
@@ -291,28 +297,43 @@ class PagePool:
         written = next((at for at, found in enumerate(shared) if found in unwritten), len(shared))
         # what was saved of a span is put back in any case
         if self._host is not None and span.saved is None and written == len(shared):
-            written += self._from_host(span, written, len(tokens))
+            written += self._from_host(span, written, len(tokens), unwritten)
         span.cached = written * page
         span.advance()
         if span.cached < len(tokens):
             self._filling[span] = None
         self._note_use()
 
-    def _from_host(self, span: Span, first: int, length: int) -> int:
+    def _from_host(self, span: Span, first: int, length: int, unwritten: set[int]) -> int:
         """Puts pages that are on the host onto those of a span from its page ``first`` on; returns
-        how many. As in ``PageAllocator.start`` the last of its ``length`` tokens is not among them.
+        how many pages are written then, those of documents among them. As in
+        ``PageAllocator.start`` the last of its ``length`` tokens is on none of them.
         """
         names = self._shards[span.shard].names(span.sequence)
-        found = self._host.find(names[first : max(0, length - 1) // self._config.page])
-        pages = self.pages(span)[first : first + len(found)]
+        pages = self.pages(span)
+        given = set().union(*map(self.pages, span.documents))
+        moved = []
+        content = []
+        end = first
+        for at in range(first, max(0, length - 1) // self._config.page):
+            found = [] if pages[at] in given else self._host.find([names[at]])
+            if not found and (pages[at] not in given or pages[at] in unwritten):
+                break
+            moved += [pages[at]] * len(found)
+            content += found
+            end = at + 1
+        self._bring(span.shard, moved, content)
+        return end - first
+
+    def _bring(self, shard: int, pages: list[int], content: list[Any]) -> None:
+        """Writes pages from the host onto pages of a shard."""
         at = 0
-        for size in block_sizes(len(found)):
+        for size in block_sizes(len(pages)):
             block = slice(at, at + size)
-            self._write(span.shard, pages[block], together(found[block]))
+            self._write(shard, pages[block], together(content[block]))
             at += size
         sent, back, most = self._host_counts
-        self._host_counts = (sent, back + len(found), most)
-        return len(found)
+        self._host_counts = (sent, back + len(pages), most)
 
     def _to_host(self) -> None:
         """Copies pages that could be found, and will be written to, to the host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import types
 
 import jax
@@ -16,6 +17,7 @@ from rl_code.rollout.host_pages import HostPages, together
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.rows import Row
 from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout import test_documents
 from tests.rl_code.rollout.small import (
     ENGINE,
     METHODS,
@@ -27,6 +29,8 @@ from tests.rl_code.rollout.small import (
     engine_of,
     play,
 )
+from tests.rl_code.rollout.test_documents import FOR_ONE_GROUP
+from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode, document, task_of
 
 # Eight prompts of 15 tokens; the first ones are played again at the end, when others have taken
 # their pages.
@@ -35,12 +39,13 @@ TASKS = [types.SimpleNamespace(id=f"{at}", prompt=prompt) for at, prompt in enum
 TASKS += TASKS[:4]
 
 
-def played(engine: Engine, model, host_pages_mb: float | None):
+def played(engine: Engine, model, host_pages_mb: float | None, **options):
     engine = copy.copy(engine)  # whose programs are the same
     engine.config = dataclasses.replace(engine.config, host_pages_mb=host_pages_mb)
     scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
     try:
-        groups, stats = play(TASKS, group_size=2, model=model, scheduler=scheduler)
+        given = dict(tasks=TASKS) | options
+        groups, stats = play(group_size=2, model=model, scheduler=scheduler, **given)
         assert_all_free(scheduler)
         return groups, stats
     finally:
@@ -66,6 +71,26 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
     assert stats.host_tokens == stats.pages_from_host * page
     assert stats.prefilled_tokens < plain.prefilled_tokens
     assert 0 < stats.host_bytes <= 2**20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["dense from pages", "nsa"])
+def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them(name):
+    attention, changes = METHODS[name]
+    model = dataclasses.replace(MODEL, attention=attention)
+    changes = changes | {"pages": FOR_ONE_GROUP[changes.get("page", ENGINE.page)]}
+    engine = engine_of(model, dataclasses.replace(WITH_DOCUMENTS, **changes))
+    make = functools.partial(DocumentEpisode, page=engine.config.page)
+    behind = (np.arange(1, 14).tolist(), False)
+    own = task_of("own", [([7, 8, 9], False), (document(50, 13), True), behind], [[], []])
+    options = dict(tasks=[own, *test_documents.TASKS, *test_documents.TASKS, own], make=make)
+    without, plain = played(engine, model, None, **options)
+    kept, stats = played(engine, model, 1.0, **options)
+    assert_same(kept, without)
+    assert stats.document_tokens_found > plain.document_tokens_found
+    # other tokens than those of documents came back as well
+    saved = stats.document_tokens_found - plain.document_tokens_found
+    assert plain.prefilled_tokens - stats.prefilled_tokens > saved
 
 
 def test_the_host_keeps_the_pages_that_were_used_last():
