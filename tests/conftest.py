@@ -3,7 +3,7 @@ compilation.
 
 Tests compile many small programs and run each a few times, so the compiler's optimisation is
 switched off, and fusions come from XLA's older emitters, which compile a program in less than half
-the time. With RUN_SLOW=1 programs are compiled as users do.
+the time. With RUN_SLOW=1 programs are compiled as users do, and hypothesis draws new examples.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -33,6 +34,10 @@ os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in 
 for name, value in CACHE.items():
     os.environ.setdefault(name, str(value))
     jax.config.update(name.lower(), type(value)(os.environ[name]))
+
+# Examples are the same in every run, and may take any time, as on a machine that has much to do.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=not SLOW)
+hypothesis.settings.load_profile("tests")
 
 # as in the background of a script; tests stop what they start
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

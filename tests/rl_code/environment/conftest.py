@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-import hypothesis
 import pytest
 
 from models.tokenizer import Tokenizer
@@ -17,9 +16,6 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import CallResult, Completed, SandboxFault
 from rl_code.environment.tools.text import show
 from rl_code.types import Case, Limits, Task, Tests
-
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
 
 
 def call_here(text: str, entry_point: str, calls: list[tuple]) -> list[CallResult]:

@@ -178,9 +178,10 @@ def test_who_gives_up_what_stands_alone_is_proven_or_paid_nothing(alike, draws):
     ends = []
     for seed in range(60):
         same = draws == "the same each time"
+        goes_on = random.Random(f"another {seed}")
 
-        def choose(literals, seed=seed, same=same):
-            rng = random.Random(f"{seed} {sorted(literals.items())}" if same else None)
+        def choose(literals, seed=seed, same=same, goes_on=goes_on):
+            rng = random.Random(f"{seed} {sorted(literals.items())}") if same else goes_on
             how = None if alike is None else lambda: alike
             return one_of_each(rng, lambda: False, how)(literals)
 

@@ -97,7 +97,11 @@ TELLS = {
 
 
 @pytest.mark.parametrize("tell", TELLS)
-def test_tests_that_tell_versions_apart_by_their_form_are_paid_nothing(sandboxes, tell):
+def test_tests_that_tell_versions_apart_by_their_form_are_paid_nothing(
+    sandboxes, tell, monkeypatch
+):
+    # so many that a tell which is right now and then is not right each time
+    monkeypatch.setattr(tested, "_CONTROLS", 20)
     namespace: dict = {}
     exec(WORK, namespace)
     said = TELLS[tell].replace("CODE", repr(namespace["f"].__code__.co_code))
