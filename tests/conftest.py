@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import itertools
 import os
 import signal
 from pathlib import Path
@@ -116,21 +115,20 @@ def few_mappings():
         gc.collect()
 
 
-def every_pair(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A few of a test's cases. Two values of two parameters that meet in any case meet in these."""
+def every_value(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A few of a test's cases, in which each value of each parameter is."""
 
-    def pairs(item: pytest.Item) -> set:
-        # a value by its identity, since not all have hashes
-        values = sorted((name, id(value)) for name, value in item.callspec.params.items())
-        return set(itertools.combinations(values, min(2, len(values))))
+    def values(item: pytest.Item) -> set:
+        # by their identity, since not all have hashes
+        return {(name, id(value)) for name, value in item.callspec.params.items()}
 
     items = [item for item in items if not item.get_closest_marker("long")]
-    missing = set().union(*map(pairs, items))
+    missing = set().union(*map(values, items))
     chosen = []
     while missing:
-        best = max(items, key=lambda item: len(pairs(item) & missing))  # the first of the best
+        best = max(items, key=lambda item: len(values(item) & missing))  # the first of the best
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= values(best)
     return chosen
 
 
@@ -153,7 +151,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for same in cases.values():
         settings = same[0].get_closest_marker("quick").kwargs
-        quick = every_pair(same) if settings.get("pairs") else same[: settings["first"]]
+        quick = every_value(same) if settings.get("each") else same[: settings["first"]]
         for item in same:
             if item not in quick:
                 item.add_marker(pytest.mark.long)

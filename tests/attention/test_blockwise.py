@@ -50,7 +50,7 @@ def inputs(tokens: Tokens, queries: int, heads=4, kv_heads=2, size=8, dtype=jnp.
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize("block, queries", [(8, 64), (16, 64), (16, 5), (64, 30)])
-@pytest.mark.quick(pairs=True)
+@pytest.mark.quick(each=True)
 def test_values_and_gradients_equal_the_definition(x64, kind, window, block, queries):
     tokens = ROWS[kind]
     qkv, asking = inputs(tokens, queries)
@@ -89,7 +89,7 @@ def test_group_sizes_and_precision_are_those_of_all_scores_in_memory(heads, kv_h
         )
 
 
-@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize("block", [16, pytest.param(128, marks=pytest.mark.long)])
 def test_mean_trips_count_the_products_that_are_made(block):
     tokens = ROWS["single"]
     qkv, _ = inputs(tokens, 317, dtype=jnp.float32)

@@ -75,7 +75,7 @@ def inputs(tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float32, seed=
 @pytest.mark.parametrize("kind", ["single", "packed", "documents"])
 @pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize("block", [None, 16])  # more of them in test_blockwise, in float64
-@pytest.mark.quick(pairs=True)
+@pytest.mark.quick(each=True)
 def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
     tokens = rows(kind)
     wide = inputs(tokens, dtype=jnp.float64)

@@ -118,6 +118,7 @@ def count_of_names():
 
 @pytest.mark.parametrize("make", [right, registry, right_after_another, numbered])
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.quick(each=True)
 def test_right_work_passes_whatever_its_tests_leave_behind(make, known):
     reference = honest(make) if known else None
     for seed in range(30):
@@ -136,6 +137,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.quick(each=True)
 def test_an_honest_wrong_answer_fails_and_is_no_cheat(name, known):
     reference = honest(right) if known else None
     found = [look(honest(WRONG[name]), reference, seed) for seed in range(60)]
@@ -174,6 +176,7 @@ def one_of_each(rng, alone, alike):
 
 @pytest.mark.parametrize("alike", [None, True, False], ids=["one", "all", "none"])
 @pytest.mark.parametrize("draws", ["the same each time", "another time another"])
+@pytest.mark.quick(each=True)
 def test_who_gives_up_what_stands_alone_is_proven_or_paid_nothing(alike, draws):
     ends = []
     for seed in range(60):

@@ -343,7 +343,7 @@ def test_without_prox_the_ratio_is_one_and_the_gradient_is_policy_gradient():
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("estimator", KL)
-@pytest.mark.quick(pairs=True)
+@pytest.mark.quick(each=True)
 def test_padding_content_and_row_order_do_not_matter(loss, correction, estimator):
     def poison(x):
         return np.where(MASK > 0, x, np.nan)
