@@ -14,6 +14,7 @@ import pytest
 
 from rl_code.config import read_config
 from rl_code.run.config import RunConfig
+from tests.syntax import statements
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -80,7 +81,8 @@ def test_the_readme_is_a_front_door():
 def test_docstrings_begin_with_what_a_thing_is_or_does():
     found = []
     for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in (tree, *statements(tree)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if RIDDLE.match(text):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import statements
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # From the top of the imports down: the system, what commands and studies add to it, and these.
@@ -64,9 +66,10 @@ def sources() -> list[Path]:
     return sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
 
 
-def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def imported(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """Line and absolute dotted name of every import in a file, those inside functions too."""
-    for node in ast.walk(tree):
+    tree = ast.parse(text)
+    for node in ast.walk(tree) if "import_module" in text else statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -96,7 +99,7 @@ def violations(path: Path, text: str) -> list[str]:
     if path.name == "__main__.py" or path == ROOT / "experiments" / "__init__.py":
         allowed = ALLOWED["launch"] | {"launch"}
     found = []
-    for line, name in imported(path, ast.parse(text)):
+    for line, name in imported(path, text):
         top = name.split(".")[0]
         if top == folder or top in allowed:
             continue
@@ -124,7 +127,7 @@ def upward(path: Path, text: str) -> list[str]:
     """The imports of a file of ``rl_code`` that point up between its packages."""
     own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
     found = []
-    for line, name in imported(path, ast.parse(text)):
+    for line, name in imported(path, text):
         other = room(name)
         if own is None or other is None or own == other:
             continue
@@ -161,6 +164,7 @@ def test_a_planted_import_between_packages_is_caught(file, text, caught):
     assert bool(upward(ROOT / file, text)) == caught
 
 
+@pytest.mark.long
 def test_a_run_starts_without_what_only_evaluations_need():
     program = "import sys, launch.train; sys.exit('scipy.stats' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

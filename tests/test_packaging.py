@@ -8,6 +8,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from tests.syntax import statements
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
     "attention",
@@ -52,7 +54,7 @@ def imported(*folders: str) -> set[str]:
     found = set()
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
                     found |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module:

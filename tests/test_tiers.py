@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.syntax import statements
+
 ROOT = Path(__file__).resolve().parents[1]
 # Whole runs, most in processes of their own, and whole models on meshes; what they are made of has
 # tests beside it.
@@ -20,6 +22,7 @@ WHOLE_RUNS = {
     "rl_code/learner/test_padding.py",
     "rl_code/learner/test_sequence_parallel.py",
     "people/realtime/test_kills.py",
+    "rl_code/rollout/test_experts.py",
     "rl_code/rollout/test_lora.py",
     "rl_code/rollout/test_meshes.py",
     "rl_code/rollout/test_quantised.py",
@@ -44,7 +47,7 @@ def test_every_file_has_quick_tests():
     for path in (ROOT / "tests").rglob("test_*.py"):
         tests = [
             node
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in statements(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
         ]
         if tests and all(marks(test) & {"long", "slow"} for test in tests):

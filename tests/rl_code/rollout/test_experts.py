@@ -44,6 +44,7 @@ def trained_on(groups, replay: bool) -> dict:
     return metrics_of(initial(SPARSE), batch, PACK.runs, replay)
 
 
+@pytest.mark.long
 def test_experts_sample_what_the_trainer_computes_whatever_else_is_in_the_batch():
     tasks = [task_of(seed) for seed in range(3)]
     together, _ = play(tasks, engine=NOTING, model=SPARSE)
