@@ -122,29 +122,29 @@ def with_attention(config: ml_collections.ConfigDict, attention: Any) -> RunConf
 
 
 @every_config
-def test_a_config_takes_every_method_of_attention(path):
+@pytest.mark.parametrize("argument", ["smoke", pytest.param("", marks=pytest.mark.long)])
+def test_a_config_takes_every_method_of_attention(path, argument):
     if path.name in KINDS:
         pytest.skip("it names methods itself")
-    for argument in ("", "smoke"):
-        given = load(path, argument)
-        plain = read_config.build(RunConfig, given)
-        shape = plain.model.shape()
-        for attention in ATTENTION:
-            if shape is not None and isinstance(attention, tuple):
-                # as many layers as repeat evenly
-                attention = ("window",) * (shape.num_layers % len(attention)) + attention
-            config = with_attention(given, attention)
-            methods = config.model.methods()
-            engines = [config.rollout.engine, *(s.engine for s in config.suites if s.engine)]
-            for engine in engines:
-                assert page_size(methods, engine.page) == engine.page
-                assert engine.view_block % engine.page == 0
-            # trees of prompt and trajectories fit the rows; 0 stays 0 where nothing is aligned
-            chooses = any(method.block_size() for method in methods)
-            assert (config.train.pack.runs >= 2) == chooses
-            if not chooses:
-                assert config.rollout.engine == plain.rollout.engine
-                assert config.train.pack == plain.train.pack
+    given = load(path, argument)
+    plain = read_config.build(RunConfig, given)
+    shape = plain.model.shape()
+    for attention in ATTENTION:
+        if shape is not None and isinstance(attention, tuple):
+            # as many layers as repeat evenly
+            attention = ("window",) * (shape.num_layers % len(attention)) + attention
+        config = with_attention(given, attention)
+        methods = config.model.methods()
+        engines = [config.rollout.engine, *(s.engine for s in config.suites if s.engine)]
+        for engine in engines:
+            assert page_size(methods, engine.page) == engine.page
+            assert engine.view_block % engine.page == 0
+        # trees of prompt and trajectories fit the rows; 0 stays 0 where nothing is aligned
+        chooses = any(method.block_size() for method in methods)
+        assert (config.train.pack.runs >= 2) == chooses
+        if not chooses:
+            assert config.rollout.engine == plain.rollout.engine
+            assert config.train.pack == plain.train.pack
 
 
 def test_attention_that_no_run_can_have_is_one_line():
@@ -226,22 +226,22 @@ def test_an_unknown_argument_is_refused(path):
 
 
 @every_config
-def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
+@pytest.mark.parametrize("argument", [(), pytest.param(("smoke",), marks=pytest.mark.long)])
+def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path, argument):
     module = runpy.run_path(str(path))
     if "get_sweep" not in module:
         pytest.skip("no sweep")
-    for argument in ([], ["smoke"]):
-        config = module["get_config"](*argument)
-        runs = sweep_runs.plan(config, module["get_sweep"](*argument), Path())
-        assert runs
-        for run in runs:
-            # as the command line of the run reads it
-            given, line = flags.FlagValues(), ["train", *run.flags()]
-            whole = read_config.complete(RunConfig, config)
-            config_flags.DEFINE_config_dict("config", whole, flag_values=given, sys_argv=line)
-            given(line)
-            made = read_config.build(RunConfig, given.config)
-            assert read_config.diff(made, run.config) == []
+    config = module["get_config"](*argument)
+    runs = sweep_runs.plan(config, module["get_sweep"](*argument), Path())
+    assert runs
+    for run in runs:
+        # as the command line of the run reads it
+        given, line = flags.FlagValues(), ["train", *run.flags()]
+        whole = read_config.complete(RunConfig, config)
+        config_flags.DEFINE_config_dict("config", whole, flag_values=given, sys_argv=line)
+        given(line)
+        made = read_config.build(RunConfig, given.config)
+        assert read_config.diff(made, run.config) == []
 
 
 def test_every_key_is_read():
