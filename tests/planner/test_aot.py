@@ -29,6 +29,7 @@ def test_a_missing_compiler_has_a_row_with_the_command_that_installs_it(monkeypa
         assert row.answer.endswith(f"not installed: {INSTALL}")
 
 
+@pytest.mark.long
 def test_a_compiler_that_ends_its_process_has_a_row_too(monkeypatch):
     monkeypatch.setattr(aot, "is_installed", lambda package: True)
     broken = dataclasses.replace(TARGETS["v5e"], name="no such target")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import types
 
 import jax
@@ -269,13 +267,9 @@ def test_programs_of_few_layers_say_what_more_layers_take():
 
 
 def test_the_command_prints_both_tables_and_writes_numbers_and_figure(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "launch.plan", "--model=qwen3-8b", "--chip=h100"),
-            *("--devices=8", f"--json={tmp_path}/plan.json", f"--figure={tmp_path}/plan.png"),
-        ],
-        capture_output=True,
-        text=True,
+    done = programs.run(
+        *("launch.plan", "--model=qwen3-8b", "--chip=h100", "--devices=8"),
+        *(f"--json={tmp_path}/plan.json", f"--figure={tmp_path}/plan.png"),
     )
     assert done.returncode == 0, done.stderr
     assert "learner: one GRPO step of 1,048,576 tokens" in done.stdout

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from rl_code.tasks.generated import HIDDEN_CASES, LEVELS, VISIBLE_CASES, generate
 from rl_code.tasks.operations import NUMBERS, STRUCTURES
 from rl_code.tasks.programs import SPLITS, choices, evaluate, split_of
-from rl_code.types import Task
-from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 
 
 def run_source(files, path, entry_point, args):
@@ -47,14 +45,6 @@ def fails(task, files, tests):
 
 def some_tasks(split, levels, count, seed=0):
     return [generate(split, seed, index, levels) for index in range(count)]
-
-
-def of_every_split() -> list[Task]:
-    return [generate(split, 7, i, (1, 2, 3, 4)) for split in SPLITS for i in range(30)]
-
-
-def test_the_same_arguments_give_the_same_task_in_every_process():
-    assert made_elsewhere(of_every_split) == fingerprint(of_every_split())
 
 
 def test_there_are_at_least_50000_distinct_tasks():

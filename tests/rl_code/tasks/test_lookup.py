@@ -32,7 +32,6 @@ from rl_code.tasks.lookup import (
 )
 from rl_code.tasks.programs import SPLITS, evaluate, split_of
 from rl_code.types import Limits, Task
-from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 
 LIMITS = Limits(turns=1, tokens=6000, turn_tokens=96, test_runs=3, command_s=5.0)
 SHORT = Size(tokens=300, files=6, matter=2, spacing=30)
@@ -68,14 +67,6 @@ def read(task: Task) -> dict[str, int]:
         assert not own.keys() & found.keys(), "a constant is defined once"
         found |= own
     return found
-
-
-def of_every_split() -> list[Task]:
-    return [generate(split, 7, i, SHORT) for split in SPLITS for i in range(5)]
-
-
-def test_the_same_arguments_give_the_same_task_in_every_process():
-    assert made_elsewhere(of_every_split) == fingerprint(of_every_split())
 
 
 @settings(deadline=None, max_examples=30)

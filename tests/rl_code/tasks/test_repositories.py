@@ -35,7 +35,6 @@ from rl_code.tasks.repository_source import Repositories
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.walks_in_tools import TOOLS, ToolWords
 from rl_code.types import Limits, Task
-from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 from tests.rl_code.tasks.walked import assert_said_by_episodes
 
 LIMITS = Limits(turns=16, tokens=2000, turn_tokens=80, test_runs=3, command_s=5.0)
@@ -52,10 +51,6 @@ def pool():
 def tasks() -> dict[int, list[Task]]:
     """Some tasks of every level."""
     return {level: [generate("train", 0, i, (level,)) for i in range(25)] for level in LEVELS}
-
-
-def of_every_split() -> list[Task]:
-    return [generate(split, 7, i) for split in SPLITS for i in range(12)]
 
 
 def call(files, target, args):
@@ -82,10 +77,6 @@ def call(files, target, args):
 def failing(task, files, tests) -> list[bool]:
     own = f"{task.path}:{task.entry_point}"
     return [call(files, case.target or own, case.args) != case.expected for case in tests.cases]
-
-
-def test_the_same_arguments_give_the_same_task_in_every_process():
-    assert made_elsewhere(of_every_split) == fingerprint(of_every_split())
 
 
 def test_there_are_at_least_20000_distinct_tasks():

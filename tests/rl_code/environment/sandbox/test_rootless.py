@@ -122,6 +122,7 @@ def reachable(command: list[str]) -> list[str]:
     reason="becomes other users, which only root can",
 )
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.quick(first=2)
 def test_whoever_starts_it_gets_a_sandbox_that_holds(way):
     shell, user = WAYS[way]
     done = subprocess.run(
