@@ -207,7 +207,7 @@ def test_reference_equals_the_definition_in_values_and_gradients(x64, case):
     ],
     ids=str,
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long  # a quick one is among those with gradients
 def test_tpu_equals_the_definition(x64, case):
     check(case, **TPU)
 
@@ -364,31 +364,36 @@ def test_a_score_that_is_not_a_number_stays_one():
 def test_lists_hold_the_pages_that_are_seen_once_each(splits):
     tuning = TuningConfig(splits, 32)
     for case in (Case(queries=4), Case(queries=4, window=21), Case(queries=4, lists=2)):
-        rows = (case.tables, case.places, case.lengths)
-        page = case.page
+        page, picked = case.page, case.picks is not None
+        count = 4 if picked else case.pages  # of a list
         mask = case.mask().reshape(ROWS, case.queries, case.heads, -1, page).any(axis=-1)
-        if case.picks is None:
-            work = dense_work(*rows, case.window, page, tuning)
-            wanted = mask.any(axis=(1, 2))[:, None]
-        else:
-            work = selected_work(case.picks, *rows, page, tuning)
+        if picked:
+            work_of = functools.partial(selected_work, case.picks, page=page, tuning=tuning)
             wanted = mask[:, :, ::2].reshape(-1, 2, case.pages)
-        assert work.pages == (case.pages if case.picks is None else 4)
-        lists = np.asarray(work.lists)
+        else:
+            work_of = functools.partial(dense_work, window=case.window, page=page, tuning=tuning)
+            wanted = mask.any(axis=(1, 2))[:, None]
+
+        @jax.jit
+        def made(*rows, work_of=work_of, expected=(count, picked)):
+            work = work_of(*rows)
+            assert (work.pages, work.numbered) == expected
+            return work.lists, work.seeing
+
+        rows = (case.tables, case.places, case.lengths)
+        lists, seeing = jax.device_get(made(*rows))
         tables = np.asarray(case.tables)
         for unit, head in np.ndindex(*wanted.shape[:2]):
             own = lists[unit, head]
-            pages, numbers = np.split(own[2 * splits :], [work.pages])
+            pages, numbers = np.split(own[2 * splits :], [count])
             listed = []
             for begin, end in own[: 2 * splits].reshape(-1, 2):
                 at = [i for i in range(begin, end) if pages[i] >= 0]
                 row = unit // (len(wanted) // ROWS)
-                listed += [int(numbers[i]) if work.numbered else i for i in at]
-                assert all(
-                    pages[i] == tables[row, int(numbers[i]) if work.numbered else i] for i in at
-                )
+                listed += [int(numbers[i]) if picked else i for i in at]
+                assert all(pages[i] == tables[row, int(numbers[i]) if picked else i] for i in at)
             assert sorted(listed) == np.flatnonzero(wanted[unit, head]).tolist()
-        assert np.array_equal(work.seeing.reshape(-1), (np.asarray(case.places) >= 0).reshape(-1))
+        assert np.array_equal(seeing.reshape(-1), (np.asarray(case.places) >= 0).reshape(-1))
 
 
 @pytest.mark.parametrize("device, processors", [("hopper", 132), ("blackwell", 148)])
@@ -402,7 +407,8 @@ def test_without_an_accelerator_the_reference_is_chosen(x64):
     case = Case(queries=4)
     inputs = case.inputs()
     rows = (case.tables, case.places, case.lengths)
-    for found, expected in zip(case.attend(*inputs), reference.dense(*inputs, *rows), strict=True):
+    ours = jax.jit(case.attend)(*inputs)
+    for found, expected in zip(ours, jax.jit(reference.dense)(*inputs, *rows), strict=True):
         assert found.dtype == jnp.float64 and np.array_equal(found, expected)
 
 
@@ -443,10 +449,11 @@ def test_what_does_not_fit_the_matrix_unit_is_refused(case, tuning, message):
 
 def test_a_mesh_needs_a_shard_map():
     case = Case()
+    inputs = case.inputs(jnp.float32)
     with jax.set_mesh(jax.make_mesh((2,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))):
         with pytest.raises(ValueError, match="a mesh of 2 devices is set"):
-            case.attend(*case.inputs(jnp.float32), **TPU)
-        out, _ = case.attend(*case.inputs(jnp.float32))
+            case.attend(*inputs, **TPU)
+        out, _ = jax.jit(case.attend)(*inputs)
     assert np.isfinite(out).all()
 
 

@@ -110,7 +110,7 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
     assert len(copies) == 1 and allocator.append(fork, second[40:]) == []
     paged = copy(paged, *(jnp.array(x) for x in zip(*copies, strict=True)))
     found, paged = run(
-        model(), paged, allocator.tables([number, fork], WIDTH), [first, second], [40, 40], 3
+        model(), paged, allocator.tables([number, fork], WIDTH), [first, second], [40, 40], 30
     )
     wanted = expected([first, second])
     assert relative(found[0], wanted[0][40:]) < 1e-5
@@ -121,7 +121,7 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
     third = [*first[:70], *random_tokens(4, 8)]
     again, cached = allocator.start(third)
     assert cached == 64
-    found, _ = run(model(), paged, alone(allocator, again), [third, []], [cached, 0], 3)
+    found, _ = run(model(), paged, alone(allocator, again), [third, []], [cached, 0], 30)
     assert relative(found[0], expected([third, first])[0][64:]) < 1e-5
     allocator.check()
 
