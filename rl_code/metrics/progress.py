@@ -9,7 +9,6 @@ import threading
 import time
 from typing import IO
 
-import jax
 import rich.console
 import rich.progress
 
@@ -43,7 +42,8 @@ class Progress:
         processes.
         """
         if file is None:
-            file = open(os.devnull, "w") if jax.process_index() else sys.stderr
+            jax = sys.modules.get("jax")  # which each of several processes has loaded
+            file = open(os.devnull, "w") if jax and jax.process_index() else sys.stderr
         self._title, self._total, self._done = title, total, start
         self._console = rich.console.Console(file=file, highlight=False)
         self._plain_every = max(1, total // 100)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
-
-import jax
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -42,18 +41,21 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 class CompilationCounter:
     """Counts XLA compilations while it is open: after warm-up there must be none. A context
-    manager.
+    manager. In a process that has not loaded jax it counts nothing.
     """
 
     def __init__(self) -> None:
         self.count = 0
 
     def __enter__(self) -> CompilationCounter:
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        self._jax = sys.modules.get("jax")
+        if self._jax:
+            self._jax.monitoring.register_event_duration_secs_listener(self._listen)
         return self
 
     def __exit__(self, *_: object) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
+        if self._jax:
+            self._jax.monitoring.unregister_event_duration_listener(self._listen)
 
     def _listen(self, event: str, duration: float, **_: Any) -> None:
         self.count += event == "/jax/core/compile/backend_compile_duration"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import grain
+from typing import TYPE_CHECKING
 
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.reader import RecordReader
 
-_READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+if TYPE_CHECKING:
+    import grain  # loads jax, which those who read a single group do without
 
 
 class RecordSource:
@@ -39,6 +39,8 @@ class RecordSource:
 
 def dataset(folder: str | Path, places: Sequence[tuple[int, int]]) -> grain.MapDataset:
     """The groups at these places, as from ``GroupStore.places``, as a dataset of records."""
+    import grain
+
     return grain.MapDataset.source(RecordSource(folder, places))
 
 
@@ -46,4 +48,9 @@ def read_ahead(folder: str | Path, places: Sequence[tuple[int, int]]) -> Iterato
     """The groups at these places in their order. Raises StoreError."""
     if len(places) == 1:
         return iter([RecordReader(folder).group(*places[0])])
-    return iter(dataset(folder, places).to_iter_dataset(_READ) if places else ())
+    if not places:
+        return iter(())
+    import grain
+
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+    return iter(dataset(folder, places).to_iter_dataset(options))

@@ -116,3 +116,12 @@ def test_no_help_loads_a_library_that_takes_seconds(helped):
     assert all(real == [] and "flag" in text for text, real in texts.values())
     # and says what it says with them
     assert " ".join(texts["launch.train"][0].split()) == helped
+
+
+def test_commands_that_read_no_config_of_a_run_load_no_jax():
+    """Sections of a run's config stand beside the code that uses them, so reading one loads jax."""
+    studies = [f"experiments.{name}.__main__" for name in ("ab", "cheater", "tab", "simulators")]
+    names = ("export_sessions", "forget", "get_mbpp", "layers", "lsp", "make_suite", "make_tasks")
+    modules = ", ".join([*(f"launch.{name}" for name in names), *studies])
+    program = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
