@@ -255,7 +255,7 @@ def test_endless_tasks_cannot_be_sorted():
 
 
 def test_a_method_with_parameters_needs_weights_that_have_them():
-    weights = Path(__file__).parents[1] / "models" / "golden" / "llama_tied"
+    weights = Path(__file__).parents[2] / "models" / "golden" / "llama_tied"
     found = origin.find(str(weights))
     shape = found.shape(None, None)
     for name in ("dense", "window", "moba"):
@@ -303,7 +303,7 @@ def test_a_method_with_parameters_starts_from_a_run_that_has_them(with_nsa):
 @pytest.mark.quick(first=1)
 def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path):
     if kind == "files":
-        found = origin.find(str(Path(__file__).parents[1] / "models" / "golden" / "llama_tied"))
+        found = origin.find(str(Path(__file__).parents[2] / "models" / "golden" / "llama_tied"))
     else:
         warm_start(tmp_path)
         found = origin.find(str(tmp_path / "sft"))
