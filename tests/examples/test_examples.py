@@ -36,6 +36,7 @@ def test_a_model_of_ones_own_learns_to_repeat():
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.long
 def test_every_update_of_a_recording_is_made_again(recorded, capsys):  # noqa: F811
     assert recording.main(str(recorded), str(recorded)) == [True] * 5
     assert "the runs are equal" in capsys.readouterr().out

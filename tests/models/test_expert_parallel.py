@@ -94,7 +94,7 @@ def run(layer, y, experts):
 
 
 @pytest.mark.parametrize("name", MESHES)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_no_row_is_lost_when_all_go_to_one_device_and_none_depends_on_the_others(name):
     config, moe = MESHES[name]
     orders = np.tile(np.arange(8), (ROWS, TOKENS, 1))

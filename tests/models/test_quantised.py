@@ -26,8 +26,8 @@ from tests.models.test_lora import moved
 
 EXPERTS = MoE(experts=4, active=2, mlp_dim=8, first_dense=2, shared=1)
 SHAPES = {
-    "experts": dict(moe=EXPERTS),
     "adapters": dict(lora=LoRA(rank=3, alpha=2.0)),
+    "experts": dict(moe=EXPERTS),
 }
 # The axes of outputs of each matrix, by their names, behind the axis of layers.
 OUTPUTS = {

@@ -85,7 +85,7 @@ def test_neighbours_double_or_halve_one_size_at_any_depth():
     assert all(setting.attention == START or setting.block_q == 1 for setting in found)
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(tune.KERNELS))
 def test_every_kernel_is_measured(name):
     shape = tune.Shape(rows=1, tokens=64, heads=2, kv_heads=1, head_dim=8, matrices=(4, 16, 8))

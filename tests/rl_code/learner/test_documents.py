@@ -347,6 +347,7 @@ def test_contexts_of_a_tree_share_documents_and_equal_themselves_alone(build):
     np.testing.assert_allclose(here, there, rtol=0, atol=2e-5)
 
 
+@pytest.mark.long
 def test_an_update_trains_on_documents_in_micro_batches_as_at_once(build):
     groups = make_groups(build, SIZES)
     batch, _ = pack(groups, advantages_of(SIZES), PACK, version=0)

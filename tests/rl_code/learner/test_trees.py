@@ -167,6 +167,7 @@ def test_layers_of_every_kind_see_a_tree_as_its_contexts(build, trees, methods):
     assert_close(together[1], apart[1], floor=0.01)
 
 
+@pytest.mark.long
 def test_groups_that_fit_no_row_are_split_into_trees_of_whole_trajectories(build, trees):
     groups, advantages = trees
     small = dataclasses.replace(ANY_DEPTH, rows=8, slots=70)

@@ -163,6 +163,7 @@ def test_rematerialisation_keeps_less(build):
     assert kept[1] < kept[0] / 2
 
 
+@pytest.mark.long
 def test_a_prompt_of_one_token_leaves_nothing_to_prefill(build):
     members = [
         build.trajectory([7, 3 + i, 5], [0, 1, 1], prompt_length=1, index=i) for i in range(2)

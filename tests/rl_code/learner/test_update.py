@@ -117,6 +117,7 @@ def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches
         assert int(state.step) == 1
 
 
+@pytest.mark.long
 def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(build):
     alone = first_step(build.model(), packed(build))
     mesh = make_mesh(MeshConfig(2, 2))
@@ -421,6 +422,7 @@ def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(bu
     assert_left_alone(steps.update_for(LOSS, muon, 1), state, without_targets(batch), prox, ref)
 
 
+@pytest.mark.long
 def test_muon_treats_each_expert_by_itself_however_experts_are_cut():
     """``fold`` says where experts lie, and so changes no update."""
     muon = make_optimizer(dataclasses.replace(OPTIMIZER, muon_learning_rate=0.1, total_steps=None))

@@ -67,6 +67,7 @@ def _numbered(scheduler, tasks, order, model=None, version=1, group_size=3):
     return groups, scheduler.take_stats()
 
 
+@pytest.mark.long
 def test_documents_found_in_the_cache_change_no_bit_and_are_not_prefilled():
     tasks = [TASKS[0], EDITED]
     scheduler = make_scheduler(WITH_DOCUMENTS)
@@ -95,6 +96,7 @@ def test_the_order_in_which_groups_arrive_changes_no_bit():
         assert_same([there[number]], [back[number]])
 
 
+@pytest.mark.long
 def test_documents_of_other_weights_are_not_used():
     scheduler = make_scheduler(WITH_DOCUMENTS)
     old = model_on(scheduler.engine.mesh)
