@@ -99,7 +99,7 @@ FAULTS = [
         "rl_code/environment/suites/again.py",
         "        suspects = passed_canaries(first, drawn)\n        failed",
         "        suspects = set()\n        failed",
-        "tests/rl_code/environment/test_suite_again.py -k passes_all",
+        "tests/rl_code/environment/test_suite_again.py -k equals_everything",
     ),
     Fault(
         "a continued run draws tasks from the beginning",
