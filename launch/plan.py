@@ -140,7 +140,7 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
 
 
 def report(job: Job, found: dict[str, list[Estimate]]) -> None:
-    """The transfer of weights between the best meshes; --json and --figure."""
+    """The transfer of weights between the best meshes; --json."""
     seconds = None
     keys: list[str] = []
     if all(found.values()):
@@ -158,8 +158,6 @@ def report(job: Job, found: dict[str, list[Estimate]]) -> None:
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
-    if FLAGS.figure:
-        table.draw(job, found, Path(FLAGS.figure))
 
 
 def define_flags() -> None:
@@ -191,7 +189,6 @@ def define_flags() -> None:
         "mesh", [], "Look at this mesh of the learner alone, as fsdp=9,tensor=8. May be repeated."
     )
     flags.DEFINE_multi_string("actor_mesh", [], "The same for the actor.")
-    flags.DEFINE_string("figure", None, "File for a figure of time and memory by mesh.")
     flags.DEFINE_string(
         "worker", None, "Compile this estimate (JSON) in this process and print it."
     )

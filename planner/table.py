@@ -1,4 +1,4 @@
-"""Ranking and display of the planned meshes that fit: table, numbers and figure."""
+"""Ranking and display of the planned meshes that fit: table and numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import rich.table
@@ -98,41 +97,6 @@ def table(role: str, job: Job, estimates: Sequence[Estimate]) -> rich.table.Tabl
     if not estimates:
         found.add_row("none fits")
     return found
-
-
-def draw(job: Job, found: dict[str, list[Estimate]], path: Path) -> None:
-    """Bars of the times of each resource and of the parts of memory, by mesh."""
-    import matplotlib.pyplot as plt  # takes most of a second to import
-
-    figure, axes = plt.subplots(2, 2, figsize=(15, 7), constrained_layout=True)
-    for row, (role, estimates) in zip(axes, found.items(), strict=True):
-        names = [words(x.mesh).replace(" x ", "\n") for x in estimates]
-        times = [{k: 1e3 * v for k, v in x.seconds(job.target).items()} for x in estimates]
-        memory = [{k: v / 1e9 for k, v in x.memory.items()} for x in estimates]
-        _bars(row[0], names, times, stacked=False)
-        row[0].set(title=f"{role}: least time of a step, ms")
-        _bars(row[1], names, memory, stacked=True)
-        row[1].axhline(job.target.memory / 1e9, color="black", linewidth=1)
-        row[1].set(title=f"{role}: memory of a device, GB (line: all it has)")
-    figure.suptitle(f"{job.name} on {job.target.name}, rows of {job.context:,} tokens")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _bars(axis: Any, names: list[str], values: list[dict[str, float]], *, stacked: bool) -> None:
-    parts = list(dict.fromkeys(name for value in values for name in value))
-    width = 0.8 if stacked else 0.8 / max(1, len(parts))
-    below = [0.0] * len(names)
-    for number, part in enumerate(parts):
-        heights = [value.get(part, 0.0) for value in values]
-        shift = 0.0 if stacked else (number - (len(parts) - 1) / 2) * width
-        places = [at + shift for at in range(len(names))]
-        axis.bar(places, heights, width, bottom=below if stacked else None, label=part)
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    axis.set_xticks(range(len(names)), names, fontsize=8)
-    if parts:
-        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def to_json(estimate: Estimate) -> dict[str, Any]:

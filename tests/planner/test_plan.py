@@ -266,10 +266,10 @@ def test_programs_of_few_layers_say_what_more_layers_take():
     assert compiled.extrapolated([few, more], 10) == {"flops": 34.0, kind: 20.0}
 
 
-def test_the_command_prints_both_tables_and_writes_numbers_and_figure(tmp_path):
+def test_the_command_prints_both_tables_and_writes_numbers(tmp_path):
     done = programs.run(
         *("launch.plan", "--model=qwen3-8b", "--chip=h100", "--devices=8"),
-        *(f"--json={tmp_path}/plan.json", f"--figure={tmp_path}/plan.png"),
+        f"--json={tmp_path}/plan.json",
     )
     assert done.returncode == 0, done.stderr
     assert "learner: one GRPO step of 1,048,576 tokens" in done.stdout
@@ -277,7 +277,6 @@ def test_the_command_prints_both_tables_and_writes_numbers_and_figure(tmp_path):
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["learner"][0]["source"] == "arithmetic"
     assert 0.0 < written["learner"][0]["mfu"] <= 1.0
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
 REFUSED = {
