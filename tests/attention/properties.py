@@ -41,8 +41,8 @@ def packed_hidden(model: Transformer, tokens, where: Tokens):
     return model.hidden(tokens, where.order, where, RUNS)
 
 
-def ids(seed: int, length: int = LENGTH) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (1, length), 0, VOCABULARY)
+def ids(seed: int, length: int = LENGTH) -> np.ndarray:
+    return np.asarray(jax.random.randint(jax.random.key(seed), (1, length), 0, VOCABULARY))
 
 
 def nothing_leaks(method: Method) -> None:
@@ -54,7 +54,8 @@ def nothing_leaks(method: Method) -> None:
     clean = np.asarray(packed_hidden(model(method), tokens, where))[0]
     longest = slots[1]  # the prompt of 40 tokens and its first completion
     for at in (int(longest[0]), int(longest[17]), int(longest[45]), int(slots[-1][-1])):
-        changed = tokens.at[0, at].set((tokens[0, at] + 1) % VOCABULARY)
+        changed = tokens.copy()
+        changed[0, at] = (tokens[0, at] + 1) % VOCABULARY
         found = np.asarray(packed_hidden(model(method), changed, where))[0]
         sees = np.zeros(LENGTH, bool)
         for mine in slots:
@@ -79,13 +80,14 @@ def packed_equals_separate(method: Method) -> None:
         return sum(jnp.sum(out[:, at] * weight[:, at]) for at in slots), out
 
     def apart(m):
-        rows = jnp.stack([jnp.pad(tokens[0, at], (0, longest - len(at))) for at in slots])
+        rows = np.stack([np.pad(tokens[0, at], (0, longest - len(at))) for at in slots])
         row = sequences(jnp.array([len(at) for at in slots]), longest)
         out = m.hidden(rows, row.order, row, align=0)
         return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(slots)), out
 
     found, out = jax.jit(jax.grad(together, has_aux=True))(m)
     wanted, outs = jax.jit(jax.grad(apart, has_aux=True))(m)
+    out, outs = np.asarray(out), np.asarray(outs)
     for i, at in enumerate(slots):
         assert relative(out[0, at], outs[i, : len(at)]) < 1e-5  # norms are in float32
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
@@ -112,7 +114,7 @@ def cached_equals_full(method: Method, cache: Callable, poison: float) -> None:
     for row, mine in zip(rows, tokens, strict=True):
         row[: len(mine)] = mine
     where = sequences(jnp.array(lengths), WIDTH * PAGE)
-    wanted = full(model(method), jnp.asarray(rows), where.order, where)
+    wanted = np.asarray(full(model(method), rows, where.order, where))
     for at, length in enumerate(lengths):
         assert relative(np.concatenate([first[at], rest[at]]), wanted[at, :length]) < 1e-5
 
