@@ -42,6 +42,7 @@ def test_every_update_of_a_recording_is_made_again(recorded, capsys):  # noqa: F
     assert "the runs are equal" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_notebook_reads_a_recording(recorded, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("RUN", str(recorded))

@@ -68,6 +68,7 @@ def test_a_gradient_of_nothing_but_noise_has_no_bound():
     assert noise.scale(made(0.0)).high > 1_000
 
 
+@pytest.mark.long
 def test_the_report_has_a_row_for_each_policy(tmp_path):
     found = {"before": made(0.5), "after": made(0.1)}
     view = noise.scales(found, 8)

@@ -45,7 +45,7 @@ def ids(seed: int, length: int = LENGTH) -> jax.Array:
 
 
 @pytest.mark.parametrize("pattern", ["dense", "moba", "mixed", "gated"])
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
     lengths = [20, 33, 16]
     where = documents(lengths, tail=12, block=16)
@@ -73,7 +73,7 @@ def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
 
 
 @pytest.mark.parametrize("pattern", ["dense", "window", "moba", "mixed", "gated"])
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
     prefix, lengths, block, gap = 20, (20, 33, 16), 16, 16  # a gap of no less than any window
     parts = [np.asarray(ids(number, length)[0]) for number, length in enumerate((prefix, *lengths))]

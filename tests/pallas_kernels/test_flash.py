@@ -153,6 +153,7 @@ def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
     not_finite_reaches_only_those_who_see_it(function, arrays, visible(tokens, tokens), 20, 20)
 
 
+@pytest.mark.long
 def test_tpu_does_not_read_blocks_that_are_not_seen():
     tokens, _ = rows("single")
     q, k, v = inputs(tokens, tokens, dtype=jnp.float32)

@@ -176,6 +176,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_evaluation(tmp_path):
     assert checkpoint.load_parameters(tmp_path, "best").step == best
 
 
+@pytest.mark.long
 def test_a_run_may_begin_to_evaluate_when_it_goes_on(tmp_path, played):
     first = configured(best=None)
     train(dataclasses.replace(first, evaluate=None), tmp_path)

@@ -128,6 +128,7 @@ def test_prompts_that_wait_for_pages_to_be_handed_over_leave_no_page_behind(hand
     assert_all_free(handed_over)
 
 
+@pytest.mark.long
 def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights(handed_over):
     mesh = handed_over.engine.mesh
     episodes = []
