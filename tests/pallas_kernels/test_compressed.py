@@ -154,7 +154,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize(
     "kind, selection",
-    [("cache", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
+    [("documents", CONFIGS[1]), ("cache", SMALL), ("packed", CONFIGS[2])],
 )
 @pytest.mark.quick(first=1)
 def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
@@ -184,9 +184,9 @@ def test_shares_are_the_tokens_in_common():
 @pytest.mark.parametrize(
     "kind, heads, kv_heads, selection",
     [
+        ("documents", 16, 1, CONFIGS[1]),
         ("cache", 4, 1, CONFIGS[2]),
         ("packed", 2, 2, SMALL),
-        ("documents", 16, 1, CONFIGS[1]),
         ("cached documents", 4, 2, SMALL),
     ],
 )
