@@ -61,7 +61,7 @@ _TOP = (1, 5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Question:
     """A question about files, and which file answers it."""
 
     question: str
@@ -102,18 +102,18 @@ def measure() -> dict:
     return report
 
 
-def faults(size: int, count: int, seed: int) -> list[Asked]:
+def faults(size: int, count: int, seed: int) -> list[Question]:
     """Questions about generated repositories of so many files."""
     found = []
     for number in range(count):
         task = generate("test", seed, number, files=(size, size))
         message = str(task.messages[0]["content"])
         level = "levels 1 to 3" if task.meta["level"] else "level 0"
-        found.append(Asked(message, task.meta["cause"], task.files, level, task.entry_point))
+        found.append(Question(message, task.meta["cause"], task.files, level, task.entry_point))
     return found
 
 
-def functions(size: int, count: int, seed: int) -> list[Asked]:
+def functions(size: int, count: int, seed: int) -> list[Question]:
     """Questions about so many files of the standard library, drawn anew for each."""
     rng = random.Random(f"functions/{seed}/{size}")
     folder = Path(sysconfig.get_path("stdlib"))
@@ -123,7 +123,7 @@ def functions(size: int, count: int, seed: int) -> list[Asked]:
         for path in paths
         if path.stat().st_size < _LARGEST and not {"site-packages", "test"} & set(path.parts)
     }
-    found: list[Asked] = []
+    found: list[Question] = []
     while len(found) < count:
         files = {path: texts[path] for path in sorted(rng.sample(sorted(texts), size))}
         documented = [(path, one) for path in files for one in _documented(files[path])]
@@ -131,7 +131,7 @@ def functions(size: int, count: int, seed: int) -> list[Asked]:
             path, function = rng.choice(documented)
             question = split_lines(ast.get_docstring(function) or "")[0]
             without = {**files, path: _without(files[path], function)}
-            found.append(Asked(question, path, without, "functions"))
+            found.append(Question(question, path, without, "functions"))
     return found
 
 
@@ -153,7 +153,7 @@ def _without(text: str, function: ast.FunctionDef) -> str:
     return "".join(lines[: written.lineno - 1] + lines[written.end_lineno or 0 :])
 
 
-def ranked_files(asked: Asked, pool: SandboxPool, library: Library) -> dict[str, list[str]]:
+def ranked_files(asked: Question, pool: SandboxPool, library: Library) -> dict[str, list[str]]:
     """By way, the files in the order in which it shows them."""
     task = Task("search", (), asked.files, "a.py", "f", Tests(), Tests(), {})
     workspace = Workspace(task, pool, _LIMITS, verbose=True)
@@ -205,7 +205,9 @@ def files_of(chunks: Iterable[Chunk]) -> list[str]:
     return list(dict.fromkeys(chunk.path for chunk in chunks))
 
 
-def recall(asked: Sequence[Asked], ranked: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
+def recall(
+    asked: Sequence[Question], ranked: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
     """For all questions and for each kind, how often the wanted file is among the first ones."""
     kinds = sorted({one.kind for one in asked})
     shares = {}

@@ -34,7 +34,7 @@ from launch.command import console
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from planner import arithmetic, compiled, table
-from planner.arithmetic import Estimate, Job
+from planner.arithmetic import Estimate, Workload
 from planner.targets import INSTALL, TARGETS, is_installed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
     report(job, found)
 
 
-def job_of_flags() -> Job:
+def job_of_flags() -> Workload:
     """The request of the flags."""
     model = dataclasses.replace(
         PRESETS[FLAGS.model],
@@ -100,7 +100,7 @@ def job_of_flags() -> Job:
         model = dataclasses.replace(model, moe=moe, sequence_parallel=True)
     sizes = (FLAGS.tokens, FLAGS.context, FLAGS.rows)
     moments = "optimizer" in FLAGS.offload
-    return Job(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, offload_moments=moments)
+    return Workload(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, offload_moments=moments)
 
 
 def chosen(flag: str, devices: int) -> list[MeshConfig]:
@@ -116,7 +116,7 @@ def chosen(flag: str, devices: int) -> list[MeshConfig]:
     return found
 
 
-def compile_apart(job: Job, estimate: Estimate) -> Estimate:
+def compile_apart(job: Workload, estimate: Estimate) -> Estimate:
     """The estimate with the compiled program's numbers, from a process of its own: a compiler may
     end it, and the GPU compiler keeps the first target that it was given.
     """
@@ -139,7 +139,7 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
     return dataclasses.replace(estimate, source=f"arithmetic; not compiled: {last[:200]}")
 
 
-def report(job: Job, found: dict[str, list[Estimate]]) -> None:
+def report(job: Workload, found: dict[str, list[Estimate]]) -> None:
     """The transfer of weights between the best meshes; --json."""
     seconds = None
     keys: list[str] = []

@@ -29,7 +29,7 @@ from rl_code.run.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ServedCheckpoint:
     """A checkpoint of a run, and the name that it is served by."""
 
     name: str
@@ -38,7 +38,7 @@ class Source:
     workdir: Path
 
     @classmethod
-    def read(cls, text: str, flag: str) -> Source:
+    def read(cls, text: str, flag: str) -> ServedCheckpoint:
         """Reads ``name@step:workdir`` or ``name:workdir``. Raises ConfigError."""
         served_as, colon, workdir = text.partition(":")
         name, at, step = served_as.partition("@")
@@ -53,7 +53,7 @@ def load_also(run: Run, folder: Path, models: Models, texts: Sequence[str]) -> N
     folder: the workdir of the run, whose tokenizer all of them must have.
     """
     for text in texts:
-        source = Source.read(text, "also")
+        source = ServedCheckpoint.read(text, "also")
         try:
             _check_tokenizer(source.workdir, folder)
             found = origin.load_checkpoint(source.workdir, run.model_config, run.mesh, source.step)
@@ -73,7 +73,7 @@ def load_adapters(
     ``load_also``.
     """
     for text in texts:
-        source = Source.read(text, "adapter")
+        source = ServedCheckpoint.read(text, "adapter")
         try:
             _check_tokenizer(source.workdir, folder)
             lora = origin.kept_adapters(origin.kept_by(source.workdir))

@@ -129,7 +129,7 @@ def _output_is_embedding(reader: gguf.GGUFReader) -> bool:
 
 
 class _File:
-    """A GGUF file as a ``weights.Source``."""
+    """A GGUF file as a ``weights.OpenCheckpoint``."""
 
     def __init__(self, path: Path, config: ModelConfig):
         reader = open_gguf(path)

@@ -182,8 +182,8 @@ def _wait_for_all(reached: str) -> None:
 
 
 class _Checkpoint:
-    """The safetensors files of a directory as one ``weights.Source``; a context manager that closes
-    them.
+    """Safetensors files of a directory as one ``weights.OpenCheckpoint``; a context manager that
+    closes them.
     """
 
     def __init__(self, directory: Path, tied_embeddings: bool):

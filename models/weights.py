@@ -25,7 +25,7 @@ from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 
 
-class Source(Protocol):
+class OpenCheckpoint(Protocol):
     """An open checkpoint."""
 
     path: Path
@@ -115,7 +115,7 @@ def _of_layer(
         yield name.format(layer, expert), parameter, variable, (row, expert)
 
 
-def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
+def load(source: OpenCheckpoint, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
     """A model with its parameters from ``source``, converted to ``config.param_dtype``.
 
     The host holds one parameter at a time, and of it only the shards of this process. A padded
@@ -155,7 +155,7 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
 
 
 def _read_part(
-    source: Source,
+    source: OpenCheckpoint,
     naming: str,
     layer_of: Callable[[int], int] | None,
     parameter: Parameter,
@@ -186,7 +186,7 @@ def _read_part(
     return out
 
 
-def _check(source: Source, model: Transformer, naming: str) -> None:
+def _check(source: OpenCheckpoint, model: Transformer, naming: str) -> None:
     expected = {
         name: parameter.stored_shape(variable.shape[len(at) :])
         for name, parameter, variable, at in stored_tensors(model, naming)

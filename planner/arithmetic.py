@@ -33,7 +33,7 @@ _MOMENTS, _FLOAT32 = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Workload:
     """The job that is planned."""
 
     # The model's name and its shape.
@@ -124,7 +124,7 @@ def meshes(
             yield MeshConfig(data, tensor, of_fsdp, expert=expert, context=of_context)
 
 
-def learner(job: Job, mesh: MeshConfig) -> Estimate:
+def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     """A GRPO step. Raises ValueError where the model or the rows do not fit the mesh's axes."""
     itself, job = job, padded(job, mesh)
     model = job.model
@@ -174,7 +174,7 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     )
 
 
-def _activations(job: Job, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
+def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
     """Bytes on a device for a micro-batch of one row: (what the layer that computes needs, hidden
     states that all layers keep).
 
@@ -196,7 +196,7 @@ def _activations(job: Job, mesh: MeshConfig, gathered: float) -> tuple[float, fl
 
 
 def _sent_by_learner(
-    job: Job, mesh: MeshConfig, micro: float, elements: float, gathered: float
+    job: Workload, mesh: MeshConfig, micro: float, elements: float, gathered: float
 ) -> dict[Kind, float]:
     """Bytes that a device sends in a GRPO step, by kind of collective.
 
@@ -229,7 +229,9 @@ def _sent_by_learner(
     return sent
 
 
-def _sent_in_layers(job: Job, mesh: MeshConfig, tokens: float, passes: float) -> dict[Kind, float]:
+def _sent_in_layers(
+    job: Workload, mesh: MeshConfig, tokens: float, passes: float
+) -> dict[Kind, float]:
     """Bytes that a device sends in passes over all layers, by kind of collective.
 
     tokens: that the devices along ``tensor`` compute together.
@@ -250,7 +252,7 @@ def _sent_in_layers(job: Job, mesh: MeshConfig, tokens: float, passes: float) ->
     return sent
 
 
-def actor(job: Job, mesh: MeshConfig) -> Estimate:
+def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     """One token for every row. Raises ValueError where the model does not fit the mesh's axes."""
     itself, job = _sampling(job), padded(_sampling(job), mesh)
     model = job.model
@@ -283,7 +285,7 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
     )
 
 
-def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float:
+def transfer_seconds(job: Workload, learns: MeshConfig, samples: MeshConfig) -> float:
     """The least time to give new weights, in the model's dtype, to all devices that sample.
 
     Each device of the learner sends what it has of the weights to every replica, and each device of
@@ -301,7 +303,7 @@ def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float
     return max(sends, receives) / rate
 
 
-def padded(job: Job, mesh: MeshConfig) -> Job:
+def padded(job: Workload, mesh: MeshConfig) -> Workload:
     """The job with its model padded for the axes ``tensor`` and ``expert`` of a mesh
     (``models.padding``).
     """
@@ -330,20 +332,20 @@ def _copies(model: ModelConfig, mesh: MeshConfig) -> float:
     return model.moe.active / (mesh.tensor if folded(model) else 1)
 
 
-def _sampling(job: Job) -> Job:
+def _sampling(job: Workload) -> Workload:
     """The job with weights in the dtype of its products."""
     return dataclasses.replace(
         job, model=dataclasses.replace(job.model, param_dtype=job.model.dtype)
     )
 
 
-def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
+def _parameters(job: Workload, mesh: MeshConfig, whole: bool) -> float:
     """Bytes of the parameters on one device."""
     devices = abstract_mesh(mesh, job.target.device)
     return device_bytes(abstract_model(job.model, devices, whole=whole))
 
 
-def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
     model = job.model
     # a device computes as many pairs as it has, though of other rows
@@ -357,7 +359,7 @@ def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
     return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
 
 
-def _decode(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     """Operations of one token for every row, on one device: (of matrices, of attention)."""
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
@@ -396,7 +398,7 @@ def _hidden(model: ModelConfig) -> int:
 
 
 def _add(
-    sent: dict[Kind, float], job: Job, operation: str, devices: int, span: int, size: float
+    sent: dict[Kind, float], job: Workload, operation: str, devices: int, span: int, size: float
 ) -> None:
     """Adds what a device sends in collectives over ``devices`` that lie within ``span``.
 

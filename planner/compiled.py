@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from models.expert_parallel import room
 from models.model_config import ModelConfig
 from models.sharding import make_mesh
-from planner.arithmetic import Estimate, Job, expert_devices, padded
+from planner.arithmetic import Estimate, Workload, expert_devices, padded
 from planner.collectives import Kind, sent_bytes
 from planner.flops import matmul_flops
 from planner.kernel_programs import changed
@@ -31,7 +31,7 @@ _FEW = (2, 4)
 _STEPS = 16
 
 
-def compiled(job: Job, estimate: Estimate) -> Estimate:
+def compiled(job: Workload, estimate: Estimate) -> Estimate:
     """The estimate with what the compiled program says in place of what it says itself."""
     job = padded(job, estimate.mesh)
     if estimate.role == "learner":
@@ -39,7 +39,7 @@ def compiled(job: Job, estimate: Estimate) -> Estimate:
     return _actor(job, estimate)
 
 
-def _learner(job: Job, estimate: Estimate) -> Estimate:
+def _learner(job: Workload, estimate: Estimate) -> Estimate:
     config = settings(job, estimate)
     micro = config.train.micro_batches
     program, seconds = _compile(job, estimate, config, job.model, "update")
@@ -64,7 +64,7 @@ def _learner(job: Job, estimate: Estimate) -> Estimate:
     )
 
 
-def _actor(job: Job, estimate: Estimate) -> Estimate:
+def _actor(job: Workload, estimate: Estimate) -> Estimate:
     config = settings(job, estimate)
     found = []
     spent = 0.0
@@ -95,7 +95,7 @@ def _actor(job: Job, estimate: Estimate) -> Estimate:
 
 
 def _exchange(
-    job: Job, estimate: Estimate, tokens: int, trips: list[int]
+    job: Workload, estimate: Estimate, tokens: int, trips: list[int]
 ) -> tuple[list[int], float]:
     """(How often loops run, which part of the rows that come to experts is no padding).
 
@@ -118,7 +118,7 @@ def extrapolated(found: list[Mapping[Any, float]], periods: int) -> dict[Any, fl
     return {key: few[key] + steps * (more[key] - few[key]) for key in {**few, **more}}
 
 
-def settings(job: Job, estimate: Estimate) -> RunConfig:
+def settings(job: Workload, estimate: Estimate) -> RunConfig:
     """A run of one turn whose rows and pages are those of the job."""
     shards = estimate.mesh.row_shards
     rows = max(1, round(job.tokens / job.context))
@@ -151,7 +151,7 @@ def settings(job: Job, estimate: Estimate) -> RunConfig:
 
 
 def _compile(
-    job: Job, estimate: Estimate, config: RunConfig, model: ModelConfig, program: str
+    job: Workload, estimate: Estimate, config: RunConfig, model: ModelConfig, program: str
 ) -> tuple[jax.stages.Compiled, float]:
     devices = topologies.get_topology_desc(**job.target.topology(estimate.mesh.devices)).devices
     mesh = make_mesh(estimate.mesh, list(devices))

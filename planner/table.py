@@ -12,7 +12,7 @@ import rich.table
 
 from models.padding import pad_config
 from models.sharding import MESH_AXES, MeshConfig
-from planner.arithmetic import Estimate, Job, expert_devices
+from planner.arithmetic import Estimate, Workload, expert_devices
 from planner.collectives import Kind
 
 # Part of a device's memory that a plan may fill; the rest is for fragments and the driver.
@@ -35,7 +35,9 @@ def named_mesh(text: str, devices: int) -> MeshConfig:
 
 
 def sorted_estimates(
-    job: Job, estimate: Callable[[Job, MeshConfig], Estimate], meshes: Iterable[MeshConfig]
+    job: Workload,
+    estimate: Callable[[Workload, MeshConfig], Estimate],
+    meshes: Iterable[MeshConfig],
 ) -> tuple[list[Estimate], dict[str, list[str]]]:
     """(estimates of the meshes that fit, the fastest first; the others by what is against them)."""
     fitting: list[Estimate] = []
@@ -62,7 +64,7 @@ def _reason(error: ValueError) -> str:
     return f"{cut[1]} of the model does not divide by {cut[2]}" if cut else str(error)
 
 
-def table(role: str, job: Job, estimates: Sequence[Estimate]) -> rich.table.Table:
+def table(role: str, job: Workload, estimates: Sequence[Estimate]) -> rich.table.Table:
     """One line per mesh: memory by part, what is sent, and the times that follow."""
     target = job.target
     title = (
@@ -119,7 +121,7 @@ def words(mesh: MeshConfig) -> str:
     return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
 
 
-def derived(job: Job, estimate: Estimate) -> dict[str, Any]:
+def derived(job: Workload, estimate: Estimate) -> dict[str, Any]:
     """Times and rates that follow from an estimate, as JSON's types."""
     return {
         "seconds": estimate.seconds(job.target),
@@ -128,7 +130,7 @@ def derived(job: Job, estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def config_flags(job: Job, learner: MeshConfig, actor: MeshConfig) -> list[str]:
+def config_flags(job: Workload, learner: MeshConfig, actor: MeshConfig) -> list[str]:
     """The plan as flags that set keys of a config: of learner and actors in processes of their own.
 
     Sizes that a mesh axis does not divide are padded, as the arithmetic counts them.

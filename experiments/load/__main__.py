@@ -88,7 +88,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         clients = stack.enter_context(Clients(task))
         found = {"seed": seed, "flags": _flags(), "database": url.partition(":")[0]}
         beside = stack.enter_context(beside_lib.Beside(served.run, folder, realtime.cycle.anchor))
-        plan = beside_lib.Plan(FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, _say)
+        plan = beside_lib.InTurns(FLAGS.rounds, FLAGS.share_s, FLAGS.max_tokens, _say)
         asking = beside_lib.Served(clients, journal, ledger.engine, lambda: program.cpu_s)
         ways = ledger.engine, FLAGS.clients, plan
         found["beside"] = beside_lib.measure(beside, asking, *ways)

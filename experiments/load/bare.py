@@ -14,28 +14,28 @@ from rl_code.rollout.scheduler import Scheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Fields:
     """The fields that ``service.Served`` reads of a request."""
 
     max_tokens: int
     stop: tuple[str, ...] = ()
 
 
-class Job:
+class Counted:
     """A request that counts its tokens and nothing else."""
 
     adapter = -1
 
     def __init__(self, prompt: list[int], max_tokens: int, done: Callable[[int], None]):
-        self.request = Asked(max_tokens)
+        self.request = Fields(max_tokens)
         self.prompts = [prompt]
         self._done = done
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
 
     def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         self._done(len(tokens))
 
 
@@ -74,7 +74,7 @@ class Bare:
         while (taken_s := time.monotonic() - begin) < seconds:
             while len(open_tags) < self._clients:
                 tag = next(tags)
-                job = Job(next(self._prompts), max_tokens, done)
+                job = Counted(next(self._prompts), max_tokens, done)
                 self._submit(job, tag)
                 open_tags.add(tag)
             for tag, _ in scheduler.step():
@@ -82,7 +82,7 @@ class Bare:
         cut_off = [row for tag in open_tags for row in scheduler.give_up(tag)]
         return Sampled(tokens, tokens + sum(len(row.message) for row in cut_off), taken_s)
 
-    def _submit(self, job: Job, tag: int) -> None:
+    def _submit(self, job: Counted, tag: int) -> None:
         length = self._scheduler.engine.config.length
         self._scheduler.submit(
             TASK,

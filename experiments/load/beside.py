@@ -50,7 +50,7 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    def measure(self, served: Callable[[], dict[str, float]], bare: Bare, plan: Plan) -> dict:
+    def measure(self, served: Callable[[], dict[str, float]], bare: Bare, plan: InTurns) -> dict:
         """A pair of rates a round, and their ratios: tokens per second, of answers that ended in
         time; and all sampled tokens, of answers that were cut off too, per second of processor time
         of the server's process and of this one. The latter tells what serving adds, whatever else
@@ -91,7 +91,7 @@ class Beside:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class InTurns:
     """Settings with which server and engine are measured in turns."""
 
     rounds: int
@@ -147,7 +147,7 @@ class Served:
 
 
 def measure(
-    beside: Beside, served: Served, engine: sqlalchemy.Engine, clients: int, plan: Plan
+    beside: Beside, served: Served, engine: sqlalchemy.Engine, clients: int, plan: InTurns
 ) -> dict[str, Any]:
     """``Beside.measure`` with the requests that the clients make at first, which are not counted
     themselves: connections are made and programs compiled. Empty without a round.

@@ -57,7 +57,7 @@ from pallas_kernels.selected.gpu_memory import (
     PART,
     ROWS,
     SHARE,
-    Plan,
+    KernelSizes,
     flat_keys,
     key_rings,
     key_sources,
@@ -375,7 +375,7 @@ def _backward_q_kernel(*arguments, plan):
     )
 
 
-def _span(starts, plan: Plan):
+def _span(starts, plan: KernelSizes):
     """(the first of a thread block's tiles, how many there are)."""
     row = jax.lax.axis_index("row")
     block = jax.lax.axis_index("block")

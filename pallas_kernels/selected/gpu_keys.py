@@ -26,7 +26,7 @@ from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps, vi
 from pallas_kernels.selected.gpu_memory import (
     ROWS,
     SHARE,
-    Plan,
+    KernelSizes,
     flat_keys,
     launch,
     load,
@@ -176,7 +176,7 @@ _Refs = collections.namedtuple(
 )
 
 
-def _backward_kv_kernel(*arguments, plan: Plan, count: int):
+def _backward_kv_kernel(*arguments, plan: KernelSizes, count: int):
     refs, scratch = named(_Refs, arguments)
     row, part, wg = (jax.lax.axis_index(name) for name in ("row", "block", "wg"))
     unit = UNITS[plan.unit](scratch, plan.lanes, plan.interpret)

@@ -23,7 +23,7 @@ ROWS, PART, SHARE = 128, 64, 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class KernelSizes:
     """Static arguments of a kernel."""
 
     # E, L, B, K and J.
@@ -72,12 +72,12 @@ class Plan:
 # --- What is copied -------------------------------------------------------------------------------
 
 
-def tile_at(tile, plan: Plan):
+def tile_at(tile, plan: KernelSizes):
     """The index in [E L, ...] of a tile of this thread block's list."""
     return jax.lax.axis_index("row") * plan.tiles + tile
 
 
-def row_copies(query, arrays, rings, own: int, unit, plan: Plan):
+def row_copies(query, arrays, rings, own: int, unit, plan: KernelSizes):
     """(a function from a turn to what is copied of its rows, where each copy goes).
 
     A turn is what all warpgroups take of a tile at the same time, ``own`` rows each; turns count on
@@ -131,14 +131,14 @@ def row_copies(query, arrays, rings, own: int, unit, plan: Plan):
     return one_by_one, slots
 
 
-def row_copy_count(arrays: int, own: int, unit, plan: Plan) -> int:
+def row_copy_count(arrays: int, own: int, unit, plan: KernelSizes) -> int:
     """The number of copies that ``row_copies`` makes in a turn, of 2 or 4 arrays."""
     if not plan.gather:
         return arrays // 2 * unit.compute + arrays - arrays // 2
     return unit.compute * (own // plan.groups) * (2 if arrays == 2 else 5)
 
 
-def key_sources(block, tile, part, k, v, k_order, plan: Plan):
+def key_sources(block, tile, part, k, v, k_order, plan: KernelSizes):
     """The copies of a part of the tile's block: keys, values and their order."""
     row = jax.lax.axis_index("row")
     at = block[row, tile]
@@ -147,7 +147,7 @@ def key_sources(block, tile, part, k, v, k_order, plan: Plan):
     return k.at[own], v.at[own], k_order.at[batch, pl.ds(place + part * PART, PART)]
 
 
-def row_rings(plan: Plan, own: int, dtype) -> list:
+def row_rings(plan: KernelSizes, own: int, dtype) -> list:
     """Types of the rings of rows, of their gradients, of lse and delta, and of orders.
 
     own: rows of each warpgroup.
@@ -158,7 +158,7 @@ def row_rings(plan: Plan, own: int, dtype) -> list:
     return [rows, rows, sums, plgpu.SMEM((plan.steps, unit.compute, own), jnp.int32)]
 
 
-def key_rings(plan: Plan, dtype) -> list:
+def key_rings(plan: KernelSizes, dtype) -> list:
     """Types of the rings of keys, of values and of orders, a part of a block in each slot."""
     keys = tiles((plan.steps, PART, plan.lanes), dtype)
     return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
@@ -174,11 +174,11 @@ def load(ref, unit, reduced: int):
 
 def make_plan(
     rows: jax.Array, k: jax.Array, query: jax.Array | None, tuning: TuningConfig, interpret
-) -> Plan:
+) -> KernelSizes:
     """query: None where ``rows`` are those of tiles, else the queries of the tiles' places."""
     batch, heads, blocks, size, head_dim = k.shape
     gather = query is not None
-    return Plan(
+    return KernelSizes(
         lists=rows.shape[0],
         tiles=(query if gather else rows).shape[1],
         batch=batch,
@@ -197,7 +197,7 @@ def make_plan(
     )
 
 
-def row_arrays(query, arrays, own: int, unit, plan: Plan) -> list[jax.Array]:
+def row_arrays(query, arrays, own: int, unit, plan: KernelSizes) -> list[jax.Array]:
     """The arguments of a kernel that come from rows: the queries in the places of tiles, and the
     arrays.
 
@@ -220,7 +220,7 @@ def row_arrays(query, arrays, own: int, unit, plan: Plan) -> list[jax.Array]:
     return [jnp.minimum(query, arrays[0].shape[1]), *queries, order]
 
 
-def launch(plan: Plan, blocks: int, interpret) -> dict:
+def launch(plan: KernelSizes, blocks: int, interpret) -> dict:
     return {
         "grid": (blocks, plan.lists),
         "grid_names": ("block", "row"),
@@ -237,7 +237,7 @@ def flat(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[3])
 
 
-def tile_shape(rows: jax.Array, plan: Plan) -> tuple[int, int, int, int]:
+def tile_shape(rows: jax.Array, plan: KernelSizes) -> tuple[int, int, int, int]:
     """[E, L, R G, H] of the tiles' results."""
     width = ROWS if plan.gather else rows.shape[2]
     return plan.lists, plan.tiles, width, rows.shape[3]

@@ -73,7 +73,7 @@ class CycleConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Edge:
     """Description of the next edge of a cycle."""
 
     cycle: int
@@ -150,7 +150,7 @@ class Cycle:
         self._follow(row)
         return self._take(row)
 
-    def plan(self) -> Plan:
+    def plan(self) -> Edge:
         """Return the plan of the next ``step``, without taking the step."""
         row = self._ledger.current()
         due, text = True, ""
@@ -176,7 +176,7 @@ class Cycle:
                 text = f"deploy version {row.candidate} to everybody, retire {row.base}"
             case "roll_back":
                 text = f"give everybody version {row.base}, and {row.candidate} to nobody"
-        return Plan(row.number, row.state, due, text)
+        return Edge(row.number, row.state, due, text)
 
     def _take(self, row: Row) -> bool:
         return getattr(self, f"_{row.state}")(row)

@@ -25,7 +25,7 @@ from people.serving.exchanges import (
 )
 from people.serving.metrics import Metrics
 from people.serving.models import Loaded, Models
-from people.serving.running import Asked, Running
+from people.serving.running import AskedBy, Running
 from people.serving.service import Service
 from people.serving.warm_up import warm_up
 from people.serving.ways import differs, make_ways
@@ -247,10 +247,10 @@ class Fleet:
 
     def _asked(
         self, request: Request, loaded: Loaded, user: str, session: str, arm: str, origin: str
-    ) -> Asked:
+    ) -> AskedBy:
         base = loaded.base or loaded
         make = self._ids.make
-        return Asked(
+        return AskedBy(
             user=user,
             session=session,
             model=base.name,

@@ -24,7 +24,7 @@ from rl_code.harness.endpoint.fields import ApiError, Request
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class AskedBy:
     """Origin of a request for an answer: its user, its session, the model and the time."""
 
     # As ``AnswerRecord`` has them.
@@ -58,7 +58,7 @@ class Running:
     def __init__(
         self,
         pending: Pending,
-        asked: Asked,
+        asked: AskedBy,
         exchange: Exchange,
         text: ChatText,
         tokenizer: Tokenizer,
@@ -92,16 +92,16 @@ class Running:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         return [opening.tokens for opening in self.openings]
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         self._first.setdefault(index, time.monotonic() - self.asked.clock)
         self._pending.sampled(tokens, index)
 
     def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         lost = ApiError("the answer could not be recorded", status=503, kind="server_error")
         try:
             answer, parent, did = self._read(index, tokens, logprobs)
@@ -112,7 +112,7 @@ class Running:
         self._end_when(kept, index, give, functools.partial(self._pending.fail, lost))
 
     def cut_off(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         try:
             parent = -1
             if tokens:

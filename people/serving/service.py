@@ -51,7 +51,7 @@ _NOTHING = Trajectory(
 )
 
 
-class Job(Interface):
+class EngineRequest(Interface):
     """A request for the engine. Its methods are called in threads of the engine's."""
 
     request: Request
@@ -80,7 +80,7 @@ class Served(SampledEpisode):
 
     documents = None
 
-    def __init__(self, job: Job, index: int, protocol: Protocol, length: int):
+    def __init__(self, job: EngineRequest, index: int, protocol: Protocol, length: int):
         super().__init__(TASK, 0, index)
         self._job = job
         self.protocol = stopping(protocol, job.request)
@@ -126,7 +126,7 @@ class Service:
         self._scheduler = scheduler
         self._version = version
         # Running jobs by their tags.
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, EngineRequest] = {}
         self._tags = itertools.count()
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future]] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -146,13 +146,13 @@ class Service:
         self._stop.set()
         self._thread.join()
 
-    def submit(self, job: Job) -> Future:
+    def submit(self, job: EngineRequest) -> Future:
         """Hands in a job, from any thread. The result raises what is wrong with it, and ApiError
         where the engine has ended.
         """
         return self._call(lambda: self._begin(job))
 
-    def cancel(self, job: Job) -> Future:
+    def cancel(self, job: EngineRequest) -> Future:
         """Cuts a job off, from any thread; what has ended already has ended."""
         return self._call(lambda: self._cancel(job))
 
@@ -178,7 +178,7 @@ class Service:
             self._refuse()  # the thread may have missed it
         return future
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: EngineRequest) -> None:
         tag = next(self._tags)
         seed = secrets.randbits(64) if job.request.seed is None else job.request.seed
         self._scheduler.submit(
@@ -193,7 +193,7 @@ class Service:
         )
         self._jobs[tag] = job
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: EngineRequest) -> None:
         for tag in [tag for tag, running in self._jobs.items() if running is job]:
             del self._jobs[tag]
             for row in self._scheduler.give_up(tag):

@@ -17,7 +17,7 @@ _LOOK_S = 0.2
 
 
 class Trial:
-    """Answers that nobody reads: a ``service.Job``. ``done`` when all have ended."""
+    """Answers that nobody reads: a ``service.EngineRequest``. ``done`` when all have ended."""
 
     adapter = -1
 
@@ -30,16 +30,16 @@ class Trial:
         self._left = count
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
 
     def answered(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         self._left -= 1
         if not self._left:
             self.done.set_result(None)
 
     def cut_off(self, index: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """As ``service.Job``."""
+        """As ``service.EngineRequest``."""
         if not self.done.done():
             self.done.set_exception(RuntimeError("the engine has stopped while it was tried"))
 

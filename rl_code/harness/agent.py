@@ -21,7 +21,7 @@ class HarnessError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class EpisodeFacts:
     """Facts that an agent's program gets to know of an episode."""
 
     task: Task
@@ -63,7 +63,7 @@ class Ending:
 class Host:
     """Runs the programs of one agent. May be used from several threads."""
 
-    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+    def start(self, job: EpisodeFacts, on_end: Callable[[Ending], None]) -> Callable[[], None]:
         """Starts a program, and returns what ends it at once, in whatever state it is; that may be
         called late or twice.
 

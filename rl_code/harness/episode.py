@@ -32,7 +32,7 @@ from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.environment.tools.api import PROVOKED
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.harness.agent import Ending, HarnessError, Job
+from rl_code.harness.agent import Ending, EpisodeFacts, HarnessError
 from rl_code.harness.endpoint.answers import Accepted, Answer, Pending
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.fields import ApiError, refuse, unknown_model
@@ -221,7 +221,7 @@ class AgentEpisode(Episode):
     def _begin(self) -> None:
         self._key = self._harness.enter(self._client)
         url = self._harness.url_of(self._key)
-        job = Job(self.task, url, self._key, self._harness.model, self.limits)
+        job = EpisodeFacts(self.task, url, self._key, self._harness.model, self.limits)
         self._kill = self._harness.host.start(job, self._client.events.put)
 
     def _begin_again(self) -> None:

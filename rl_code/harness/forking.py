@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl_code.harness.agent import Ending, HarnessError, Host, Job
+from rl_code.harness.agent import Ending, EpisodeFacts, HarnessError, Host
 from rl_code.harness.program import end
 
 _DRIVER = Path(__file__).with_name("forking_driver.py")
@@ -96,7 +96,7 @@ class ForkingHost(Host):
         """Variables of the process. folder: an empty one of its own."""
         raise NotImplementedError
 
-    def describe(self, job: Job) -> dict[str, Any]:
+    def describe(self, job: EpisodeFacts) -> dict[str, Any]:
         """Arguments of ``Package.prepare``, beside the endpoint. Raises HarnessError."""
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class ForkingHost(Host):
         """Reading of the outcome of ``Package.play``, or of an error (``forking_driver``)."""
         raise NotImplementedError
 
-    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+    def start(self, job: EpisodeFacts, on_end: Callable[[Ending], None]) -> Callable[[], None]:
         line = self.describe(job)
         line |= {"base_url": job.base_url, "key": job.api_key, "model": job.model}
         number = next(self._numbers)

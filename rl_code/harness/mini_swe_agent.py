@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_code.harness.agent import Agent, Ending, HarnessError, Job
+from rl_code.harness.agent import Agent, Ending, EpisodeFacts, HarnessError
 from rl_code.harness.command_chat import CommandChat
 from rl_code.harness.forking import ForkingHost
 
@@ -80,7 +80,7 @@ class MiniSweAgentHost(ForkingHost):
             "NO_PROXY": "*",
         }
 
-    def describe(self, job: Job) -> dict[str, Any]:
+    def describe(self, job: EpisodeFacts) -> dict[str, Any]:
         return {"task": job.text, "settings": dataclasses.asdict(self._agent)}
 
     def ending(self, said: Mapping[str, Any]) -> Ending:

@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-from rl_code.harness.agent import Agent, Ending, HarnessError, Host, Job
+from rl_code.harness.agent import Agent, Ending, EpisodeFacts, HarnessError, Host
 
 # The most of a program's last words that an error shows, in characters.
 _LAST_WORDS = 2000
@@ -50,7 +50,7 @@ class ProgramHost(Host):
         self._running: set[subprocess.Popen] = set()
         self._lock = threading.Lock()
 
-    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+    def start(self, job: EpisodeFacts, on_end: Callable[[Ending], None]) -> Callable[[], None]:
         output = tempfile.TemporaryFile()
         try:
             process = subprocess.Popen(
@@ -100,7 +100,7 @@ def end(process: subprocess.Popen) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def environment(job: Job) -> dict[str, str]:
+def environment(job: EpisodeFacts) -> dict[str, str]:
     """The environment of an agent's program: this process's own without proxies, which would stand
     between it and the endpoint, and without any other key of the same kind.
     """

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl_code.harness.agent import Agent, Ending, HarnessError, Host, Job
+from rl_code.harness.agent import Agent, Ending, EpisodeFacts, HarnessError, Host
 from rl_code.harness.forking import LAST_WORDS, ForkingHost, find_python
 
 # The key of a task's meta that says where its environment is, as the source wrote it.
@@ -53,7 +53,7 @@ class VerifiersHost(Host):
         self._hosts: dict[str, EnvironmentHost] = {}
         self._lock = threading.Lock()
 
-    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+    def start(self, job: EpisodeFacts, on_end: Callable[[Ending], None]) -> Callable[[], None]:
         if META not in job.task.meta:
             raise HarnessError(
                 f"task {job.task.id} is of no environment of verifiers: with harness='verifiers' "
@@ -97,7 +97,7 @@ class EnvironmentHost(ForkingHost):
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         }
 
-    def describe(self, job: Job) -> dict[str, Any]:
+    def describe(self, job: EpisodeFacts) -> dict[str, Any]:
         return dict(job.task.meta[META])
 
     def ending(self, said: Mapping[str, Any]) -> Ending:

@@ -22,7 +22,7 @@ from rl_code.run.trajectory_log import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class GroupsOrigin:
     """Origin of groups: a step of training, or an evaluation."""
 
     run: str
@@ -38,20 +38,22 @@ class Source:
         return read_evaluation(self.workdir, self.label)
 
 
-def sources(runs: Mapping[str, Path], steps: int | None) -> list[Source]:
+def sources(runs: Mapping[str, Path], steps: int | None) -> list[GroupsOrigin]:
     """The sources of all runs. steps: at most so many steps of each run, spread over it."""
     found = []
     for name, workdir in runs.items():
         available = trajectory_steps(workdir)
         chosen = spread(available, len(available) if steps is None else steps)
-        training = [Source(name, f"step {step}", step, workdir) for step in chosen]
-        held_out = [Source(name, label, -1, workdir) for label in evaluation_names(workdir)]
+        training = [GroupsOrigin(name, f"step {step}", step, workdir) for step in chosen]
+        held_out = [GroupsOrigin(name, label, -1, workdir) for label in evaluation_names(workdir)]
         # what a small page must hold first: the end and the beginning of training, evaluations
         found += [*training[:2], *held_out, *training[2:]]
     return found
 
 
-def search_all(runs: Mapping[str, Path], text: str) -> Iterator[tuple[Source, dict[str, Any]]]:
+def search_all(
+    runs: Mapping[str, Path], text: str
+) -> Iterator[tuple[GroupsOrigin, dict[str, Any]]]:
     """Every logged group with the trajectories that hold the text, whatever its case."""
     words = text.lower()
     for source in sources(runs, None):
@@ -87,9 +89,9 @@ def trajectories(
       search: only trajectories with this text, of all sources.
     """
     table = _TokenTable()
-    kept: dict[Source, list[dict[str, Any]]] = {}
+    kept: dict[GroupsOrigin, list[dict[str, Any]]] = {}
     read = 0
-    offered: Iterator[tuple[Source, Mapping[str, Any]]]
+    offered: Iterator[tuple[GroupsOrigin, Mapping[str, Any]]]
     if search:
         offered = search_all(runs, search)
     else:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import search, tools
-from benchmarks.search import Asked
+from benchmarks.search import Question
 from rl_code.environment.tools.api import TOOLS
 from tests import programs
 
@@ -41,7 +41,7 @@ def test_the_bench_of_search_compares_ways(tmp_path):
 
 def test_recall_counts_the_wanted_file_among_the_first():
     files = {f"{i}.py": "" for i in range(9)}
-    asked = [Asked("q", "3.py", files, kind) for kind in ("a", "a", "b")]
+    asked = [Question("q", "3.py", files, kind) for kind in ("a", "a", "b")]
     ranked = [["3.py"], ["0.py", "1.py", "2.py", "3.py"], []]
     found = search.recall(asked, ranked)
     assert found["a"] == {"@1": 0.5, "@5": 1.0, "count": 2}

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.serve_models import Source, load_adapters, load_also, make_router
+from launch.serve_models import ServedCheckpoint, load_adapters, load_also, make_router
 from models.families import PRESETS
 from models.lora import LoRA, trained, with_trained
 from people.serving.models import Models
@@ -39,11 +39,13 @@ class Service:
 
 
 def test_a_wrong_source_is_refused():
-    assert Source.read("a@3:runs/x:y", "also") == Source("a", 3, Path("runs/x:y"))
-    assert Source.read("a:runs/x", "also") == Source("a", None, Path("runs/x"))
+    assert ServedCheckpoint.read("a@3:runs/x:y", "also") == ServedCheckpoint(
+        "a", 3, Path("runs/x:y")
+    )
+    assert ServedCheckpoint.read("a:runs/x", "also") == ServedCheckpoint("a", None, Path("runs/x"))
     for text in ("a", "a@:x", "a@b:x", ":x", "a@3:"):
         with pytest.raises(ConfigError, match="write name@step:workdir"):
-            Source.read(text, "also")
+            ServedCheckpoint.read(text, "also")
 
 
 def test_a_router_is_made_of_what_is_served():

@@ -13,7 +13,7 @@ from configs import own_model
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from planner import arithmetic, compiled, table
-from planner.arithmetic import Job
+from planner.arithmetic import Workload
 from planner.collectives import Kind
 from planner.targets import TARGETS
 from rl_code.config import read_config
@@ -26,7 +26,7 @@ SMALL = small_config(
     vocab_size=512, embed_dim=128, mlp_dim=256, num_layers=6, num_heads=8, num_kv_heads=8,
     head_dim=16, remat=True,
 )  # fmt: skip
-JOB = Job("small", SMALL, TARGETS["h100"], tokens=8 * 256, context=256, rows=4)
+JOB = Workload("small", SMALL, TARGETS["h100"], tokens=8 * 256, context=256, rows=4)
 LARGE = dataclasses.replace(
     JOB, model=dataclasses.replace(PRESETS["qwen3-32b"], dtype="bfloat16"), tokens=2**20, context=8192
 )  # fmt: skip

@@ -18,7 +18,7 @@ _LONGEST_S = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class SuiteRun:
     """Some test files, run on a workspace with some files changed."""
 
     # A name that no other job of the same call has.
@@ -89,7 +89,7 @@ class Runner:
         # CPU seconds of all commands so far.
         self.cpu_s = 0.0
 
-    def run(self, world: World, jobs: Sequence[Job], hash_seed: int = 0) -> dict[str, Outcome]:
+    def run(self, world: World, jobs: Sequence[SuiteRun], hash_seed: int = 0) -> dict[str, Outcome]:
         """Run jobs, and return their outcomes by name of job. All of them run in a fresh sandbox;
         if a job brings that down, the jobs after it run in another.
 
@@ -107,7 +107,9 @@ class Runner:
                 left = left[1:]
         return found
 
-    def _command(self, world: World, jobs: Sequence[Job], hash_seed: int) -> dict[str, Outcome]:
+    def _command(
+        self, world: World, jobs: Sequence[SuiteRun], hash_seed: int
+    ) -> dict[str, Outcome]:
         """Run jobs by one command; outcomes of the jobs that it came to the end of, by name."""
         request = json.dumps({"jobs": [dataclasses.asdict(job) for job in jobs]})
         argv = ["env", f"PYTHONHASHSEED={hash_seed}", "python", "-c", _PROGRAM.read_text()]

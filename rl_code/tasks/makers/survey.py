@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from rl_code.tasks.makers import testfiles
 from rl_code.tasks.makers.package import Package, PackageError
-from rl_code.tasks.makers.runs import Job, Outcome, Runner
+from rl_code.tasks.makers.runs import Outcome, Runner, SuiteRun
 
 # CPU seconds of all tests together, and of one test function that is used.
 _ALL_S = 240
@@ -99,7 +99,7 @@ def test_files(package: Package, tests: Iterable[TestFunction]) -> dict[str, str
 def _all(
     package: Package, runner: Runner, files: Mapping[str, str], seed: int, *, traced: bool
 ) -> Outcome:
-    job = Job("all", files, tuple(sorted(files)), _ALL_S, _WAIT_S, traced)
+    job = SuiteRun("all", files, tuple(sorted(files)), _ALL_S, _WAIT_S, traced)
     outcome = runner.run(package.world, [job], seed)[job.name]
     if outcome.ending:
         raise PackageError(

@@ -22,7 +22,7 @@ from typing import Any
 from rl_code.tasks.makers import testfiles, words
 from rl_code.tasks.makers.candidate import Candidate, broken
 from rl_code.tasks.makers.package import Package
-from rl_code.tasks.makers.runs import Job, Outcome, Runner
+from rl_code.tasks.makers.runs import Outcome, Runner, SuiteRun
 from rl_code.tasks.makers.survey import TestFunction, test_files
 from rl_code.text.lines import split_lines
 
@@ -135,12 +135,12 @@ def _job(
     candidate: Candidate,
     tests: Sequence[TestFunction],
     when: str,
-) -> Job:
+) -> SuiteRun:
     """Runs some tests on the package, as it is before or after it was mended."""
     files = test_files(package, tests)
     sources = broken(package.sources, candidate.changes) if when == "before" else {}
     explained = name.endswith(f"{_SIDES[1]} before")
-    return Job(name, {**sources, **files}, tuple(files), explained=explained)
+    return SuiteRun(name, {**sources, **files}, tuple(files), explained=explained)
 
 
 def _part(
