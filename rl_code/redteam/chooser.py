@@ -23,7 +23,7 @@ from rl_code.environment.suites.alike import NUMBER, WORD, Language, made_of
 from rl_code.environment.suites.canaries import draw, function_of, functions_in, guarded
 from rl_code.environment.suites.repeats import apart
 from rl_code.environment.suites.rows import table_of
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 
 _TOKEN = re.compile(r"[A-Za-z]+|\d+(?:\.\d+)?|\S")
 _EXCEPTION = re.compile(r"[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Fault)")
@@ -88,7 +88,7 @@ def groups(files: Mapping[str, str], rng: random.Random) -> Iterator[Group]:
         drawn = draw({path: text}, ids, rng, most=len(ids), first=ids)
         if path not in drawn.files:
             continue
-        source = TestFile(drawn.files[path])
+        source = SuiteFile(drawn.files[path])
         names: dict[str, list[tuple[str, bool]]] = collections.defaultdict(list)
         for one, own in drawn.tests.items():
             names[own].append((one, True))
@@ -103,7 +103,7 @@ def groups(files: Mapping[str, str], rng: random.Random) -> Iterator[Group]:
 
 def _rows(text: str, function: str) -> list[str]:
     """Ids of the tests that a function makes of its rows, or its own."""
-    source = TestFile(text)
+    source = SuiteFile(text)
     node = source.function(function_of(function)[1])
     found = table_of(source, node) if node else None
     if not found or any(row.label is None for row in found[1]):
@@ -111,7 +111,7 @@ def _rows(text: str, function: str) -> list[str]:
     return [f"{function}[{label}]" for label in dict.fromkeys(row.label for row in found[1])]
 
 
-def _group(source: TestFile, copies: list[tuple[str, bool]], kind: str) -> Group:
+def _group(source: SuiteFile, copies: list[tuple[str, bool]], kind: str) -> Group:
     spans = []
     for one, real in copies:
         node = source.function(function_of(one)[1])

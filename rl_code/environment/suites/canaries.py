@@ -37,7 +37,7 @@ from rl_code.environment.suites.row_canaries import (
     texts_in_place,
     without,
 )
-from rl_code.environment.suites.source import TestFile, source_of
+from rl_code.environment.suites.source import SuiteFile, source_of
 
 # Test functions that are copied in one grading, at most.
 MOST = 8
@@ -126,7 +126,7 @@ class _Drawing:
         self._functions: dict[_Function, list[str]] = {}
         for one in ids:
             self._functions.setdefault(function_of(one), []).append(one)
-        self._sources: dict[str, TestFile | None] = {}
+        self._sources: dict[str, SuiteFile | None] = {}
         self._edits: dict[str, list[tuple[int, int, bytes]]] = {}
         self._tests = {one: one for one in ids}
         self._canaries: dict[str, str] = {}
@@ -242,7 +242,7 @@ class _Drawing:
     def _some_rows(
         self,
         function: _Function,
-        source: TestFile,
+        source: SuiteFile,
         node: ast.FunctionDef,
         first: Collection[str],
         most: int,
@@ -329,7 +329,7 @@ class _Drawing:
         node = source and copyable(source, names)
         return bool(source and node and row_sites(source, node, test, self._rng))
 
-    def _source(self, function: _Function, *, rows: bool = False) -> TestFile | None:
+    def _source(self, function: _Function, *, rows: bool = False) -> SuiteFile | None:
         """The file of a function that can be copied.
 
         rows: of which one row is copied, and not all of them.

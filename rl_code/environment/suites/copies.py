@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rl_code.environment.suites.sites import sites, usable
-from rl_code.environment.suites.source import Site, TestFile
+from rl_code.environment.suites.source import Site, SuiteFile
 
 _WORDS = ("again", "basic", "cases", "default", "extra", "more", "other", "simple", "values")
 
@@ -28,13 +28,13 @@ class Group:
     texts: frozenset[bytes]
 
 
-def sites_of(source: TestFile, names: tuple[str, ...], rng: random.Random) -> list[Site]:
+def sites_of(source: SuiteFile, names: tuple[str, ...], rng: random.Random) -> list[Site]:
     """Places where a test function can be changed; none if it cannot be copied."""
     node = copyable(source, names)
     return sites(source, node, rng) if node else []
 
 
-def copyable(source: TestFile, names: tuple[str, ...]) -> ast.FunctionDef | None:
+def copyable(source: SuiteFile, names: tuple[str, ...]) -> ast.FunctionDef | None:
     """A test function if it can be copied."""
     node = source.function(names)
     if node is None or not usable(source, node):
@@ -50,7 +50,7 @@ def bare(test: str) -> str:
 
 
 def group_of(
-    source: TestFile,
+    source: SuiteFile,
     names: tuple[str, ...],
     rng: random.Random,
     edits: Sequence[tuple[int, int, bytes]],
@@ -88,7 +88,7 @@ def group_of(
 
 
 def new_names(
-    name: str, source: TestFile, taken: bytes, count: int, rng: random.Random
+    name: str, source: SuiteFile, taken: bytes, count: int, rng: random.Random
 ) -> list[str]:
     """Other names for a test."""
     new: list[str] = []
@@ -110,7 +110,7 @@ def best(found: Sequence[Site], copies: int, rng: random.Random) -> Site:
     return rng.choice([site for site, one in zip(found, order, strict=True) if one == max(order)])
 
 
-def _stands_alone(source: TestFile, node: ast.FunctionDef) -> bool:
+def _stands_alone(source: SuiteFile, node: ast.FunctionDef) -> bool:
     """True if no other statement shares a line with the function."""
     start, end = source.lines(node)
     last = source.span(node)[1]

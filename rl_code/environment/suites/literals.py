@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 
 from rl_code.environment.suites.alike import NUMBER, TOKEN, Look
-from rl_code.environment.suites.source import Site, TestFile
+from rl_code.environment.suites.source import Site, SuiteFile
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
@@ -32,7 +32,7 @@ _SMALL_ITEM = re.compile(r"""(\d|(['"])[a-z]\2): \d""")
 
 
 def other_values(
-    source: TestFile, node: ast.expr, rng: random.Random, look: Look, *, far: float | None = None
+    source: SuiteFile, node: ast.expr, rng: random.Random, look: Look, *, far: float | None = None
 ) -> Iterator[Site]:
     """Other values for a literal, or for the constants in a list, tuple or dict that holds other
     things, too: of one number or word in it, or an element more or less.
@@ -49,7 +49,7 @@ def other_values(
 
 
 def _different(
-    source: TestFile, node: ast.expr, site: Site, *, far: float | None
+    source: SuiteFile, node: ast.expr, site: Site, *, far: float | None
 ) -> Iterator[Site]:
     """The site with the texts with which the literal has other values, one for each value."""
     inner = node if is_literal(node) else _around(source, node, site)
@@ -69,7 +69,7 @@ def _different(
         yield dataclasses.replace(site, others=tuple(kept), alike=alike)
 
 
-def _around(source: TestFile, node: ast.expr, site: Site) -> ast.expr:
+def _around(source: SuiteFile, node: ast.expr, site: Site) -> ast.expr:
     """The constant that a site is in."""
     spans = {leaf: source.span(leaf) for leaf in _leaves(node)}
     return next(one for one, (a, b) in spans.items() if a <= site.start and site.end <= b)
@@ -85,7 +85,7 @@ def _is_far(before: object, after: object, least: float) -> bool:
 
 
 def _of_leaf(
-    source: TestFile, leaf: ast.Constant, rng: random.Random, look: Look
+    source: SuiteFile, leaf: ast.Constant, rng: random.Random, look: Look
 ) -> Iterator[Site]:
     """Other constants of the same type; none where there is none for sure."""
     start, end = source.span(leaf)
@@ -125,7 +125,7 @@ def _of_text(old: str, start: int, rng: random.Random, look: Look) -> Iterator[S
         yield Site(first, last, token[0], others, "string", alike, told=told)
 
 
-def _of_length(source: TestFile, node: ast.expr, rng: random.Random, look: Look) -> Iterator[Site]:
+def _of_length(source: SuiteFile, node: ast.expr, rng: random.Random, look: Look) -> Iterator[Site]:
     """A list with one element more or less, or a dict with one item or none, on one line."""
     match node:
         case ast.List(elements):
@@ -164,7 +164,7 @@ def _of_length(source: TestFile, node: ast.expr, rng: random.Random, look: Look)
         yield Site(end, end, "", (f", {last}",), "length", told=True)
 
 
-def _small(source: TestFile, last: str, *, of_dict: bool) -> list[str]:
+def _small(source: SuiteFile, last: str, *, of_dict: bool) -> list[str]:
     """All small elements or items; with the quotes of ``last``, or else those of the file."""
     own = [quote for quote in "\"'" if quote in last]
     usual = '"' if source.data.count(b'"') > source.data.count(b"'") else "'"
@@ -173,7 +173,7 @@ def _small(source: TestFile, last: str, *, of_dict: bool) -> list[str]:
     return [f"{key}: {digit}" for key in elements for digit in _DIGITS] if of_dict else elements
 
 
-def _replaced(source: TestFile, node: ast.expr, site: Site, text: str) -> object:
+def _replaced(source: SuiteFile, node: ast.expr, site: Site, text: str) -> object:
     """The value of a literal with a text in it; None for what is no literal any more."""
     first, last = source.span(node)
     whole = source.data[first : site.start] + text.encode() + source.data[site.end : last]

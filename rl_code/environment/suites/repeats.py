@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import Drawn, function_of
 from rl_code.environment.suites.copies import bare, with_name
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 
 
 def repeat(drawn: Drawn, texts: Mapping[str, str]) -> Drawn:
@@ -24,7 +24,7 @@ def repeat(drawn: Drawn, texts: Mapping[str, str]) -> Drawn:
     files = dict(drawn.files)
     for own, chosen in texts.items():
         path, names = function_of(chosen)
-        source = TestFile(files[path])
+        source = SuiteFile(files[path])
         block = _block(source, names)
         places = {function_of(one)[1] for one in copies_of(drawn, own)}
         blocks = {place: with_name(block, names[-1], place[-1]) for place in places}
@@ -49,15 +49,15 @@ def put_in_place(
             of_rows.setdefault(function_of(own)[0], []).append(edit)
             canaries[f"{bare(own)}[{label}]"] = own
     for path, edits in of_rows.items():
-        placed[path] = TestFile(files[path]).edited(edits)
+        placed[path] = SuiteFile(files[path]).edited(edits)
     for own, chosen in texts.items():
         if chosen in drawn.in_place:
             continue
         path, names = function_of(chosen)
         function = function_of(own)
-        block = with_name(_block(TestFile(drawn.files[path]), names), names[-1], function[1][-1])
+        block = with_name(_block(SuiteFile(drawn.files[path]), names), names[-1], function[1][-1])
         canaries |= {one: one for one in ids if function_of(one) == function}
-        placed[path] = _with_blocks(TestFile(placed[path]), {function[1]: block})
+        placed[path] = _with_blocks(SuiteFile(placed[path]), {function[1]: block})
     changed = set(canaries.values())
     return Drawn(placed, {one: one for one in ids if one not in changed}, canaries)
 
@@ -76,7 +76,7 @@ def apart(drawn: Drawn, tests: Iterable[str]) -> list[str]:
     return list({frozenset(places[own]): own for own in tests}.values())
 
 
-def _with_blocks(source: TestFile, blocks: Mapping[tuple[str, ...], bytes]) -> str:
+def _with_blocks(source: SuiteFile, blocks: Mapping[tuple[str, ...], bytes]) -> str:
     """A file's text with other texts of some functions."""
     edits = []
     for names, text in blocks.items():
@@ -86,7 +86,7 @@ def _with_blocks(source: TestFile, blocks: Mapping[tuple[str, ...], bytes]) -> s
     return source.edited(edits)
 
 
-def _block(source: TestFile, names: tuple[str, ...]) -> bytes:
+def _block(source: SuiteFile, names: tuple[str, ...]) -> bytes:
     node = source.function(names)
     assert node is not None
     return source.block(node)

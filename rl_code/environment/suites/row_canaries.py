@@ -20,7 +20,7 @@ from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import other_values
 from rl_code.environment.suites.rows import Row, part_of, table_of
 from rl_code.environment.suites.sites import tail_of
-from rl_code.environment.suites.source import Site, TestFile
+from rl_code.environment.suites.source import Site, SuiteFile
 from rl_code.text import python_source
 
 # The id of the row in a table of one.
@@ -40,7 +40,7 @@ class RowSite:
 
 
 def row_sites(
-    source: TestFile, node: ast.FunctionDef, test: str, rng: random.Random
+    source: SuiteFile, node: ast.FunctionDef, test: str, rng: random.Random
 ) -> list[RowSite]:
     """Places in the row of a test, by its id, of a function that can be copied."""
     found = table_of(source, node)
@@ -62,7 +62,7 @@ def row_sites(
 
 
 def _expected(
-    source: TestFile, node: ast.FunctionDef, row: Row, look: Look, rng: random.Random
+    source: SuiteFile, node: ast.FunctionDef, row: Row, look: Look, rng: random.Random
 ) -> Iterator[Site]:
     """Other values of what an assertion at the end of the test compares with, and nothing else
     reads. look: of a copy.
@@ -87,7 +87,7 @@ def _expected(
                     yield from (site for site in found if not site.told and len(site.others) > 1)
 
 
-def _is_read(source: TestFile, name: str) -> bool:
+def _is_read(source: SuiteFile, name: str) -> bool:
     """True if a fixture of the file asks for an argument: then its value is not only expected."""
     return any(
         argument.arg == name
@@ -99,7 +99,7 @@ def _is_read(source: TestFile, name: str) -> bool:
 
 
 def texts_in_place(
-    source: TestFile, node: ast.FunctionDef, one: RowSite
+    source: SuiteFile, node: ast.FunctionDef, one: RowSite
 ) -> dict[str, tuple[bytes, str]]:
     """Other text of a row -> the text of its function with it, and the row's part of the id there;
     without those that would not have an id of their own.
@@ -114,7 +114,7 @@ def texts_in_place(
     return found
 
 
-def _label(source: TestFile, one: RowSite, text: str) -> str | None:
+def _label(source: SuiteFile, one: RowSite, text: str) -> str | None:
     """The row's part of an id with another text at the site; None where that is not known."""
     data, site = source.data, one.site
     parts = []
@@ -129,7 +129,7 @@ def _label(source: TestFile, one: RowSite, text: str) -> str | None:
     return None if None in parts else "-".join(map(str, parts))
 
 
-def without(source: TestFile, node: ast.FunctionDef, found: Sequence[RowSite]) -> bytes:
+def without(source: SuiteFile, node: ast.FunctionDef, found: Sequence[RowSite]) -> bytes:
     """The function's text in which some rows say nothing; they are not run. Other rows keep their
     numbers.
     """
@@ -147,7 +147,7 @@ def _nothing(one: RowSite) -> str:
     return "..." if one.row.element in values.values() else f"({'..., ' * len(values)})"
 
 
-def single(source: TestFile, node: ast.FunctionDef, one: RowSite, text: str) -> bytes:
+def single(source: SuiteFile, node: ast.FunctionDef, one: RowSite, text: str) -> bytes:
     """The function's text with a table of this row alone, with a text at the site."""
     begin, close = source.span(one.row.element)
     data, site = source.data, one.site
@@ -155,7 +155,7 @@ def single(source: TestFile, node: ast.FunctionDef, one: RowSite, text: str) -> 
     return _with_table(source, node, one.table, row)
 
 
-def _with_table(source: TestFile, node: ast.FunctionDef, table: ast.expr, row: bytes) -> bytes:
+def _with_table(source: SuiteFile, node: ast.FunctionDef, table: ast.expr, row: bytes) -> bytes:
     start, end = source.lines(node)
     first, last = source.span(table)
     data = source.data

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from rl_code.environment.suites.literals import is_literal
 from rl_code.environment.suites.sites import assigned, name_of
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 
 # Rows of a function, with those of several decorators multiplied, that are looked at.
 _MOST = 2000
@@ -33,7 +33,7 @@ class Row:
 
 
 def rows(
-    source: TestFile, node: ast.FunctionDef, ids: Sequence[str]
+    source: SuiteFile, node: ast.FunctionDef, ids: Sequence[str]
 ) -> dict[str, dict[str, ast.expr]]:
     """Id -> argument -> value, of those of a function's tests whose arguments are known.
 
@@ -64,7 +64,7 @@ def rows(
     return found
 
 
-def _table(source: TestFile, decorator: ast.expr) -> list[Row]:
+def _table(source: SuiteFile, decorator: ast.expr) -> list[Row]:
     """The rows of a decorator; none for one that is no ``parametrize`` written out."""
     match decorator:
         case ast.Call(made, [asked, table], more) if name_of(made) == "parametrize":
@@ -92,7 +92,7 @@ def _table(source: TestFile, decorator: ast.expr) -> list[Row]:
     ]
 
 
-def table_of(source: TestFile, node: ast.FunctionDef) -> tuple[ast.expr, list[Row]] | None:
+def table_of(source: SuiteFile, node: ast.FunctionDef) -> tuple[ast.expr, list[Row]] | None:
     """The table of a function that has one, written in its only decorator, and nothing of ids."""
     match node.decorator_list:
         case [ast.Call(_, [_, ast.List() | ast.Tuple() as table], []) as decorator]:

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 from rl_code.environment.suites.alike import Look
 from rl_code.environment.suites.literals import is_literal, other_values
-from rl_code.environment.suites.source import Site, TestFile
+from rl_code.environment.suites.source import Site, SuiteFile
 from rl_code.environment.suites.unlike import unlike
 from rl_code.text import python_source
 
@@ -62,7 +62,7 @@ _PHRASE = 2
 _EQUAL = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertIs"}
 
 
-def usable(source: TestFile, node: ast.FunctionDef) -> bool:
+def usable(source: SuiteFile, node: ast.FunctionDef) -> bool:
     """True if a test function runs straight to its end, or fails."""
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Name):  # a mark under a name of the file's own
@@ -97,7 +97,7 @@ def assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
     return found[0] if len(found) == 1 else None
 
 
-def sites(source: TestFile, node: ast.FunctionDef, rng: random.Random) -> list[Site]:
+def sites(source: SuiteFile, node: ast.FunctionDef, rng: random.Random) -> list[Site]:
     """Places where a usable test function can be made to fail."""
     finder = tail_of(source, node, rng)
     return [
@@ -108,13 +108,13 @@ def sites(source: TestFile, node: ast.FunctionDef, rng: random.Random) -> list[S
     ]
 
 
-def tail_of(source: TestFile, node: ast.FunctionDef, rng: random.Random) -> Finder:
+def tail_of(source: SuiteFile, node: ast.FunctionDef, rng: random.Random) -> Finder:
     """Search for sites in a test function."""
     look = Look(source.block(node).decode(), source.tokens)
     return Finder(source, node, rng, look)
 
 
-def _parses(source: TestFile, node: ast.FunctionDef, site: Site, text: str) -> bool:
+def _parses(source: SuiteFile, node: ast.FunctionDef, site: Site, text: str) -> bool:
     """True if a function with a text in it is valid Python. An invalid canary would take all tests
     of its file with it.
     """
@@ -126,7 +126,7 @@ def _parses(source: TestFile, node: ast.FunctionDef, site: Site, text: str) -> b
 class Finder:
     """Looks for sites in one test function."""
 
-    def __init__(self, source: TestFile, node: ast.FunctionDef, rng: random.Random, look: Look):
+    def __init__(self, source: SuiteFile, node: ast.FunctionDef, rng: random.Random, look: Look):
         self._source = source
         self._node = node
         self._rng = rng
@@ -308,7 +308,7 @@ def _is_assertion(statement: ast.stmt) -> bool:
     return False
 
 
-def _of_unlike(source: TestFile, test: ast.expr, condition: str, real: str) -> Iterator[str]:
+def _of_unlike(source: SuiteFile, test: ast.expr, condition: str, real: str) -> Iterator[str]:
     """Conditions that ask for a value unlike the expected one, where that is not written out: an
     object that equals everything fails only where the other truth value is asked for.
     """
@@ -318,7 +318,7 @@ def _of_unlike(source: TestFile, test: ast.expr, condition: str, real: str) -> I
             yield real.replace(condition, other, 1)
 
 
-def _condition(source: TestFile, test: ast.expr) -> tuple[str, bool]:
+def _condition(source: SuiteFile, test: ast.expr) -> tuple[str, bool]:
     """The text of a condition and the value that is asked for, where ``not``, ``not in`` and ``is
     not`` are left to the value. ``!=`` stays, because a class may define it in its own way.
     """
@@ -347,12 +347,12 @@ def _truth(condition: str, rng: random.Random, *, wanted: bool) -> list[tuple[st
     return [(text, wanted), (text, not wanted)]
 
 
-def _text(source: TestFile, node: ast.expr) -> str:
+def _text(source: SuiteFile, node: ast.expr) -> str:
     start, end = source.span(node)
     return source.data[start:end].decode()
 
 
-def _of_exception(source: TestFile, asked: ast.expr, rng: random.Random) -> Iterator[Site]:
+def _of_exception(source: SuiteFile, asked: ast.expr, rng: random.Random) -> Iterator[Site]:
     """Other exceptions than the one asked for."""
     if not isinstance(asked, ast.Name | ast.Attribute):
         return

@@ -36,7 +36,7 @@ class Site:
     told: bool = False
 
 
-class TestFile:
+class SuiteFile:
     """A test file: its text and syntax tree. Raises SyntaxError for no Python, and UnicodeError for
     a text that no encoding can carry.
     """
@@ -107,9 +107,9 @@ class TestFile:
         return found[0] if names and isinstance(found[0], ast.FunctionDef) else None
 
 
-def source_of(text: str | None) -> TestFile | None:
+def source_of(text: str | None) -> SuiteFile | None:
     """A test file; None where there is none, or no Python."""
     try:
-        return None if text is None else TestFile(text)
+        return None if text is None else SuiteFile(text)
     except (SyntaxError, UnicodeError):
         return None

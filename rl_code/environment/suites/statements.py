@@ -12,7 +12,7 @@ import random
 import textwrap
 
 from rl_code.environment.suites.sites import sites, usable
-from rl_code.environment.suites.source import TestFile, source_of
+from rl_code.environment.suites.source import SuiteFile, source_of
 
 # Characters of the longest statement that is copied.
 LONGEST = 50_000
@@ -54,7 +54,7 @@ def _canary_of(statement: str, rng: random.Random) -> str | None:
     return "".join(line.removeprefix(_INDENT) for line in lines)
 
 
-def _called_last(source: TestFile) -> str | None:
+def _called_last(source: SuiteFile) -> str | None:
     """Name of the function that a statement defines and calls at its end, as ``check(candidate)``
     of HumanEval, and nowhere else; None for another statement.
     """
@@ -67,7 +67,7 @@ def _called_last(source: TestFile) -> str | None:
     return None
 
 
-def _changed(source: TestFile, name: str, rng: random.Random) -> str | None:
+def _changed(source: SuiteFile, name: str, rng: random.Random) -> str | None:
     """A text with another expected value in one of its functions; None where none can be."""
     node = source.function((name,))
     if node is None or not usable(source, node):

@@ -20,7 +20,7 @@ from rl_code.environment.suites.canaries import function_of
 from rl_code.environment.suites.literals import is_literal
 from rl_code.environment.suites.rows import rows
 from rl_code.environment.suites.sites import name_of
-from rl_code.environment.suites.source import TestFile, source_of
+from rl_code.environment.suites.source import SuiteFile, source_of
 
 # Assertions of one grading that are repeated, at most.
 MOST = 12
@@ -61,7 +61,7 @@ def values(
     functions: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for one in ids:
         functions.setdefault(function_of(one), []).append(one)
-    sources: dict[str, TestFile | None] = {}
+    sources: dict[str, SuiteFile | None] = {}
     found = []
     made_since = set(new)
     for (path, names), own in functions.items():
@@ -85,7 +85,7 @@ def gives_another_value(error: str) -> bool:
     return _OTHER_VALUE.fullmatch(error) is not None
 
 
-def _plain_source(text: str | None) -> TestFile | None:
+def _plain_source(text: str | None) -> SuiteFile | None:
     """A test file at whose top nothing happens but imports and definitions; else None."""
     source = None if text is None or _HIDDEN_STATE.search(text) else source_of(text)
     for node in source.tree.body if source else ():

@@ -18,7 +18,7 @@ from rl_code.environment.suites.applied import Base, applied, laid_over
 from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, functions_in, guarded
 from rl_code.environment.suites.literals import other_values
 from rl_code.environment.suites.project import project
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 from rl_code.environment.suites.values import gives_another_value, values
 from rl_code.types import Suite, Task, Tests
 
@@ -166,7 +166,7 @@ def test_a_draw_says_neither_by_name_nor_by_place_which_test_is_real():
 
 def others(literal: str, seed: int, before: str = "") -> list[str]:
     """Texts that a literal may be replaced by in a canary, behind other lines of its test."""
-    source = TestFile(f"{before}x = {literal}\n")
+    source = SuiteFile(f"{before}x = {literal}\n")
     node = source.tree.body[-1]
     start = source.span(node)[0]
     look = Look(source.data.decode(), source.tokens)
@@ -235,7 +235,7 @@ def groups(drawn: Drawn) -> dict[str, list[str]]:
     """Id of a test -> the texts of its copies without their names, the real one first."""
     found: dict[str, list[str]] = {}
     for file in drawn.files.values():
-        source = TestFile(file)
+        source = SuiteFile(file)
         for copies in (drawn.tests, drawn.canaries):
             for one, own in copies.items():
                 *classes, last = one.partition("::")[2].partition("[")[0].split("::")

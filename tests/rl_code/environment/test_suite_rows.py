@@ -14,7 +14,7 @@ from rl_code.environment.suites.canaries import Drawn, draw, draw_alone, functio
 from rl_code.environment.suites.repeats import put_in_place
 from rl_code.environment.suites.rows import rows
 from rl_code.environment.suites.runner import Report
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 
 ROWS = """
 import pytest
@@ -73,7 +73,7 @@ def test_an_id_stands_for_the_row_that_pytest_runs_under_it(tmp_path):
     file.write_text(ROWS)
     options = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:terminal"]
     assert pytest.main([*options, f"--rootdir={tmp_path}", str(file)], [Collected()]) == 0
-    source = TestFile(ROWS)
+    source = SuiteFile(ROWS)
     by_function: dict[tuple[str, ...], dict[str, dict]] = {}
     for item in Collected.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}

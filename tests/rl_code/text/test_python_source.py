@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from rl_code.environment.suites.source import TestFile
+from rl_code.environment.suites.source import SuiteFile
 from rl_code.tasks import deduplicate, pytest_ids, unittest_ids
 from rl_code.text import python_source
 
@@ -26,7 +26,7 @@ def test_what_is_no_python_or_too_deep_is_one_kind_of_error(what):
     with pytest.raises(SyntaxError):
         python_source.parse(DEEP[what])
     with pytest.raises(SyntaxError):
-        TestFile(DEEP[what])
+        SuiteFile(DEEP[what])
     with pytest.raises(pytest_ids.UnknownIds, match="is no Python"):
         pytest_ids.ids_of({"test_a.py": DEEP[what]})
     assert unittest_ids._classes(DEEP[what]) == set()
