@@ -17,7 +17,7 @@ import json, os, sys, time
 waits = []
 time.sleep = waits.append
 from pathlib import Path
-from rl_code import files
+from rl_code.host import files
 folder = Path(sys.argv[1])
 def waited(operation):
     waits.clear()

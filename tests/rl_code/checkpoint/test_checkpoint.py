@@ -388,7 +388,7 @@ def test_a_full_disk_is_named_and_the_older_checkpoint_is_good(tmp_path):
 KILLED = """
 import os, random, signal, sys, time
 import jax.numpy as jnp, numpy as np
-from rl_code import checkpoint
+from rl_code.checkpoint import checkpoint
 workdir, kills = sys.argv[1], int(sys.argv[2])
 
 def run(ready, last):
