@@ -194,6 +194,13 @@ class RunConfig:
         self._check_picks()
         if self.rollout.forks is not None:
             self._check_forks(self.rollout.forks)
+        elif train.continuations or train.advantage.name == "monte_carlo":
+            key = "continuations" if train.continuations else "advantage"
+            value = train.continuations or train.advantage.name
+            raise ConfigError(
+                f"config.train.{key} = {value!r} needs continuations, and "
+                "config.rollout.forks = None samples none; set it to {} or to settings of its own"
+            )
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
         if self.model.lora is not None:
