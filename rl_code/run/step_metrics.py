@@ -23,8 +23,9 @@ from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import differ, rewards_of
 from rl_code.metrics.values import as_number
 from rl_code.rewards.combine import SIGNAL_ERROR, described
+from rl_code.rewards.noted import MEASURES
 from rl_code.rollout.actor import ActorStats
-from rl_code.types import Group
+from rl_code.types import Group, Trajectory
 
 type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -118,6 +119,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
             for name in sorted({name for t in trajectories for name in t.reward.components})
         },
+        **{name: mean(values) for name, values in sorted(noted_measures(trajectories).items())},
         **{
             f"passed/{kind}": mean(x)
             for kind, x in zip(("visible", "hidden"), passed, strict=False)
@@ -151,6 +153,18 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
     }
+
+
+def noted_measures(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """The measures that signals noted (``rewards.noted``), by the name of their metric: of the
+    episodes that have them.
+    """
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for component, notes in (trajectory.reward.notes or {}).items():
+            for name, value in notes.get(MEASURES, {}).items():
+                found.setdefault(f"reward/{component}/{name}", []).append(float(value))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
