@@ -262,6 +262,11 @@ class Reward:
     components: Mapping[str, float]
     # Findings of the grader, such as a timeout or a proof of cheating; "fault" for the sandbox's.
     flags: tuple[str, ...] = ()
+    # Notes of signals by component (``rewards.noted``): answers of a judge, the version of a reward
+    # model and the text that it read. None where no signal writes any.
+    notes: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -108,6 +109,11 @@ class FinishedEpisode:
     events: tuple[Event, ...] = ()
     # Sandboxes in which a signal may run code of the work; None where there are none.
     sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)
+    # Folder of the run, where reward models that it trains are; None outside of a run.
+    workdir: Path | None = None
+    # Notes on record (``Reward.notes``) of an episode that is played again; empty for a new one. A
+    # signal that asks somebody else, who may answer otherwise today, pays by them.
+    recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 # What pays a finished episode. Raises SandboxFault where the sandbox is at fault.

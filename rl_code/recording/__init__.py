@@ -9,7 +9,6 @@
     trajectory_difference.py  where two trajectories differ first
     bisect.py                 where two runs differ first, and which input made it
     review.py                 changes that solved work did not need
-    hunks.py                  the runs of lines in which two sets of files differ
     kept_config.py            the config that a run keeps in its workdir
 
 Each builds the parts of the recorded run (``rl_code.run.run.Run``). What makes the record is

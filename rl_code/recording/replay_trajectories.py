@@ -100,6 +100,7 @@ def play_again(
         wanted = sorted({version for t in trajectories for version in versions_of(t)})
         models = RecordedVersions(learner, run).get(wanted)
         scheduler = run.scheduler(config.rollout.sampling)
+        run.recall(trajectories)
         for recorded in trajectories:
             now = sample_again(
                 scheduler,

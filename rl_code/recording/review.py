@@ -24,7 +24,7 @@ from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.recording.hunks import Hunk, hunks
+from rl_code.rewards.hunks import Hunk, hunks
 from rl_code.text.lines import split_lines
 from rl_code.types import Limits, Task, Trajectory
 

@@ -25,8 +25,9 @@ from rl_code.learner.monte_carlo import borders_of, mean_reward
 from rl_code.learner.rounding import differ
 from rl_code.metrics.values import as_number
 from rl_code.rewards.combine import SIGNAL_ERROR, described
+from rl_code.rewards.noted import MEASURES
 from rl_code.rollout.actor import ActorStats
-from rl_code.types import Group
+from rl_code.types import Group, Trajectory
 
 type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -120,6 +121,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
             for name in sorted({name for t in trajectories for name in t.reward.components})
         },
+        **{name: mean(values) for name, values in sorted(noted_measures(trajectories).items())},
         **{
             f"passed/{kind}": mean(x)
             for kind, x in zip(("visible", "hidden"), passed, strict=False)
@@ -183,6 +185,18 @@ def _fork_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **({"forks/solved": float(np.mean([one.solved for one in graded]))} if graded else {}),
         **({"forks/spread": float(np.mean(spreads))} if spreads else {}),
     }
+
+
+def noted_measures(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """The measures that signals noted (``rewards.noted``), by the name of their metric: of the
+    episodes that have them.
+    """
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for component, notes in (trajectory.reward.notes or {}).items():
+            for name, value in notes.get(MEASURES, {}).items():
+                found.setdefault(f"reward/{component}/{name}", []).append(float(value))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
