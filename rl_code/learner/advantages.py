@@ -9,7 +9,8 @@ one number. Departures:
 - If all rewards of a group are equal but for rounding, its advantages are exactly 0.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
-tokens. Credit of turns by what goes on from their ends is in ``monte_carlo``.
+tokens. Credit of turns by what goes on from their ends is in ``monte_carlo``, and by what is paid
+at each of them in ``process_credit``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rl_code.learner.monte_carlo import MonteCarlo
+from rl_code.learner.process_credit import ProcessCredit
 from rl_code.learner.rounding import differ
 from rl_code.types import Group, Trajectory
 
@@ -79,6 +81,7 @@ ADVANTAGES: dict[str, Callable[..., Advantage]] = {
     "dr_grpo": DrGRPO,
     "rloo": RLOO,
     "monte_carlo": MonteCarlo,
+    "process": ProcessCredit,
 }
 
 

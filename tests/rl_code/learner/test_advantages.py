@@ -157,7 +157,8 @@ def test_bad_rewards_and_names_are_named(build):
     with pytest.raises(ValueError, match=r"task0.*trajectory 1.*nan"):
         group_advantages([build.group([group.trajectories[0], bad])], GRPO())
     with pytest.raises(
-        ConfigError, match=r"train.advantage = 'gae'.*'dr_grpo', 'grpo', 'monte_carlo', 'rloo'"
+        ConfigError,
+        match=r"train.advantage = 'gae'.*'dr_grpo', 'grpo', 'monte_carlo', 'process', 'rloo'",
     ):
         named.make(ADVANTAGES, Named("gae"), "train.advantage")
     with pytest.raises(ValueError, match=r"task0.*returned 1 advantages for 2 trajectories"):
