@@ -3,6 +3,7 @@
     fork.py                   another run that shares the record before a step
     fork_changes.py           what a fork may change, and what it takes over of later steps
     fork_position.py          where a fork goes on in the list of tasks
+    process_training.py       a process reward model made of recorded continuations
     replay_training.py        training again on the recorded groups
     replay_trajectories.py    sampling recorded trajectories again
     recorded_versions.py      the weights that sampled them, read or made again
