@@ -467,6 +467,14 @@ class Group:
         """The trajectories and behind them their continuations."""
         return (*self.trajectories, *(self.continuations or ()))
 
+    def parted_from(self, index: int) -> list[tuple[Fork, tuple[Trajectory, ...]]]:
+        """The borders of trajectory ``index`` from which others went on, in order, with these."""
+        found: dict[Fork, list[Trajectory]] = {}
+        for one in self.continuations or ():
+            if one.fork is not None and one.fork.of == index:
+                found.setdefault(one.fork, []).append(one)
+        return [(fork, tuple(found[fork])) for fork in sorted(found, key=lambda fork: fork.turn)]
+
     @property
     def solved(self) -> tuple[int, int]:
         """(episodes solved, episodes graded); a fault of the sandbox is not graded."""

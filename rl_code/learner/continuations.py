@@ -29,7 +29,7 @@ def with_continuations(
     for trajectory, credit in zip(group.trajectories, credits, strict=True):
         trajectories.append(trajectory)
         values.append(credit)
-        for part in _borders(group, trajectory):
+        for _, part in group.parted_from(trajectory.index):
             together = Group(group.task, (trajectory, *part))
             (found,) = group_advantages([together], advantage)
             for one, value in zip(part, found[1:], strict=True):
@@ -60,15 +60,6 @@ def own_part(trajectory: Trajectory) -> Trajectory:
             )
         )
     return dataclasses.replace(trajectory, contexts=tuple(contexts))
-
-
-def _borders(group: Group, trajectory: Trajectory) -> list[tuple[Trajectory, ...]]:
-    """The continuations of a trajectory, by border, in order."""
-    found: dict[int, list[Trajectory]] = {}
-    for one in group.continuations or ():
-        if one.fork.of == trajectory.index:
-            found.setdefault(one.fork.turn, []).append(one)
-    return [tuple(found[turn]) for turn in sorted(found)]
 
 
 def _own_credit(trajectory: Trajectory, credit: Credit) -> Credit:

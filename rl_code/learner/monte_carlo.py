@@ -47,18 +47,13 @@ class Border:
 
 def borders_of(group: Group, index: int) -> list[Border]:
     """Borders of trajectory ``index`` of which at least one continuation counts, in order."""
-    found: dict[Fork, list[Trajectory]] = {}
-    for one in group.continuations or ():
-        if one.fork.of == index and one.status != "fault":
-            found.setdefault(one.fork, []).append(one)
-    return [
-        Border(
-            fork,
-            tuple(one.reward.total for one in found[fork]),
-            sum(one.solved for one in found[fork]),
-        )
-        for fork in sorted(found, key=lambda fork: fork.turn)
-    ]
+    found = []
+    for fork, continuations in group.parted_from(index):
+        counted = [one for one in continuations if one.status != "fault"]
+        if counted:
+            returns = tuple(one.reward.total for one in counted)
+            found.append(Border(fork, returns, sum(one.solved for one in counted)))
+    return found
 
 
 def mean_reward(group: Group, without: int = -1) -> float | None:

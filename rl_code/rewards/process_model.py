@@ -129,7 +129,7 @@ class Scorer:
             return []
         zeros = (0.0,) * len(places)
         batch, _ = pack_steps(
-            [Steps(tokens, places, zeros, zeros)],
+            [Steps(tokens.tolist(), places, zeros, zeros)],
             rows=1,
             slots=_doubled(_LEAST_SLOTS * self._shape.alignment, len(tokens)),
             most=_doubled(_LEAST_BORDERS, len(places)),

@@ -56,7 +56,7 @@ def labelled(
                 found.append((place, float(trajectory.solved)))
             if found:
                 places, labels = zip(*found, strict=True)
-                tokens = trajectory.contexts[0].tokens
+                tokens = trajectory.contexts[0].tokens.tolist()
                 steps = Steps(tokens, places, labels, (1.0,) * len(places))
                 yield Labelled(group.task.id, steps)
 

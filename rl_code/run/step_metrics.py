@@ -169,11 +169,12 @@ def _fork_metrics(groups: Sequence[Group]) -> dict[str, float]:
     found = [group for group in groups if group.continuations is not None]
     if not found:
         return {}
-    continuations = [one for group in found for one in group.continuations]
+    continuations = [one for group in found for one in group.continuations or ()]
     graded = [one for one in continuations if one.status != "fault"]
     spreads = [
-        abs(border.value - mean_reward(group))
+        abs(border.value - mean)
         for group in found
+        if (mean := mean_reward(group)) is not None
         for index in range(len(group.trajectories))
         for border in borders_of(group, index)
     ]
