@@ -41,7 +41,7 @@ FORMS: tuple[str, ...] = get_args(Form)
 
 @dataclasses.dataclass(frozen=True)
 class ProcessReward:
-    """What a process reward model gives for the turns of an episode."""
+    """Scores of a process reward model for the turns of an episode."""
 
     # The folder of the model, perhaps with @ and the number of a checkpoint. Without it the newest
     # one is taken, and an episode that is played again after the model was trained further is paid
@@ -82,7 +82,7 @@ def places_of(trajectory: Trajectory) -> list[int]:
 
 
 def pay(scores: Sequence[float], form: str) -> list[float]:
-    """What is paid at each turn. scores: of the prompt and behind each turn."""
+    """The amount that is paid at each turn. scores: of the prompt and behind each turn."""
     behind = list(scores[1:])
     if not behind:
         return []

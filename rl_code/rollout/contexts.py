@@ -57,8 +57,8 @@ def with_choices(
 
 
 def noted_before(context: Context, length: int) -> dict[str, Any]:
-    """What a row has of the first ``length`` own tokens of a recorded context: its fields ``keys``,
-    ``choices`` and ``cached``.
+    """The fields ``keys``, ``choices`` and ``cached`` of a row that stands behind the first
+    ``length`` own tokens of a recorded context.
     """
     sampled = int(np.sum(context.sampled[:length]))
     choices = context.choices or {}
