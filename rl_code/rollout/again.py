@@ -88,7 +88,10 @@ def sample_again(
     else:
         before = make_episode(task, trajectory.group, fork.of)
         try:
-            episode = _as_recorded(before, trajectory).fork(trajectory.index)
+            _as_recorded(before, trajectory)
+            if before.over:  # tools answered otherwise than they did, and it ended
+                return before.finish()
+            episode = before.fork(trajectory.index)
         finally:
             before.close()
         rows = [
@@ -108,9 +111,9 @@ def sample_again(
     return group.all[0]
 
 
-def _as_recorded(episode: Episode, trajectory: Trajectory) -> Episode:
-    """The episode, started, with the messages on record before the fork of a trajectory carried
-    out. Where tools answer otherwise than they did, it is as far as the record goes.
+def _as_recorded(episode: Episode, trajectory: Trajectory) -> None:
+    """Starts an episode and has it carry out the messages on record before the fork of a
+    trajectory. Where tools answer otherwise than they did, it goes as far as the record fits.
     """
     episode.start()
     messages = {
@@ -120,12 +123,11 @@ def _as_recorded(episode: Episode, trajectory: Trajectory) -> Episode:
         context, tokens = episode.at_work
         turn = messages.get((context, len(tokens)))
         done = episode.forkable and episode.border.turn == trajectory.fork.turn
-        if turn is None or done:
-            break
+        if turn is None or done or turn.end - turn.start > episode.budget:
+            return
         of = trajectory.contexts[context]
         part = slice(turn.start, turn.end)
         episode.step(*(x[part].tolist() for x in (of.tokens, of.logprobs, of.versions)))
-    return episode
 
 
 def _due(trajectory: Trajectory, number: int, cached: int, length: int) -> int | None:

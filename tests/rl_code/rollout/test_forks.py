@@ -42,6 +42,10 @@ class Forking(Episode):
         return Fork(self.index, self.messages, (len(self.tokens),))
 
     @property
+    def over(self):
+        return self.messages == self.turns
+
+    @property
     def at_work(self):
         return 0, list(self.tokens)
 
