@@ -4,6 +4,7 @@ parts, whatever else is in the batch, and can be sampled again.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -22,65 +23,129 @@ from tests.rl_code.rollout.small import (
     task_of,
 )
 from tests.rl_code.rollout.test_again import KEY, VERSIONS, models
+from tests.rl_code.rollout.test_sub_agents import Nested
+from tests.rl_code.rollout.with_documents import (
+    WITH_DOCUMENTS,
+    DocumentEpisode,
+    document,
+    trainer_logprobs,
+)
+from tests.rl_code.rollout.with_documents import task_of as documents_of
 
 FORKS = ForksConfig(continuations=2)
 FAST = dataclasses.replace(ENGINE, decode_steps=2)
 NAMES = ("tokens", "sampled", "logprobs", "versions")
 
 
-class Forking(Episode):
-    """An episode whose state is its tokens."""
+class Parting:
+    """Forks of an episode whose state is its tokens."""
 
+    lists = NAMES
     parted = None
+    prompt_length = 0
 
-    @property
-    def forkable(self):
-        return bool(self.tokens) and self.messages < self.turns
-
-    @property
-    def border(self):
-        return Fork(self.index, self.messages, (len(self.tokens),))
+    def start(self):
+        tokens = super().start()
+        self.prompt_length = len(tokens)
+        return tokens
 
     @property
     def over(self):
         return self.messages == self.turns
 
     @property
+    def forkable(self):
+        return bool(self.tokens) and not self.over
+
+    @property
+    def border(self):
+        return Fork(self.index, self.messages, (len(self.tokens),))
+
+    @property
     def at_work(self):
         return 0, list(self.tokens)
 
-    @property
-    def prompt_length(self):
-        return len(self.task.prompt)
-
     def share(self, length):
-        assert 2 <= length <= ENGINE.prompt_length
+        assert 2 <= length <= len(self.tokens)
 
     def fork(self, index):
-        other = type(self)(self.task, self.group, index, self.turns)
-        for name in ("tokens", "sampled", "logprobs", "versions"):
+        other = copy.copy(self)
+        other.index = index
+        for name in self.lists:
             setattr(other, name, list(getattr(self, name)))
-        other.messages = self.messages
         same = self.parted is not None and self.parted.lengths == self.border.lengths
         other.parted = self.parted if same else self.border
         return other
 
     def finish(self):
         ends = np.flatnonzero(np.diff([*self.sampled, False])).tolist()
-        starts = ends[::2]
         turns = [
             Turn("assistant", start + 1, end + 1, "")
-            for start, end in zip(starts, ends[1::2], strict=True)
+            for start, end in zip(ends[::2], ends[1::2], strict=True)
         ]
         return dataclasses.replace(super().finish(), fork=self.parted, turns=tuple(turns))
 
 
-def sample(tasks=3, forks=FORKS, engine=FAST, group_size=2, change=0.0, make=Forking):
+class Forking(Parting, Episode):
+    """Of tokens alone."""
+
+
+class ForkingDocuments(Parting, DocumentEpisode):
+    """With documents in the prompt and in the results of tools."""
+
+    lists = (*NAMES, "documents")
+
+
+class ForkingNested(Nested):
+    """Whose contexts take turns. It may be forked while its own is at work."""
+
+    parted = None
+
+    @property
+    def forkable(self):
+        return bool(self.contexts[0].tokens) and not self.at and not self.over
+
+    @property
+    def over(self):
+        return not self.at and self.messages[0] >= self.turns
+
+    @property
+    def border(self):
+        lengths = tuple(len(one.tokens) for one in self.contexts)
+        return Fork(self.index, self.messages[0], lengths)
+
+    @property
+    def at_work(self):
+        return self.at, list(self.contexts[self.at].tokens)
+
+    def share(self, length):
+        assert 2 <= length <= len(self.contexts[0].tokens)
+
+    def fork(self, index):
+        other = copy.copy(self)
+        other.index = index
+        other.contexts, other.messages = copy.deepcopy((self.contexts, self.messages))
+        same = self.parted is not None and self.parted.lengths == self.border.lengths
+        other.parted = self.parted if same else self.border
+        return other
+
+    def finish(self):
+        turns = []
+        for number, one in enumerate(self.contexts):
+            ends = np.flatnonzero(np.diff([*one.sampled, False])).tolist()
+            turns += [
+                Turn("assistant", start + 1, end + 1, "", context=number)
+                for start, end in zip(ends[::2], ends[1::2], strict=True)
+            ]
+        return dataclasses.replace(super().finish(), fork=self.parted, turns=tuple(turns))
+
+
+def sample(tasks=3, forks=FORKS, engine=FAST, group_size=2, change=0.0, make=Forking, task=task_of):
     scheduler = make_scheduler(engine)
     scheduler.load(models()[0], 0)
     for group in range(tasks):
         way = dict(group=group, group_size=group_size, key=KEY, tag=group, forks=forks)
-        scheduler.submit(task_of(group), make, **way)
+        scheduler.submit(task(group), make, **way)
     finished = {}
     version = 0
     rng = np.random.default_rng(3)
@@ -162,6 +227,53 @@ def test_a_continuation_is_sampled_again_bit_for_bit(groups, change):
         assert again.fork == recorded.fork and again.index == recorded.index
         assert again.contexts[0].keys == recorded.contexts[0].keys
     assert_all_free(scheduler)
+    scheduler.close()
+
+
+@pytest.mark.long
+def test_continuations_keep_the_contexts_of_sub_agents_that_are_done():
+    found = sample(3, make=ForkingNested, change=0.2)
+    trees = [t for group in found for t in group.continuations if len(t.fork.lengths) > 1]
+    assert trees and any(len(t.contexts) > len(t.fork.lengths) for t in trees)
+    scheduler = make_scheduler(FAST)
+    for group in found:
+        for recorded in group.continuations:
+            main = group.trajectories[recorded.fork.of]
+            for number, length in enumerate(recorded.fork.lengths):
+                own, other = recorded.contexts[number], main.contexts[number]
+                np.testing.assert_array_equal(own.tokens[:length], other.tokens[:length])
+                assert number == 0 or own.keys == other.keys
+            given = task_of(recorded.group), ForkingNested, KEY, models()
+            again = sample_again(scheduler, recorded, *given)
+            for name in NAMES:
+                np.testing.assert_array_equal(getattr(again, name), getattr(recorded, name))
+    scheduler.close()
+
+
+def documents_task(number):
+    prompt = [([1, 2], False), (document(number, 9), True), ([5, 6, 7], False)]
+    answers = [[(document(10 + number + turn, 6), True)] for turn in range(2)]
+    return documents_of(f"task{number}", prompt, answers)
+
+
+@pytest.mark.long
+def test_continuations_behind_documents(groups):
+    engine = dataclasses.replace(WITH_DOCUMENTS, decode_steps=2)
+    found = sample(2, engine=engine, make=ForkingDocuments, task=documents_task)
+    scheduler = make_scheduler(engine)
+    for number, group in enumerate(found):
+        assert len(group.continuations) == 8
+        rows = trainer_logprobs(group.continuations, models()[0])
+        for row, recorded in zip(rows, group.continuations, strict=True):
+            predicted = row[np.arange(len(recorded.tokens) - 1), recorded.tokens[1:]]
+            chosen = recorded.sampled[1:]
+            np.testing.assert_allclose(
+                recorded.logprobs[1:][chosen], predicted[chosen], rtol=1e-3, atol=1e-4
+            )
+            given = documents_task(number), ForkingDocuments, KEY, models()
+            again = sample_again(scheduler, recorded, *given)
+            for name in NAMES:
+                np.testing.assert_array_equal(getattr(again, name), getattr(recorded, name))
     scheduler.close()
 
 
