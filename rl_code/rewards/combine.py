@@ -48,12 +48,13 @@ SIGNALS: dict[str, Any] = {
     "tested": Tested,
     "score": Score,
     "rubric": "rl_code.rewards.rubric:Rubric",
+    "reward_model": "rl_code.rewards.reward_model:RewardModel",
 }
 
 # The flag of an episode of which a signal raised an exception.
 SIGNAL_ERROR = "signal_error"
 # Signals that failures earn, too.
-_PAY_FAILURES = ("partial", "similarity", "rubric")
+_PAY_FAILURES = ("partial", "similarity", "rubric", "reward_model")
 # Characters of an exception in the log.
 _DESCRIBED = 8000
 # Keys of an active signal's section that are not settings of the signal itself.

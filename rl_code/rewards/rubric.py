@@ -150,7 +150,7 @@ class Rubric:
         if work is None:
             return None
         if self.sees_reference:
-            reference = reference_diff(episode)
+            reference = reference_diff(episode.task, episode.sandboxes)
             blocks["REFERENCE"] = cut(reference or "(none)", self.longest)
         blocks["WORK"] = cut(work or "(no file was changed)", self.longest)
         questions = {criterion.name: criterion.question for criterion in self.criteria}
