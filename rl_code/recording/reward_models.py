@@ -142,7 +142,9 @@ def make(
         "last_update": metrics,
         "judged": judged,
     }
-    _write(folder, config, origin, tokenizer, Weights(model, scale, _digest(trained)), report)
+    _write(
+        folder, config, origin, tokenizer, Weights(model, scale, _digest(trained), metrics), report
+    )
     return report
 
 

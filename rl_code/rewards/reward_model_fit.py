@@ -63,7 +63,7 @@ class Outcome:
 def units_of(
     outcomes: Sequence[Outcome], config: FitConfig, rng: np.random.Generator
 ) -> list[tuple[Text, ...]]:
-    """What is learned from, in a random order: texts, or pairs with the good one first."""
+    """Texts to learn from in a random order, or pairs of them with the good one first."""
     if config.kind == "outcomes":
         units = [(Text(one.tokens, float(one.good)),) for one in outcomes]
     else:

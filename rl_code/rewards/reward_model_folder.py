@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ class Weights:
     scale: tuple[float, float]
     # Digest of the outcomes that it was trained on.
     made_of: str
+    # Metrics of the last update of its training.
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def load(versions: Path, version: int, shape: ModelConfig, mesh: Mesh) -> Weights:
@@ -124,11 +127,16 @@ def load(versions: Path, version: int, shape: ModelConfig, mesh: Mesh) -> Weight
     if found is None:
         raise ConfigError(f"{versions} holds no version of a reward model")
     slope, offset = found.position["scale"]
-    return Weights(found.state["model"], (slope, offset), found.position["made_of"])
+    made_of, metrics = (found.position[name] for name in ("made_of", "metrics"))
+    return Weights(found.state["model"], (slope, offset), made_of, metrics)
 
 
 def save(checkpoints: Checkpoints, version: int, weights: Weights) -> None:
     """Writes a version, and returns when it is on the disk. Raises CheckpointError."""
-    position = {"scale": list(weights.scale), "made_of": weights.made_of}
+    position = {
+        "scale": list(weights.scale),
+        "made_of": weights.made_of,
+        "metrics": dict(weights.metrics),
+    }
     checkpoints.save(version, {"model": weights.model}, position)
     checkpoints.wait()
