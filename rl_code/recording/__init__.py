@@ -10,6 +10,7 @@
     trajectory_difference.py  where two trajectories differ first
     bisect.py                 where two runs differ first, and which input made it
     review.py                 changes that solved work did not need
+    reward_models.py          reward models made of the outcomes on record
     kept_config.py            the config that a run keeps in its workdir
 
 Each builds the parts of the recorded run (``rl_code.run.run.Run``). What makes the record is

@@ -106,12 +106,12 @@ def judge(probabilities: Sequence[float], good: Sequence[bool], groups: Sequence
         raise ValueError(f"{len(p)} probabilities, {len(outcomes)} outcomes, {len(groups)} groups")
     if not ((p >= 0) & (p <= 1)).all():
         raise ValueError(f"probabilities reach from {p.min()} to {p.max()}")
-    bins = reliability(p, outcomes)
+    bins = reliability(probabilities, good)
     return Quality(
         count=len(p),
         good=int(outcomes.sum()),
-        auc=auc(p, outcomes),
-        auc_within=auc_within(p, outcomes, groups),
+        auc=auc(probabilities, good),
+        auc_within=auc_within(probabilities, good, groups),
         ece=ece(bins),
         brier=float(np.mean(np.square(p - outcomes))),
         bins=bins,

@@ -49,12 +49,13 @@ SIGNALS: dict[str, Any] = {
     "score": Score,
     "rubric": "rl_code.rewards.rubric:Rubric",
     "process": "rl_code.rewards.process:ProcessReward",
+    "reward_model": "rl_code.rewards.reward_model:RewardModel",
 }
 
 # The flag of an episode of which a signal raised an exception.
 SIGNAL_ERROR = "signal_error"
 # Signals that failures earn, too.
-_PAY_FAILURES = ("partial", "similarity", "rubric", "process")
+_PAY_FAILURES = ("partial", "similarity", "rubric", "process", "reward_model")
 # Characters of an exception in the log.
 _DESCRIBED = 8000
 # Keys of an active signal's section that are not settings of the signal itself.

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.sandbox.disposable import OutOfBounds
-from rl_code.rewards.changes import changed, reference_change
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.suites.applied import texts_before
+from rl_code.rewards.changes import changed
 from rl_code.rewards.hunks import hunks
+from rl_code.types import Task
 
 # Characters of the files that differ; a larger change has no text.
 _LONGEST = 4 << 20
@@ -19,9 +22,17 @@ def work_diff(episode: FinishedEpisode) -> str | None:
     return diff(episode.files_before, episode.files_after)
 
 
-def reference_diff(episode: FinishedEpisode) -> str | None:
-    """The change of the task's reference, "" where it has none; otherwise as ``work_diff``."""
-    return diff(*reference_change(episode)) if episode.task.reference else ""
+def reference_diff(task: Task, sandboxes: SandboxPool | None) -> str | None:
+    """The change of the task's reference, "" where it has none; otherwise as ``work_diff``.
+
+    sandboxes: in which the layers of a world are read.
+    """
+    if not task.reference:
+        return ""
+    before: Mapping[str, str] = task.files
+    if task.world is not None and sandboxes is not None:
+        before = texts_before(task, sandboxes, task.reference)
+    return diff(before, {**before, **task.reference})
 
 
 def diff(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:

@@ -53,12 +53,23 @@ number, a colon, a space, and yes or no. Write nothing after them.
 """
 
 
+_ALONE = """\
+{system}
+
+{blocks}
+
+Question about the work as it is, not as it says that it is: {question}
+Answer (yes or no):"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """Questions about work, and the answers that are known."""
 
     # Chat messages.
     messages: tuple[Mapping[str, str], ...]
+    # Texts that ask one question each, for a model whose next token is the answer.
+    alone: tuple[str, ...]
     # First word of the answer's last lines, after ANSWERS.
     code: str
     # For each question in the order of the request: the name of its criterion, or its known answer.
@@ -79,7 +90,20 @@ class Request:
         found = [_ANSWER.fullmatch(line) for line in rest]
         if [one and one[1] for one in found] != [str(n) for n in range(1, len(self.asked) + 1)]:
             return None, "form"
-        said = [one is not None and one[2] == "yes" for one in found]
+        return self._answers([one is not None and one[2] == "yes" for one in found])
+
+    def read_tokens(self, tokens: Sequence[str | None]) -> tuple[dict[str, bool] | None, str]:
+        """As ``read``, of the next tokens after the texts of ``alone``; None for a text that was
+        too long.
+        """
+        if None in tokens:
+            return None, "too_long"
+        said = [(token or "").strip().lower() for token in tokens]
+        if not set(said) <= {"yes", "no"}:
+            return None, "form"
+        return self._answers([word == "yes" for word in said])
+
+    def _answers(self, said: Sequence[bool]) -> tuple[dict[str, bool] | None, str]:
         pairs = list(zip(self.asked, said, strict=True))
         if any(isinstance(known, bool) and known != answer for known, answer in pairs):
             return None, "control"
@@ -106,11 +130,17 @@ def request(blocks: Mapping[str, str], questions: Mapping[str, str], controls: b
     numbered = [f"{number}. {question}" for number, (_, question) in enumerate(asked, start=1)]
     code = mark[:12]
     parts = [*shown, "Questions:\n" + "\n".join(numbered), _FORM.format(code=code)]
+    system = _SYSTEM.format(mark=mark)
     messages = (
-        {"role": "system", "content": _SYSTEM.format(mark=mark)},
+        {"role": "system", "content": system},
         {"role": "user", "content": "\n\n".join(parts)},
     )
-    return Request(messages, code, tuple(name for name, _ in asked))
+    blocks_alone = "\n\n".join(shown)
+    alone = tuple(
+        _ALONE.format(system=system.strip(), blocks=blocks_alone, question=question)
+        for _, question in asked
+    )
+    return Request(messages, alone, code, tuple(name for name, _ in asked))
 
 
 def _quoted(text: str) -> str:

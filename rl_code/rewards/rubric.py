@@ -1,8 +1,9 @@
-"""Reward by a rubric: a served model answers yes or no to stated criteria about the work.
+"""Reward by a rubric: a model answers yes or no to stated criteria about the work.
 
-The judge is any server that speaks OpenAI's chat API. It sees the task's messages and the change
-of the files, never the trajectory: all that the agent says about its work would be advertising. The
-signal is the weighted share of criteria whose answer is the wanted one.
+The judge is any server that speaks OpenAI's chat API, or without a URL the policy itself, whose
+most likely next token after each question is its answer (``run.asking``). It sees the task's
+messages and the change of the files, never the trajectory: all that the agent says about its work
+would be advertising. The signal is the weighted share of criteria whose answer is the wanted one.
 
     dict(
         name="rubric", url="http://127.0.0.1:8000/v1", model="judge", key_variable="JUDGE_KEY",
@@ -79,11 +80,13 @@ class Criterion:
 class Rubric:
     """0 to 1: the weighted share of criteria that a judge answers as wanted."""
 
-    # Base URL of the judge, with /v1 where the server has it.
-    url: str
-    # Its name there.
-    model: str
     criteria: tuple[Criterion, ...]
+    # Base URL of the judge, with /v1 where the server has it; "" for the policy itself.
+    url: str = ""
+    # Its name there.
+    model: str = ""
+    # Tokens of a question with all that is shown, where the policy itself is asked.
+    tokens: int = 1024
     # Variable of the environment that holds the key; "" for a server that wants none. No config
     # holds a key.
     key_variable: str = ""
@@ -114,9 +117,14 @@ class Rubric:
         names = [criterion.name for criterion in self.criteria]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"criteria {names} must be there and have names of their own")
-        if not self.url.startswith(("http://", "https://")):
+        if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url={self.url!r} must begin with http:// or https://")
-        at_least(self, longest=1, attempts=1, concurrent=1, max_tokens=1)
+        if bool(self.url) != bool(self.model) or (self.key_variable and not self.url):
+            raise ValueError(
+                f"url={self.url!r}, model={self.model!r}, key_variable={self.key_variable!r}: a "
+                "server has a URL and a model, and the policy itself none of the three"
+            )
+        at_least(self, tokens=1, longest=1, attempts=1, concurrent=1, max_tokens=1)
         if not 0 < self.timeout_s <= self.deadline_s < 120:
             raise ValueError(
                 f"0 < {self.timeout_s=} <= {self.deadline_s=} < 120 must hold: work whose grading "
@@ -139,6 +147,13 @@ class Rubric:
         for notes in episode.recorded.values():
             if notes.get("asked") == digest:
                 return self._paid(notes.get("answers"), notes.get("failure", ""), digest, notes)
+        if not self.url:
+            if episode.policy is None:
+                raise ConfigError("rubric without a url asks the policy, which only a run has")
+            tokens = episode.policy(asked.alone, self.tokens)
+            answers, failure = asked.read_tokens(tokens)
+            words = " ".join(str(token) for token in tokens)
+            return self._paid(answers, failure, digest, {"said": cut_middle(words, _KEPT)})
         answers, failure, said = _ANSWERS.of(digest, lambda: self._ask(asked))
         return self._paid(answers, failure, digest, {"said": said})
 
@@ -150,7 +165,7 @@ class Rubric:
         if work is None:
             return None
         if self.sees_reference:
-            reference = reference_diff(episode)
+            reference = reference_diff(episode.task, episode.sandboxes)
             blocks["REFERENCE"] = cut(reference or "(none)", self.longest)
         blocks["WORK"] = cut(work or "(no file was changed)", self.longest)
         questions = {criterion.name: criterion.question for criterion in self.criteria}

@@ -127,6 +127,11 @@ class Scheduler:
             self._open.new_weights(version, recompute=recompute)
         self.version = version
 
+    @property
+    def weights(self) -> Transformer | None:
+        """The weights that sample; None before any are loaded."""
+        return self._model
+
     def submit(
         self,
         task: Task,

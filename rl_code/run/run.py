@@ -45,6 +45,7 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import origin as origin_lib
 from rl_code.run import trajectory_log
+from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.model import find_model_config, find_tokenizer, with_given_adapters
@@ -378,7 +379,11 @@ class Run:
         """Pays an episode, as ``find_reward``."""
         trajectory = episode.trajectory
         recorded = self._recorded.get((trajectory.group, trajectory.index), {})
-        return self._pay(dataclasses.replace(episode, workdir=self.workdir, recorded=recorded))
+        mesh, schedulers = self.rollout_mesh, self._schedulers.values()
+        policy = functools.partial(ask, schedulers, self.tokenizer, mesh, trajectory)
+        return self._pay(
+            dataclasses.replace(episode, workdir=self.workdir, policy=policy, recorded=recorded)
+        )
 
     def scheduler(
         self,

@@ -70,8 +70,9 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Mapping):
         if value.get("name") in _PROGRAMS:
             yield key, f"the agent or environment {value['name']!r} with a program of its own"
-        if value.get("name") in _ASKING:
-            yield key, f"the signal {value['name']!r} that asks a server"
+        settings = value.get("settings", value)
+        if value.get("name") in _ASKING and isinstance(settings, Mapping) and settings.get("url"):
+            yield key, f"the signal {value['name']!r} that asks {settings['url']!r}"
         if isinstance(python := value.get("python"), str) and python:
             yield f"{key}.python", f"the Python {python!r}"
         for name, inner in value.items():

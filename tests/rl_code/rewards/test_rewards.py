@@ -53,7 +53,7 @@ flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, un
 grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
 episodes = st.builds(finished, grades, st.integers(0, 5))
 # Those that a config may name without settings.
-BARE = [name for name in SIGNALS if name != "rubric"]
+BARE = [name for name in SIGNALS if name not in ("rubric", "reward_model")]
 # Weights of tests, partial, malformed, integrity, quality, similarity, tested and score.
 weights = st.tuples(
     st.floats(1, 2),

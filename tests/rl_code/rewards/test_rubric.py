@@ -251,9 +251,58 @@ def test_the_key_comes_from_the_environment_alone(monkeypatch):
     assert judge.keys == ["Bearer secret"]
 
 
+def asked_of_the_policy(say, **settings):
+    """The reward of work that the policy itself judges. say: its next token after a text."""
+    section = dict(name="rubric", criteria=CRITERIA, **settings)
+    texts = []
+
+    def policy(given, most):
+        texts.extend(given)
+        assert most == settings.get("tokens", 1024)
+        return [say(text) for text in given]
+
+    return combine(dataclasses.replace(episode(GOOD), policy=policy), signals(section)), texts
+
+
+def next_token(text: str) -> str:
+    """What an honest policy says after a question."""
+    question = text.rpartition("as it says that it is: ")[2]
+    numbers = [int(word) for word in question.split("?")[0].split() if word.isdecimal()]
+    yes = numbers[0] > numbers[1] if numbers else "docstring" in question
+    return " Yes" if yes else " no"
+
+
+def test_the_policy_itself_may_judge():
+    paid, texts = asked_of_the_policy(next_token)
+    assert paid.total == 1.0 and len(texts) == 4
+    assert paid.notes["rubric"]["answers"] == {"doc": True, "prints": False}
+    assert all("| +    return 1" in text and text.endswith("(yes or no):") for text in texts)
+    again = dataclasses.replace(episode(GOOD), policy=None, recorded=paid.notes)
+    section = dict(name="rubric", criteria=CRITERIA)
+    with pytest.raises(ConfigError, match="only a run has"):
+        combine(dataclasses.replace(again, recorded={}), signals(section))
+    assert combine(again, signals(section)) == paid
+
+
+@pytest.mark.parametrize(
+    ("say", "why"),
+    [
+        (lambda text: " yes", "control"),
+        (lambda text: "\n", "form"),
+        (lambda text: "yes, indeed", "form"),
+        (lambda text: None, "too_long"),
+    ],
+)
+def test_another_token_of_the_policy_is_no_answer(say, why):
+    paid, _ = asked_of_the_policy(say, tokens=64)
+    assert paid.total == 0.0 and paid.notes["rubric"]["failure"] == why
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (dict(model=""), "a server has a URL and a model"),
+        (dict(url="", model="", key_variable="K"), "none of the three"),
         (dict(criteria=()), "must be there"),
         (dict(criteria=CRITERIA[:1] * 2), "names of their own"),
         (dict(criteria=(dict(name="a b", question="Is it?"),)), "must be a word"),
@@ -275,3 +324,5 @@ def test_a_config_of_others_does_not_choose_whom_to_send_a_key(tmp_path):
         section = {"reward": {"signals": [dict(signal=dict(signal, name=name))]}}
         with pytest.raises(ConfigError, match="--trust"):
             trust.check(section, tmp_path / "config.json")
+    own = {"signals": [dict(name="rubric", settings=dict(criteria=[]))]}
+    trust.check(own, tmp_path / "config.json")  # it asks nobody
