@@ -35,6 +35,7 @@ from rl_code.recording import kept_config
 from rl_code.rewards import process_model
 from rl_code.rewards.calibration import auc, ece, reliability
 from rl_code.rewards.process_model import Description
+from rl_code.rewards.reward_model_folder import names_of
 from rl_code.rewards.step_labels import Estimation, Labelled, labelled, split
 from rl_code.run import origin as origin_lib
 from rl_code.run.workdir import STORE
@@ -200,7 +201,7 @@ class _Training:
         config = self._config
         self._align = model.config.alignment
         self._slots += -self._slots % self._align
-        attention = process_model.names_of(model.config.attention)
+        attention = names_of(model.config.attention, "config.backbone")
         update = make_step_update(config.optimizer, config.micro_batches)
         state = init_state(model, config.optimizer)
         with Checkpoints(self._folder, config, keep=2, may_change=_MAY_CHANGE) as checkpoints:

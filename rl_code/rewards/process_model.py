@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 from attention.methods.api import METHODS
-from attention.methods.method import Method
 from models import pretrained
 from models.model_config import ModelConfig
 from models.scalar_head import abstract_scored
@@ -68,20 +67,6 @@ def read(folder: Path) -> Description:
             "launch.process_model makes one"
         ) from error
     return read_config.build(Description, content, str(folder / FILE))
-
-
-def names_of(methods: Sequence[Method]) -> tuple[Named, ...]:
-    """Methods of attention as names with settings. Raises ConfigError for one of other packages,
-    which whoever reads the folder may not have.
-    """
-    names = {kind: name for name, kind in METHODS.items()}
-    unknown = [type(method).__name__ for method in methods if type(method) not in names]
-    if unknown:
-        raise ConfigError(
-            f"{', '.join(unknown)} is no method of attention of this tree; the backbone of a "
-            f"process reward model may have {', '.join(METHODS)}"
-        )
-    return tuple(Named(names[type(one)], read_config.to_dict(one)) for one in methods)
 
 
 def shape_of(folder: Path) -> ModelConfig:
