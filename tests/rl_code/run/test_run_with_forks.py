@@ -135,7 +135,7 @@ def test_a_process_reward_model_is_trained_resumed_and_pays(recorded, tmp_path):
                 backbone=f"{recorded}@4",
                 optimizer=dict(learning_rate=1e-2),
                 steps=steps,
-                held_out=0.3,
+                held_out=0.5,
                 rows=4,
                 checkpoint_every=2,
             ),
