@@ -42,12 +42,19 @@ from tests.rl_code.recorded_runs import (
     replayed,
     sameness,
     strike,
+    with_stand_in,
 )
 from tests.rl_code.rewards.folders import make_folder
 from tests.rl_code.rollout.test_actor import FakeScheduler
 
-pytestmark = [pytest.mark.usefixtures("stand_in"), pytest.mark.long]
+pytestmark = pytest.mark.long
 FIT = dict(updates=3, rows=2, optimizer=dict(learning_rate=0.01))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    with with_stand_in():
+        yield
 
 
 @pytest.fixture(scope="module")
