@@ -81,13 +81,12 @@ class Paid(FakeScheduler):
 
     def _pay(self, group: Group) -> Group:
         signals = find_signals(self._run.config.reward)
-        task = dataclasses.replace(group.task, messages=({"role": "user", "content": "add one"},))
         members = []
         for one in group.trajectories:
             last = int(one.tokens[-1])
             good = last % 2 == 0
             episode = FinishedEpisode(
-                task,
+                group.task,
                 one,
                 {"a.py": ""},
                 {"a.py": f"x = {last}\n"},
