@@ -24,7 +24,7 @@ from models import pretrained
 from models.model_config import ModelConfig
 from models.scalar_head import ScoredTransformer, abstract_scored
 from models.tokenizer import Tokenizer
-from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint import arrays, checkpoint
 from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.checkpoint.record import CheckpointError
 from rl_code.config import named, read_config
@@ -121,7 +121,9 @@ class Weights:
 def load(versions: Path, version: int, shape: ModelConfig, mesh: Mesh) -> Weights:
     """A version. versions: the folder with ``checkpoints``. Raises ConfigError."""
     try:
-        found = checkpoint.load(versions, {"model": abstract_scored(shape, mesh)}, step=version)
+        with arrays.any_mesh():
+            like = {"model": abstract_scored(shape, mesh)}
+            found = checkpoint.load(versions, like, step=version)
     except CheckpointError as error:
         raise ConfigError(f"version {version} of the reward model: {error}") from error
     if found is None:
@@ -138,5 +140,6 @@ def save(checkpoints: Checkpoints, version: int, weights: Weights) -> None:
         "made_of": weights.made_of,
         "metrics": dict(weights.metrics),
     }
-    checkpoints.save(version, {"model": weights.model}, position)
-    checkpoints.wait()
+    with arrays.any_mesh():  # the learner's may be another one
+        checkpoints.save(version, {"model": weights.model}, position)
+        checkpoints.wait()

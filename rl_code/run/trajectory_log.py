@@ -48,8 +48,8 @@ class Words:
       prompt: ids [P], pieces [P] (the text of each token), text; with documents also documents [P]
         (what each place is, as in ``types.Context``). Shared by the trajectories.
       trajectories, each with
-        index, status, reward {total, components, flags}, solved, malformed_calls,
-        first_edit_passed, seconds
+        index, status, reward {total, components, flags, and notes if there are any}, solved,
+        malformed_calls, first_edit_passed, seconds
         ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
         logprobs [T-P]: the sampler's log-probability, null where not sampled
         documents [T-P]: as for the prompt
@@ -127,6 +127,8 @@ class Words:
                 "total": trajectory.reward.total,
                 "components": dict(trajectory.reward.components),
                 "flags": list(trajectory.reward.flags),
+                # what judges and models said of the work
+                **({"notes": dict(notes)} if (notes := trajectory.reward.notes) else {}),
             },
             "solved": trajectory.solved,
             "malformed_calls": trajectory.malformed_calls,

@@ -42,12 +42,19 @@ from tests.rl_code.recorded_runs import (
     replayed,
     sameness,
     strike,
+    with_stand_in,
 )
 from tests.rl_code.rewards.folders import make_folder
 from tests.rl_code.rollout.test_actor import FakeScheduler
 
-pytestmark = [pytest.mark.usefixtures("stand_in"), pytest.mark.long]
+pytestmark = pytest.mark.long
 FIT = dict(updates=3, rows=2, optimizer=dict(learning_rate=0.01))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    with with_stand_in():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +81,12 @@ class Paid(FakeScheduler):
 
     def _pay(self, group: Group) -> Group:
         signals = find_signals(self._run.config.reward)
-        task = dataclasses.replace(group.task, messages=({"role": "user", "content": "add one"},))
         members = []
         for one in group.trajectories:
             last = int(one.tokens[-1])
             good = last % 2 == 0
             episode = FinishedEpisode(
-                task,
+                group.task,
                 one,
                 {"a.py": ""},
                 {"a.py": f"x = {last}\n"},
