@@ -91,7 +91,9 @@ def test_every_group_has_its_continuations_once(recorded):
     rows = read_metrics(recorded)
     for row in rows:
         assert row["forks/continuations"] == 2 * row["forks/borders"] > 0
-        assert row["forks/sampled_tokens"] > 0 and row["policy/mismatch_max"] < 1e-3
+        assert row["forks/sampled_tokens"] > 0
+        if row["rollout/staleness_max"] == 0:
+            assert row["policy/mismatch_max"] < 1e-3
     generated = sum(row["engine/generated_tokens"] for row in rows)
     told = sum(row["rollout/sampled_tokens"] + row["forks/sampled_tokens"] for row in rows)
     assert told == generated
