@@ -9,18 +9,20 @@ one number. Departures:
 - If all rewards of a group are equal but for rounding, its advantages are exactly 0.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
-tokens.
+tokens. One that has ``reads_values = True`` is called with the values of the group's trajectories
+and the section ``train.value`` too (``gae.GAE``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rl_code.learner.gae import GAE
 from rl_code.types import Group, Trajectory
 
 # Differences of rewards up to it, relative to the largest of them or to 1, are rounding. It is two
@@ -76,7 +78,17 @@ class RLOO:
         return (centred * count / max(count - 1.0, 1.0)).astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., Advantage]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "rloo": RLOO}
+ADVANTAGES: dict[str, Callable[..., Any]] = {
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "rloo": RLOO,
+    "gae": GAE,
+}
+
+
+def reads_values(advantage: Any) -> bool:
+    """True if a member makes advantages of values."""
+    return getattr(advantage, "reads_values", False)
 
 
 def rewards_of(group: Group) -> tuple[Float[np.ndarray, " G"], Bool[np.ndarray, " G"]]:
@@ -113,20 +125,24 @@ def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list
       ValueError: a reward or an advantage is not finite, or the member returned another number of
         values than there are trajectories or sampled tokens; names task and index.
     """
-    out = []
-    for group in groups:
-        rewards, valid = rewards_of(group)
-        if not np.isfinite(rewards).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
-        values = list(advantage(group))
-        if len(values) != len(group.trajectories):
-            raise ValueError(
-                f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
-                f"{len(group.trajectories)} trajectories"
-            )
-        out.append([value if counts else 0.0 for value, counts in zip(values, valid, strict=True)])
-    return out
+    return [credits_of(group, advantage) for group in groups]
+
+
+def credits_of(group: Group, advantage: Advantage, *more: Any) -> list[Credit]:
+    """``group_advantages`` of one group. more: what the member is called with beside it, as one
+    that ``reads_values`` is.
+    """
+    rewards, valid = rewards_of(group)
+    if not np.isfinite(rewards).all():
+        bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
+    values = list(advantage(group, *more))
+    if len(values) != len(group.trajectories):
+        raise ValueError(
+            f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
+            f"{len(group.trajectories)} trajectories"
+        )
+    return [value if counts else 0.0 for value, counts in zip(values, valid, strict=True)]
 
 
 def _centre(
