@@ -22,7 +22,6 @@ from typing import Any
 from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 
-
 # Of a section that is written out as a text.
 _MOST_LETTERS = 4096
 

@@ -44,7 +44,7 @@ def with_values(
     places = _places(batch)
     number = 0
     returns = np.zeros(values.shape, np.float32)
-    advantages = batch.advantages.copy()
+    advantages = np.array(batch.advantages)
     seen: list[_Seen] = []
     for group in groups:
         size = len(group.trajectories)

@@ -39,6 +39,7 @@ _LEARNING = (
     "train.optimizer",
     "train.epochs",
     "train.advantage",
+    "train.value",
     "train.loss",
     "train.pack",
     "train.micro_batches",

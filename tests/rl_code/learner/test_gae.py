@@ -119,10 +119,10 @@ def values_by_target(batch):
     return np.where(batch.mask > 0, np.sin(batch.targets + 0.1 * before), 0).astype(np.float32)
 
 
-def credited(groups, config, advantage=GAE(lam=0.9), value=VALUE):
+def credited(groups, config, value=VALUE):
     zeros = [[0.0] * len(group.trajectories) for group in groups]
     batch, _ = pack(groups, zeros, config, version=0)
-    return with_values(batch, groups, values_by_target(batch), advantage, value)
+    return with_values(batch, groups, values_by_target(batch), GAE(lam=0.9), value)
 
 
 def by_trajectory(batch):
