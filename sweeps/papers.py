@@ -100,7 +100,9 @@ def _paper(row: Mapping[str, Any]) -> Paper:
     fields = {field.name for field in dataclasses.fields(Paper)}
     if unknown := sorted(set(row) - fields):
         raise ConfigError(f"the paper {row.get('name')}: unknown key {unknown[0]!r}")
-    made = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    made: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+    }
     try:
         return Paper(**made)
     except TypeError as error:
