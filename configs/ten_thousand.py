@@ -1,9 +1,8 @@
 """A run of 10,000 updates on two cores, with the held-out score every 500 of them.
 
 What: the quickstart's model and tasks of three levels with 4 tasks × 4 episodes an update, sampled
-  one step ahead by a second device, at a tenth of the quickstart's learning rate. The warm start is
-  the quickstart's. It is short of nothing that long runs have: the record of all groups, versions
-  of the weights, a checkpoint every 25 updates.
+  one step ahead by a second device, at a twentieth of the quickstart's learning rate. The warm
+  start is the quickstart's. All groups are kept on record, and every 25 updates have a checkpoint.
 Command: nice -n 10 python -m experiments.endurance --config=configs/ten_thousand.py
   --workdir=runs/ten_thousand --kills=200 --sandbox_deaths=0.05 --full_disks=1
   runs it under faults and goes on with it; python -m launch.train runs it without any.
@@ -34,7 +33,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         steps=12 if smoke else 10_000, tasks_per_step=4, group_size=4, micro_batches=2
     )
     # a small batch is noisy, and the rate is to last for 10,000 updates
-    config.train.optimizer.update(learning_rate=4e-5, schedule="constant", warmup_steps=50)
+    config.train.optimizer.update(learning_rate=2e-5, schedule="constant", warmup_steps=50)
     config.asynchrony = dict(mode="one_step")
     tasks = dict(name="generated", split="test", seed=1, levels=LEVELS)
     suite = dict(name="held_out", tasks=tasks, count=8 if smoke else 192, samples=2)

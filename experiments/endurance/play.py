@@ -30,6 +30,10 @@ _ERRORS = 5
 _LASTING = 2
 # Bytes at the end of a file of metrics in which the last whole row is.
 _TAIL = 1 << 16
+# A trainer without a new step for so many seconds, of which a warm start takes most, is killed.
+_HUNG_S = 3600.0
+# End of a life of such a trainer, as lives.jsonl has it.
+HUNG = "hung"
 # Seconds that a trainer on a small disk may take until that is full.
 _PATIENCE_S = 900.0
 # Seconds that a trainer that was asked to stop may take.
@@ -112,9 +116,15 @@ class Player:
         """Strikes a trainer when the next fault is due; returns how it ended."""
         due: float | None = None
         measured = 0.0
+        moved, known = time.monotonic(), -1
         while (code := process.poll()) is None:
             now = time.monotonic()
             step = steps_done(self.run)
+            if step != known:
+                moved, known = now, step
+            if now >= moved + _HUNG_S:
+                kill_all(process.pid)
+                return HUNG
             if now >= measured + _MEMORY_S:
                 measured = now
                 self._note_memory(process.pid, step)
@@ -158,9 +168,8 @@ class Player:
             small_disk.mend(self.run)
             return {"code": None, "told": f"the disk was not full after {_PATIENCE_S:.0f} s"}
         disk.take_back()
-        told = [line for line in log_path.read_text(errors="replace").splitlines() if full(line)]
-        after = steps_done(self.run)
-        return {"code": code, "told": told[-1][:300] if told else "", "steps": after - before}
+        told = of_full_disk(log_path.read_text(errors="replace"))
+        return {"code": code, "told": told, "steps": steps_done(self.run) - before}
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         """Lets a trainer end its step and save."""
@@ -212,9 +221,11 @@ def steps_done(run: Path) -> int:
     return 0
 
 
-def full(line: str) -> bool:
-    """True if a line tells of a full disk."""
-    return "disk is full" in line or "No space left" in line
+def of_full_disk(text: str) -> str:
+    """The last words of a log that tell of a full disk, wherever its lines break; "" for none."""
+    text = " ".join(text.split())
+    at = max(text.rfind(words) for words in ("the disk is full", "No space left"))
+    return "" if at < 0 else text[max(0, at - 120) : at + 60]
 
 
 def _append(path: Path, row: dict) -> None:

@@ -15,7 +15,7 @@ import rich.table
 
 from experiments.endurance import plan as plan_lib
 from experiments.endurance.plan import FULL_DISK, KILL, Plan
-from experiments.endurance.play import LIVES_FILE, MEMORY_FILE
+from experiments.endurance.play import HUNG, LIVES_FILE, MEMORY_FILE
 from experiments.report import AFTER, BEFORE, Estimate, band, figure, table
 from rl_code.evaluation import suite as suite_lib
 from rl_code.metrics.values import read_metrics
@@ -79,6 +79,8 @@ def problems(found: Mapping[str, Any], plan: Plan, memory_mb: float) -> list[str
         told.append(f"metrics of the steps: {found['metrics']}")
     if found["not_finite"]:
         told.append(f"the loss was not finite in steps {found['not_finite'][:5]}")
+    if found["ends"].get(HUNG):
+        told.append(f"{found['ends'][HUNG]} processes hung")
     for what in (KILL, FULL_DISK):
         wanted, had = plan_lib.count(plan, what), plan_lib.count(plan, what, done=True)
         if wanted != had:
