@@ -11,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs import ten_thousand
 from experiments.endurance import dying, play, report, small_disk
 from experiments.endurance import plan as plan_lib
 from experiments.endurance.plan import FULL_DISK, KILL
 from experiments.endurance.play import EnduranceError, Player, steps_done
+from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
+from rl_code.evaluation.suite import SuiteResult, TaskResult
+from rl_code.run.config import RunConfig
 from rl_code.store.audit import Report
 from tests import programs
 
@@ -263,3 +267,34 @@ def test_a_short_run_survives_kills_dying_sandboxes_and_a_full_disk(tmp_path):
     assert found["audit"]["consumed"] == 12 and found["audit"]["groups"] == 48
     assert found["audit"]["staleness_max"] == 1 and found["faults"][KILL] == 2
     assert [step for step, *_ in found["scores"]["held_out"]] == [0, 4, 8, 12]
+
+
+def test_a_run_in_progress_has_tables_and_a_figure(tmp_path):
+    run = tmp_path / "run"
+    config = read_config.build(RunConfig, ten_thousand.get_config())
+    plan = plan_lib.make(10_000, 2, 1, 1500, 1.0, seed=0)
+    plan.faults[0].done = {"step": 3}
+    # before the first update, and in the middle
+    nothing = report.measure(tmp_path, config, plan, (0, 0))
+    report.draw(nothing, plan, tmp_path / "none.png")
+    assert report.tables(nothing) and nothing["memory"] == []
+    run.mkdir()
+    row = {"train/finite": 1.0, "time/step_s": 0.5, "episode/rebuilt": 2.0, "episode/faults": 0.0}
+    row |= dict.fromkeys(report.MISMATCH, 1e-4)
+    lines = [json.dumps({"step": step} | row) for step in range(40)]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    for step, right in ((0, 1), (500, 3)):
+        tasks = tuple(
+            TaskResult(str(at), 4, right, None, 0, 9.0, 0, calls=1, mean_seconds=0.1, cheats=0)
+            for at in range(3)
+        )
+        SuiteResult("held_out", f"step_{step}", step, {}, tasks).save(run)
+    memory = [{"life": 1, "step": s, "mb": 500.0} for s in range(3800, 4600, 20)]
+    (tmp_path / "memory.jsonl").write_text("\n".join(map(json.dumps, memory)))
+    found = report.measure(tmp_path, config, plan, (100, 5))
+    report.draw(found, plan, tmp_path / "score.png")
+    assert [step for step, *_ in found["scores"]["held_out"]] == [0, 500]
+    assert found["scores"]["held_out"][1][1] == 0.75 and found["rebuilt"] == 80.0
+    assert found["metrics"] == {"rows": 40, "missing": 0, "repeated": 0}
+    assert abs(found["memory"][0]["mb"]) < 1e-6 and (tmp_path / "score.png").stat().st_size > 0
+    assert "0 steps were consumed, not 10000" in report.problems(found, plan, 1.0)
