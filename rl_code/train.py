@@ -50,6 +50,7 @@ from rl_code.rollout.group_source import (
 from rl_code.run import provenance
 from rl_code.run.config import RunConfig, check_rows, refuse_sync
 from rl_code.run.journal import Journal
+from rl_code.run.retraining import retraining
 from rl_code.run.run import Run
 from rl_code.run.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
 from rl_code.run.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, fork_command, own
@@ -126,6 +127,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         pool = run.task_pool(position["tasks"])
         schedule = make_schedule(run, store, pool, position["planned"])
         with (
+            retraining(run.config, run.workdir, run.pool, store, start) as reward_model,
             _connected(run, store, stop, host, start, state.model) as (publisher, source),
             Journal(run, start) as journal,
             RecordKeeper(store, run.workdir, run.config.record) as keeper,
@@ -156,6 +158,12 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                         checkpoints.save(step, state, position)
                     raise _not_finite(step, checkpoints, run.workdir)
 
+                # Retrain the reward model, where that is due: episodes of the weights that are
+                # published next are paid by it.
+                retold = {}
+                if reward_model is not None:
+                    retold = reward_model.after(step, [records[item.number] for item in items])
+
                 # Publish: first the new weights, then that this step's groups are used up. A
                 # learner that is killed in between makes the same weights from the same groups
                 # again; in the other order actors could wait for a version that nobody makes.
@@ -177,7 +185,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
                 rest = _measured(times, source, publisher) | looked | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
-                rest |= keeper.metrics() | evaluated
+                rest |= keeper.metrics() | evaluated | retold
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
                 scored = run.config.checkpoint.best in evaluated

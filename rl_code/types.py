@@ -262,6 +262,11 @@ class Reward:
     components: Mapping[str, float]
     # Findings of the grader, such as a timeout or a proof of cheating; "fault" for the sandbox's.
     flags: tuple[str, ...] = ()
+    # Notes of signals by component (``rewards.noted``): answers of a judge, the version of a reward
+    # model and the text that it read. None where no signal writes any.
+    notes: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,6 +312,23 @@ class Context:
 
 
 @dataclasses.dataclass(frozen=True)
+class Fork:
+    """The place at which a trajectory parts from another one of its group.
+
+    Up to there the two have the same tokens, and their workspaces the same files. It is a turn
+    border: tools have answered, and the next message is not begun.
+    """
+
+    # Index of the other trajectory.
+    of: int
+    # Messages of the assistant before it, in the first context.
+    turn: int
+    # Tokens of each context that there was, its own and not what it kept of another one. All later
+    # contexts, and tokens of the first context behind its length, are the trajectory's own.
+    lengths: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Trajectory:
     """One finished episode, token in, token out: a tree of contexts.
 
@@ -345,6 +367,8 @@ class Trajectory:
     # Scores that an environment of others gives the work, by name, "reward" among them; None
     # where tests decide, and where the episode ended before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # Where it parts from the trajectory that it continues; None for one played from the prompt on.
+    fork: Fork | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -365,6 +389,20 @@ class Trajectory:
     def versions(self) -> np.ndarray:
         """int32 [T], versions of the weights that sampled the tokens; -1 where not sampled."""
         return self._join("versions")
+
+    @property
+    def own_sampled(self) -> np.ndarray:
+        """bool [T], where the policy chose the token, and not for the trajectory that this one
+        continues.
+        """
+        if self.fork is None:
+            return self.sampled
+        lengths = dict(enumerate(self.fork.lengths))
+        parts = [
+            context.sampled & (np.arange(len(context.tokens)) >= lengths.get(number, 0))
+            for number, context in enumerate(self.contexts)
+        ]
+        return np.concatenate(parts)
 
     @property
     def documents(self) -> np.ndarray | None:
@@ -418,6 +456,24 @@ class Group:
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+    # Trajectories that part in the middle of these (``Trajectory.fork``), in order of their index.
+    # They estimate values and are no part of the group's rewards. None in a run without them.
+    continuations: tuple[Trajectory, ...] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
+
+    @property
+    def all(self) -> tuple[Trajectory, ...]:
+        """The trajectories and behind them their continuations."""
+        return (*self.trajectories, *(self.continuations or ()))
+
+    def parted_from(self, index: int) -> list[tuple[Fork, tuple[Trajectory, ...]]]:
+        """The borders of trajectory ``index`` from which others went on, in order, with these."""
+        found: dict[Fork, list[Trajectory]] = {}
+        for one in self.continuations or ():
+            if one.fork is not None and one.fork.of == index:
+                found.setdefault(one.fork, []).append(one)
+        return [(fork, tuple(found[fork])) for fork in sorted(found, key=lambda fork: fork.turn)]
 
     @property
     def solved(self) -> tuple[int, int]:

@@ -34,7 +34,17 @@ from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import check, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.types import Context, Limits, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.types import (
+    Context,
+    Fork,
+    Limits,
+    Reward,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 # Of work that was not handed in.
 NOT_GRADED = Grade(submitted=False)
@@ -95,6 +105,8 @@ class Episode(SampledEpisode):
         self._grade_s = 0.0
         # As ``Trajectory.scores``.
         self._scores: Mapping[str, float] | None = None
+        # As ``Trajectory.fork``.
+        self._fork: Fork | None = None
 
     @property
     def _frame(self) -> Frame:
@@ -149,15 +161,39 @@ class Episode(SampledEpisode):
     def _started(self) -> bool:
         return bool(self._frames.own.transcript.turns)
 
+    @property
+    def forkable(self) -> bool:
+        """True at a turn border of the episode's own context: started, not over, and no sub-agent
+        at work.
+        """
+        return self._started and not self.over and not self._frame.number
+
+    @property
+    def border(self) -> Fork:
+        """The place at which an episode that is forked now parts from this one."""
+        lengths = tuple(len(frame.transcript) for frame in self._frames.all)
+        return Fork(self.index, self._frames.own.messages, lengths)
+
+    @property
+    def at_work(self) -> tuple[int, list[int]]:
+        """Index of the context at work, and its tokens so far, without what is being sampled."""
+        return self._frame.number, list(self._frame.transcript.tokens)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the episode's prompt, once it has started."""
+        return self._frames.own.transcript.turns[0].end
+
     def fork(self, index: int) -> Episode:
         """Another episode of the same group that has come the same way: the same tokens, and a
-        workspace with the same files. From here on they are apart.
+        workspace with the same files. From here on they are apart. A fork of a fork that has said
+        nothing of its own yet parts from the same episode as that one.
 
         index: its place in the group. Files in /tmp and what was stored outside the workspace are
         not copied. Raises ValueError for an episode that has not started, is over or waits for a
         sub-agent, SnapshotError for files that cannot be copied, and SandboxFault.
         """
-        if self.over or not self._started or self._frame.number:
+        if not self.forkable:
             why = self.status or ("a sub-agent is at work" if self._started else "not started")
             raise ValueError(f"{self._name} cannot be forked: {why}")
         other = copy.copy(self)
@@ -165,6 +201,9 @@ class Episode(SampledEpisode):
         other._name = f"episode {index} of task {self.task.id}"
         other._calls = self._calls.fork(other._name)
         other._frames = self._frames.copy()
+        border = self.border
+        if self._fork is None or self._fork.lengths != border.lengths:
+            other._fork = border
         return other
 
     def step(
@@ -318,6 +357,7 @@ class Episode(SampledEpisode):
             passed=verdict.passed,
             rebuilt=self._calls.rebuilt or None,
             scores=self._scores,
+            fork=self._fork,
         )
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:

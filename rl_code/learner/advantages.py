@@ -9,7 +9,8 @@ one number. Departures:
 - If all rewards of a group are equal but for rounding, its advantages are exactly 0.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
-tokens.
+tokens. Credit of turns by what goes on from their ends is in ``monte_carlo``, and by what is paid
+at each of them in ``process_credit``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rl_code.learner.monte_carlo import MonteCarlo
+from rl_code.learner.process_credit import ProcessCredit
+from rl_code.learner.rounding import differ
 from rl_code.types import Group, Trajectory
-
-# Differences of rewards up to it, relative to the largest of them or to 1, are rounding. It is two
-# units in the last place of float32, the narrowest type that rewards are computed in.
-ROUNDING = 2.0**-22
 
 # What a trajectory is credited with: one number for all its sampled tokens, or float [n], one for
 # each of its n sampled tokens in the order of ``Trajectory.tokens[Trajectory.sampled]``.
@@ -76,7 +76,13 @@ class RLOO:
         return (centred * count / max(count - 1.0, 1.0)).astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., Advantage]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "rloo": RLOO}
+ADVANTAGES: dict[str, Callable[..., Advantage]] = {
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "rloo": RLOO,
+    "monte_carlo": MonteCarlo,
+    "process": ProcessCredit,
+}
 
 
 def rewards_of(group: Group) -> tuple[Float[np.ndarray, " G"], Bool[np.ndarray, " G"]]:
@@ -140,13 +146,3 @@ def _centre(
     count = float(max(valid.sum(), 1))
     mean = np.sum(np.where(valid, rewards, 0.0)) / count
     return np.where(valid & differ(rewards[valid]), rewards - mean, 0.0), count
-
-
-def differ(rewards: Float[np.ndarray, " n"]) -> bool:
-    """True if rewards differ by more than rounding."""
-    return len(rewards) > 0 and bool(np.ptp(rewards) > rounding_of(rewards))
-
-
-def rounding_of(rewards: Float[np.ndarray, " n"]) -> float:
-    """The greatest difference of rewards that may come from rounding alone."""
-    return ROUNDING * float(np.max(np.abs(rewards), initial=1.0))

@@ -23,6 +23,9 @@ class LearnerConfig:
     # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
     # its settings.
     advantage: Named = Named("grpo")
+    # True if continuations of forks are trained on as well, each against the others that part at
+    # the same place. False: they only tell values.
+    continuations: bool = False
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
     # Parts of a batch whose gradients are computed one after another, to save memory. None for

@@ -41,9 +41,11 @@ from rl_code.metrics.writers import JsonLines, MetricLog, TensorBoard
 from rl_code.recording import fork_changes, fork_position, kept_config
 from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
+from rl_code.rewards import reward_model
 from rl_code.run import lineage, origin, provenance
 from rl_code.run.config import RunConfig
 from rl_code.run.lineage import Fork
+from rl_code.run.retraining import retrained
 from rl_code.run.run import Run
 from rl_code.run.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 from rl_code.store.errors import StoreError
@@ -101,6 +103,7 @@ def fork(
     try:
         shared = share(parent / STORE, draft / STORE, step, reach, before.asynchrony.max_staleness)
         shared.bytes += _share_rest(parent, draft, step, config)
+        shared.bytes += _share_reward_model(parent, draft, step, before, config)
         write_atomically(draft / CONFIG_FILE, read_config.to_json(config).encode())
         lineage.write(draft, [*(f for f in lineage.read(parent) if f.step < step), entry])
         with Run(config, draft, "learner") as run:
@@ -212,6 +215,21 @@ def _share_rest(parent: Path, draft: Path, step: int, config: RunConfig) -> int:
         if result.step <= step:
             result.save(draft)
     return total
+
+
+def _share_reward_model(
+    parent: Path, draft: Path, step: int, before: RunConfig, config: RunConfig
+) -> int:
+    """Shares the versions of a reward model that pay episodes up to the step, where the fork trains
+    it in the same way; else they are made again from the record. The bytes of shared files.
+    """
+    found = retrained(config.reward)
+    if found is None or read_config.diff(before.reward, config.reward):
+        return 0
+    last = step // found[1].retrain.every
+    source, target = parent / reward_model.FOLDER, draft / reward_model.FOLDER
+    versions = [version for version in checkpoint.steps(source) if version <= last]
+    return sum(_share_checkpoint(source, target, version) for version in versions)
 
 
 def _copy_metrics(parent: Path, draft: Path, step: int, config: RunConfig) -> None:

@@ -39,6 +39,7 @@ _LEARNING = (
     "train.optimizer",
     "train.epochs",
     "train.advantage",
+    "train.continuations",
     "train.loss",
     "train.pack",
     "train.micro_batches",

@@ -78,7 +78,7 @@ def play_again(
     found: Recorded,
     samples: Sequence[int],
 ) -> Iterator[Again]:
-    """Trajectories of a group, one after another.
+    """Trajectories of a group, one after another; continuations stand behind the others.
 
     config: that of the step. Raises StoreError when the weights that sampled them can neither be
     read nor made again, and ConfigError for a run whose episodes an agent of others plays.
@@ -89,7 +89,7 @@ def play_again(
             "record before it asks, so its trajectories cannot be sampled again; training on them "
             "can be replayed: leave out --step"
         )
-    trajectories = [found.record.group.trajectories[sample] for sample in samples]
+    trajectories = [found.record.group.all[sample] for sample in samples]
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(config, workdir, found.role))
         # Training is repeated on the learner's devices, of which an actor has none.
@@ -100,6 +100,7 @@ def play_again(
         wanted = sorted({version for t in trajectories for version in versions_of(t)})
         models = RecordedVersions(learner, run).get(wanted)
         scheduler = run.scheduler(config.rollout.sampling)
+        run.recall(trajectories)
         for recorded in trajectories:
             now = sample_again(
                 scheduler,

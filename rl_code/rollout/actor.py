@@ -16,6 +16,7 @@ from absl import logging
 from rl_code.environment.episode import Episode
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims
@@ -53,7 +54,8 @@ class Actor:
     """Plays items of a store, a little with every ``turn``.
 
     tasks: by index. on_loaded: called with the version of weights that were just loaded. prepare:
-    makes of a task the one that a step's episodes get.
+    makes of a task the one that a step's episodes get. forks: where episodes that are trained on
+    are forked.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class Actor:
         config: AsynchronyConfig,
         on_loaded: Callable[[int], None] = lambda version: None,
         prepare: Callable[[Task, int], Task] = lambda task, step: task,
+        forks: ForksConfig | None = None,
     ):
         self._scheduler, self._store, self._work, self._weights = scheduler, store, work, weights
         self._tasks, self._make_episode = tasks, make_episode
         self._config, self._on_loaded = config, on_loaded
         self._prepare = prepare
+        self._forks = forks
         self._claimed: collections.deque[Item] = collections.deque()  # not begun
         self._faulted: set[Item] = set()  # whose episodes all ended in a fault of the sandbox
         self._loaded: int | None = None
@@ -210,6 +214,7 @@ class Actor:
             group_size=item.group_size,
             key=item.seed,
             tag=item,
+            forks=self._forks if item.kind == "train" else None,
         )
 
     def _note_idle(self, idle: bool) -> None:

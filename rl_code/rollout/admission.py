@@ -62,14 +62,16 @@ class Admission:
         if self._remote is not None:
             self._remote.close()
 
-    def add(self, group: OpenGroup, prompts: Sequence[list[int]]) -> None:
-        """A group whose episodes have started waits for pages.
+    def add(self, group: OpenGroup, prompts: Sequence[list[int]], most: int | None = None) -> None:
+        """A group whose episodes have started waits for pages. One that continues episodes of
+        another group comes first, so that its own group is finished soon.
 
         prompts: of each row. They differ where agents of others begin differently: the rows then
-        share what all have, and go on on their own. Raises ValueError where that is next to
-        nothing.
+        share what all have, and go on on their own. most: the most tokens that they share, where
+        that is less than the engine allows. Raises ValueError where that is next to nothing.
         """
-        shared = min(_in_common(prompts), self._pool.engine.config.prompt_length)
+        longest = self._pool.engine.config.prompt_length
+        shared = min(_in_common(prompts), longest if most is None else min(most, longest))
         if shared < 2:
             raise ValueError(
                 f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
@@ -86,7 +88,10 @@ class Admission:
             row.prompt = shared
             row.runs = self._pool.runs()
             row.add(prompt, row.kinds())
-        self.queue.append(group)
+        if group.parent is None:
+            self.queue.append(group)
+        else:
+            self.queue.appendleft(group)
 
     @property
     def room(self) -> int:

@@ -23,6 +23,7 @@ from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.run.derive import settle
 from rl_code.run.sections import (
@@ -191,6 +192,15 @@ class RunConfig:
         if self.documents is not None:
             self._check_documents(self.documents)
         self._check_picks()
+        if self.rollout.forks is not None:
+            self._check_forks(self.rollout.forks)
+        elif train.continuations or train.advantage.name == "monte_carlo":
+            key = "continuations" if train.continuations else "advantage"
+            value = train.continuations or train.advantage.name
+            raise ConfigError(
+                f"config.train.{key} = {value!r} needs continuations, and "
+                "config.rollout.forks = None samples none; set it to {} or to settings of its own"
+            )
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
         if self.model.lora is not None:
@@ -256,6 +266,19 @@ class RunConfig:
                     f"{name}={slots} must be a multiple of mesh.context={parts}, over which the "
                     "tokens of a row are cut"
                 )
+
+    def _check_forks(self, forks: ForksConfig) -> None:
+        """Raises ConfigError where no episode has a turn border to be forked at."""
+        if self.harness is not None:
+            raise ConfigError(
+                f"config.rollout.forks with config.harness = {self.harness.name!r}: the state of "
+                "an agent of others cannot be copied; leave one of the two out"
+            )
+        if not forks.most(self.limits.turns, self.train.group_size):
+            raise ConfigError(
+                f"config.rollout.forks: every={forks.every} chooses no border of episodes with "
+                f"limits.turns={self.limits.turns}; there are {self.limits.turns - 1} borders"
+            )
 
     def _check_picks(self) -> None:
         """Raises ConfigError where nothing can be noted or replayed."""

@@ -231,8 +231,11 @@ def _train(
     block: int | None,
 ) -> TrainConfig:
     train = config.train
-    groups = train.tasks_per_step, train.group_size
     limits = config.limits
+    size = train.group_size
+    if train.continuations and config.rollout.forks is not None:
+        size += config.rollout.forks.most(limits.turns, size)
+    groups = train.tasks_per_step, size
     parts = config.mesh.context or 1
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
     packing = dataclasses.replace(

@@ -123,7 +123,9 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
         programs.append(_program(name, trace))
     shared = run.rollout_mesh == run.mesh
     rows, slots = train.pack.rows, train.pack.slots + train.pack.prompt_slots
-    trajectories = train.tasks_per_step * train.group_size
+    forks = config.rollout.forks
+    parted = forks.most(config.limits.turns, train.group_size) if forks else 0
+    trajectories = train.tasks_per_step * (train.group_size + parted)
     return Plan(
         parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
         learners=run.mesh.size,

@@ -24,6 +24,7 @@ from rl_code.checkpoint import checkpoint
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.episode import Episode
+from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
 from rl_code.environment.prompts import Encoded, Prompts
 from rl_code.environment.protocols.api import find_protocol
@@ -44,6 +45,7 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import origin as origin_lib
 from rl_code.run import trajectory_log
+from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.model import find_model_config, find_tokenizer, with_given_adapters
@@ -54,7 +56,7 @@ from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstra
 from rl_code.tasks.fitting import Fitting
 from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
-from rl_code.types import Limits, Task, Trajectory
+from rl_code.types import Limits, Reward, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
 if TYPE_CHECKING:
@@ -102,7 +104,9 @@ class Run:
             self._check_offload()
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         # Names in the config are looked up before sandboxes are started.
-        self._reward = find_reward(config.reward)
+        self._pay = find_reward(config.reward)
+        # (group, index) -> notes of an episode that is played again
+        self._recorded: dict[tuple[int, int], Mapping[str, Any]] = {}
         self.origin = origin_lib.find(config.model.weights)
         self.tools = find_tools(config.tools)
         agent = config.harness and find_agent(config.harness, "config.harness")
@@ -362,6 +366,23 @@ class Run:
             documents=self.config.documents,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
+        )
+
+    def recall(self, trajectories: Sequence[Trajectory]) -> None:
+        """Notes on record (``Reward.notes``) that episodes of these groups and indices are paid by
+        from now on, where they come to ask the same of somebody else again.
+        """
+        for one in trajectories:
+            self._recorded[one.group, one.index] = one.reward.notes or {}
+
+    def _reward(self, episode: FinishedEpisode) -> Reward:
+        """Pays an episode, as ``find_reward``."""
+        trajectory = episode.trajectory
+        recorded = self._recorded.get((trajectory.group, trajectory.index), {})
+        mesh, schedulers = self.rollout_mesh, self._schedulers.values()
+        policy = functools.partial(ask, schedulers, self.tokenizer, mesh, trajectory)
+        return self._pay(
+            dataclasses.replace(episode, workdir=self.workdir, policy=policy, recorded=recorded)
         )
 
     def scheduler(

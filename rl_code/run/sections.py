@@ -22,6 +22,7 @@ from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.metrics.writers import WRITERS, WriterSettings
 from rl_code.rewards.combine import check_on_error
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.run.step_metrics import METRICS, Metric
@@ -208,6 +209,10 @@ class RolloutConfig:
     # experts. "compare" notes it, and metrics tell how much of it the trainer would choose too.
     # "replay" has the trainer take it instead of its own choice. None notes nothing.
     picks: Literal["compare", "replay"] | None = None
+    # With this section episodes that are trained on are forked at turn borders, and what goes on
+    # from there tells what their turns are worth (``train.advantage`` "monte_carlo"). None for
+    # groups that part at their prompt alone.
+    forks: ForksConfig | None = None
 
     def __post_init__(self):
         at_least(self, workers=1, gather_s=0)

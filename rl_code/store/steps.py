@@ -98,6 +98,14 @@ class Item:
             wanted = group.task.id, self.group, index
             if found != wanted:
                 return f"(task_id, group, index) = {found} instead of {wanted}"
+        taken = set(range(self.group_size))
+        for trajectory in group.continuations or ():
+            found = trajectory.task_id, trajectory.group
+            if found != (group.task.id, self.group):
+                return f"(task_id, group) = {found} of a continuation, instead of the group's"
+            if trajectory.index in taken or trajectory.fork is None:
+                return f"continuation {trajectory.index} is there twice, or parts nowhere"
+            taken.add(trajectory.index)
         if self.version is not None and not set(versions(group)) <= {self.version}:
             return f"sampled by versions {versions(group)} instead of {self.version}"
         return ""

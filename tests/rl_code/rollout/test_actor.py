@@ -139,6 +139,7 @@ class FakeScheduler:
         tag: Any = None,
         adapter: int = -1,
         ways: Sequence | None = None,
+        forks: Any = None,
         on_finished: Callable = lambda trajectory: None,
     ) -> None:
         assert self.version is not None
