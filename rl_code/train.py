@@ -153,8 +153,9 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 batch = learned.pop("batch/crc32")
                 trained = time.perf_counter()
                 if not learned["train/finite"]:
-                    # With several epochs some of the step's updates may have been made already.
-                    if config.epochs == 1:
+                    # With several epochs, or a value function, some of the step's updates may have
+                    # been made already.
+                    if config.epochs == 1 and config.value is None:
                         checkpoints.save(step, state, position)
                     raise _not_finite(step, checkpoints, run.workdir)
 
@@ -237,7 +238,7 @@ def _restore(
 
     Raises ConfigError if more steps are done than the config asks for.
     """
-    state = init_state(model, run.config.train.optimizer)
+    state = init_state(model, run.config.train.optimizer, run.config.train.value)
     restored = checkpoints.restore(state)
     if restored is None:
         return state, 0, {"tasks": None, "planned": 0}

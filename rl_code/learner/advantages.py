@@ -11,17 +11,20 @@ one number. Departures:
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
 tokens. Credit of turns by what goes on from their ends is in ``monte_carlo``, and by what is paid
 at each of them in ``process_credit``.
+tokens. One that has ``reads_values = True`` is called with the values of the group's trajectories
+and the section ``train.value`` too (``gae.GAE``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rl_code.learner.gae import GAE
 from rl_code.learner.monte_carlo import MonteCarlo
 from rl_code.learner.process_credit import ProcessCredit
 from rl_code.learner.rounding import differ
@@ -76,13 +79,19 @@ class RLOO:
         return (centred * count / max(count - 1.0, 1.0)).astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., Advantage]] = {
+ADVANTAGES: dict[str, Callable[..., Any]] = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "rloo": RLOO,
+    "gae": GAE,
     "monte_carlo": MonteCarlo,
     "process": ProcessCredit,
 }
+
+
+def reads_values(advantage: Any) -> bool:
+    """True if a member makes advantages of values."""
+    return getattr(advantage, "reads_values", False)
 
 
 def rewards_of(group: Group) -> tuple[Float[np.ndarray, " G"], Bool[np.ndarray, " G"]]:
@@ -119,20 +128,24 @@ def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list
       ValueError: a reward or an advantage is not finite, or the member returned another number of
         values than there are trajectories or sampled tokens; names task and index.
     """
-    out = []
-    for group in groups:
-        rewards, valid = rewards_of(group)
-        if not np.isfinite(rewards).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
-        values = list(advantage(group))
-        if len(values) != len(group.trajectories):
-            raise ValueError(
-                f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
-                f"{len(group.trajectories)} trajectories"
-            )
-        out.append([value if counts else 0.0 for value, counts in zip(values, valid, strict=True)])
-    return out
+    return [credits_of(group, advantage) for group in groups]
+
+
+def credits_of(group: Group, advantage: Advantage, *more: Any) -> list[Credit]:
+    """``group_advantages`` of one group. more: what the member is called with beside it, as one
+    that ``reads_values`` is.
+    """
+    rewards, valid = rewards_of(group)
+    if not np.isfinite(rewards).all():
+        bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
+    values = list(advantage(group, *more))
+    if len(values) != len(group.trajectories):
+        raise ValueError(
+            f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
+            f"{len(group.trajectories)} trajectories"
+        )
+    return [value if counts else 0.0 for value, counts in zip(values, valid, strict=True)]
 
 
 def _centre(

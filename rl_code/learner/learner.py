@@ -17,13 +17,16 @@ import numpy as np
 from models.transformer import Transformer
 from rl_code.config import named
 from rl_code.learner import picks
-from rl_code.learner.advantages import ADVANTAGES, group_advantages
+from rl_code.learner.advantages import ADVANTAGES, Credit, group_advantages, reads_values
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
 from rl_code.learner.continuations import with_continuations
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
+from rl_code.learner.value_credit import with_values
+from rl_code.learner.value_update import make_token_values, make_value_update
 from rl_code.types import Group
 
 
@@ -60,8 +63,15 @@ class Learner:
             self._prefill, self._update = make_two_phase_update(*way)
             self._token_logprobs = make_two_phase_logprobs(*logprobs)
         else:
-            self._update = make_update(*way, replay)
+            value = config.value
+            # a separate backbone has an update of its own
+            joint = value if value is not None and value.backbone == "shared" else None
+            self._update = make_update(*way, replay, joint)
             self._token_logprobs = make_token_logprobs(*logprobs, replay)
+            if value is not None:
+                shapes = (config.micro_batches, runs, replay)
+                self._token_values = make_token_values(*shapes)
+                self._value_update = make_value_update(value, *shapes)
 
     def begin(self, state: TrainState, prompts: Iterable[Sequence[int]]) -> Prefilled | None:
         """Starts the first of two phases, which needs only the prompts of the step, and returns
@@ -88,25 +98,32 @@ class Learner:
         """
         config = self._config
 
-        # Credit: advantages within each group, then fixed shapes with each prompt once.
-        advantages = group_advantages(groups, self._advantage)
-        if config.continuations:
-            pairs = zip(groups, advantages, strict=True)
-            trained = [with_continuations(*pair, self._advantage) for pair in pairs]
-            groups, advantages = [group for group, _ in trained], [found for _, found in trained]
-        if self._two_phase:
-            begun = begun or self.begin(state, [_prompt_of(group) for group in groups])
-            batch, pack_metrics = pack_completions(
-                groups, advantages, begun.prompts, config.pack, version=version
-            )
-            before = (begun.prompts,)
-        else:
-            batch, pack_metrics = pack(
-                groups, advantages, config.pack, version=version, choices=self._choices
-            )
-            before = ()
+        # Credit: advantages within each group, then fixed shapes with each prompt once. Those that
+        # are made of values come after the packing, since values are computed from the batch.
+        groups, advantages = self._credited(groups)
+        batch, begun, pack_metrics = self._packed(state, groups, advantages, version, begun)
+        before = (begun.prompts,) if self._two_phase else ()
+        if config.value is not None:
+            placed = jax.device_put(batch, self._rows)
+            values = np.asarray(self._token_values(state.model, state.value.critic, placed))
+            batch, found = with_values(batch, groups, values, self._advantage, config.value)
+            pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
         batch = jax.device_put(batch, self._rows)
+
+        # Values: where they are trained apart from the policy, their updates come first. A value
+        # function that fails then leaves the policy as it is.
+        pretrains = config.value is not None and (
+            int(state.value.updates) < config.value.pretrain_updates
+        )
+        if pretrains or (config.value is not None and config.value.backbone == "separate"):
+            updates = config.value.pretrain_epochs if pretrains else config.epochs
+            state, found = self._fit(state, batch, updates)
+            pack_metrics |= found
+            if pretrains or not found["train/finite"]:
+                return state, pack_metrics
+            # the policy's update is that of a run without values
+            batch = dataclasses.replace(batch, values=None, returns=None)
 
         # Update. With one epoch, the policy that is updated is itself the proximal policy. With
         # several, the proximal policy is that before the first update, so it is computed now.
@@ -126,6 +143,48 @@ class Learner:
             no_signal += metrics["train/no_signal"]
         over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
         return state, pack_metrics | metrics | over_epochs
+
+    def _credited(self, groups: Sequence[Group]) -> tuple[Sequence[Group], list[list[Credit]]]:
+        """The groups that are trained on, and the credit of each of their trajectories; 0 where
+        advantages are made of values, until there are values.
+        """
+        if reads_values(self._advantage):
+            return groups, [[0.0] * len(group.trajectories) for group in groups]
+        advantages = group_advantages(groups, self._advantage)
+        if not self._config.continuations:
+            return groups, advantages
+        pairs = zip(groups, advantages, strict=True)
+        trained = [with_continuations(*pair, self._advantage) for pair in pairs]
+        return [group for group, _ in trained], [found for _, found in trained]
+
+    def _packed(
+        self,
+        state: TrainState,
+        groups: Sequence[Group],
+        advantages: Sequence[Sequence[Credit]],
+        version: int,
+        begun: Prefilled | None,
+    ) -> tuple[Batch, Prefilled | None, dict[str, Any]]:
+        """The batch of a step in numpy, what its update begins with, and metrics."""
+        pack_config = self._config.pack
+        if not self._two_phase:
+            way = dict(version=version, choices=self._choices)
+            batch, metrics = pack(groups, advantages, pack_config, **way)
+            return batch, None, metrics
+        begun = begun or self.begin(state, [_prompt_of(group) for group in groups])
+        batch, metrics = pack_completions(
+            groups, advantages, begun.prompts, pack_config, version=version
+        )
+        return batch, begun, metrics
+
+    def _fit(self, state: TrainState, batch: Batch, updates: int) -> tuple[TrainState, dict]:
+        """The state after some updates of the value function alone, and the last one's metrics."""
+        finite = True
+        for _ in range(updates):
+            state, metrics = self._value_update(state, batch)
+            metrics = jax.device_get(metrics)
+            finite = finite and metrics.pop("value/finite") > 0.0
+        return state, metrics | {"train/finite": finite, "train/no_signal": 0.0}
 
 
 def _prompt_of(group: Group) -> np.ndarray:

@@ -96,21 +96,17 @@ def batch_logprobs(
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
     """
-    rest = (runs, before, replay)
-    return compared_logprobs(model, batch, temperature, entropy_gradient, *rest)[:2]
+    hidden, _, _ = target_hidden(model, batch, runs, before, replay)
+    return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 
 
-def compared_logprobs(
-    model: Model,
-    batch: Batch,
-    temperature: float,
-    entropy_gradient: bool,
-    runs: int,
-    before: Before | None,
-    replay: bool,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None, Routing | None]:
-    """``batch_logprobs``; of a batch with choices, how those of the model agree with them; and of a
-    model with experts, where the tokens went.
+def target_hidden(
+    model: Model, batch: Batch, runs: int, before: Before | None, replay: bool
+) -> tuple[Float[Array, "R M D"], Float[Array, "R M 2"] | None, Routing | None]:
+    """The hidden states that predict a batch's targets; of a batch with choices, how those of the
+    model agree with them; and of a model with experts, where the tokens went.
+
+    Arguments and errors as for ``batch_logprobs``.
     """
     rows = (batch.tokens, batch.positions, tokens_of(batch))
     documents = batch.documents is not None
@@ -121,5 +117,4 @@ def compared_logprobs(
         noted = picks.noted(batch, replay)
         hidden, shares, routing = model.hidden_noted(*rows, noted, runs, documents=documents)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-    logp, entropy = target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
-    return logp, entropy, shares, routing
+    return hidden, shares, routing

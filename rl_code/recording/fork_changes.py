@@ -40,6 +40,7 @@ _LEARNING = (
     "train.epochs",
     "train.advantage",
     "train.continuations",
+    "train.value",
     "train.loss",
     "train.pack",
     "train.micro_batches",

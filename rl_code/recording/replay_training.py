@@ -18,6 +18,7 @@ from rl_code.checkpoint import checkpoint
 from rl_code.config import read_config
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
+from rl_code.learner.value_function import carried
 from rl_code.run import lineage
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
@@ -68,9 +69,11 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
             with jax.set_mesh(part.mesh):
                 model = sft.initial_model(part)
                 learn = Learner(config.train, part.rows_sharding, model)
-                fresh = init_state(model, config.train.optimizer)
+                fresh = init_state(model, config.train.optimizer, config.train.value)
                 if state is not None:
                     # onto the devices of this part, whose mesh may be another one
+                    value = carried(state.value, state.model, config.train.value)
+                    state = dataclasses.replace(state, value=value)
                     state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, fresh))
                 elif start:
                     state = checkpoint.load(run.workdir, fresh, step=start).state

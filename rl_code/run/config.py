@@ -21,6 +21,7 @@ from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
+from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.forks import ForksConfig
@@ -244,13 +245,17 @@ class RunConfig:
                 "a chat, such as 'hermes', or 'compact'"
             )
 
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """The optimizers of a learner, by the dotted name of their section."""
+        sections = {"train": self.train, "train.value": self.train.value, "sft": self.sft}
+        return {name: x.optimizer for name, x in sections.items() if x is not None}
+
     def offloaded(self) -> str | None:
         """The first key, dotted, by which a learner's arrays wait in the host's memory; None for no
         such key.
         """
-        optimizers = {"train": self.train.optimizer, "sft": self.sft and self.sft.optimizer}
-        for name, optimizer in optimizers.items():
-            if optimizer is not None and optimizer.offload:
+        for name, optimizer in self.optimizers().items():
+            if optimizer.offload:
                 return f"{name}.optimizer.offload"
         return "model.offload_activations" if self.model.offload_activations else None
 
@@ -308,9 +313,8 @@ class RunConfig:
                 f"config.model.balance_rate = {self.model.balance_rate} moves biases of experts, "
                 "which config.model.lora freezes; set it to 0"
             )
-        optimizers = {"train": self.train.optimizer, "sft": self.sft and self.sft.optimizer}
-        for name, optimizer in optimizers.items():
-            if optimizer is not None and optimizer.muon_learning_rate is not None:
+        for name, optimizer in self.optimizers().items():
+            if optimizer.muon_learning_rate is not None:
                 raise ConfigError(
                     f"config.{name}.optimizer.muon_learning_rate = "
                     f"{optimizer.muon_learning_rate}: Muon is for whole matrices, not for the "

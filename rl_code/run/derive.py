@@ -48,7 +48,8 @@ WHY = {
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
     "rollout.engine.cache_dtype": "rollout.dtype",
     "rollout.engine.pages": "all open episodes at their longest, and prompts",
-    "train.optimizer.total_steps": "train.steps x train.epochs",
+    "train.optimizer.total_steps": "train.steps x train.epochs, without pretraining",
+    "train.value.optimizer.total_steps": "train.steps x train.epochs, and pretraining",
     "train.loss.constant_length": "the most tokens a trajectory can sample",
     "train.pack.rows": "a row for each group, or for each trajectory",
     "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
@@ -243,6 +244,12 @@ def _train(
     )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     shards = config.mesh.row_shards
+    value = train.value
+    alone = 0 if value is None else min(value.pretrain_steps, train.steps)
+    updates = (train.steps - alone) * train.epochs
+    if value is not None:
+        updates_of_value = updates + alone * value.pretrain_epochs
+        value = dataclasses.replace(value, optimizer=_optimizer(value.optimizer, updates_of_value))
     return dataclasses.replace(
         _filled(
             train,
@@ -252,7 +259,8 @@ def _train(
         loss=dataclasses.replace(loss, temperature=temperature),
         pack=packing,
         picks=config.rollout.picks,
-        optimizer=_optimizer(train.optimizer, train.steps * train.epochs),
+        optimizer=_optimizer(train.optimizer, updates),
+        value=value,
     )
 
 

@@ -21,10 +21,15 @@ from attention.implementations import Implementation
 from models.sharding import row_shards
 from models.transformer import abstract_model
 from rl_code.learner import picks
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import empty_batch
+from rl_code.learner.config import LearnerConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import TrainState, abstract_state, make_update
+from rl_code.learner.value_config import ValueConfig
+from rl_code.learner.value_function import ValueState
+from rl_code.learner.value_update import make_token_values, make_value_update
 from rl_code.rollout.engine import Engine
 from rl_code.run.attention_calls import attention_calls, expert_calls
 from rl_code.run.config import check_rows
@@ -107,7 +112,7 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
     train = config.train
     model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):
-        state = abstract_state(model, train.optimizer)
+        state = abstract_state(model, train.optimizer, train.value)
         programs = list(_update(run, state, tell))
     # as it lies on the devices that sample
     sampling = abstract_model(run.sampling_model().config, run.rollout_mesh, whole=True)
@@ -173,7 +178,14 @@ def _update(run: Run, state: TrainState, tell: Callable[[str], None]) -> Iterato
     prox = targets if train.epochs > 1 else None
     ref = targets if loss.kl_coef else None
     if train.pack.prompt_slots == 0:
-        update = make_update(*way, train.picks == "replay")
+        replay = train.picks == "replay"
+        joint = None
+        if train.value is not None:
+            yield from _value_programs(train, state, batch, tell)
+            if train.value.backbone == "shared":
+                joint = train.value
+                batch = dataclasses.replace(batch, values=targets, returns=targets)
+        update = make_update(*way, replay, joint)
         tell("update")
         yield _program("update", functools.partial(update.trace, state, batch, prox, ref))
         return
@@ -185,6 +197,22 @@ def _update(run: Run, state: TrainState, tell: Callable[[str], None]) -> Iterato
     tell("update, completions")
     trace = functools.partial(update.trace, state, prefilled, batch, prox, ref)
     yield _program("update, completions", trace)
+
+
+def _value_programs(
+    train: LearnerConfig, state: TrainState, batch: Batch, tell: Callable[[str], None]
+) -> Iterator[Program]:
+    """Compiles the programs of the value function beside the policy's update."""
+    shapes = (train.micro_batches, train.pack.runs, train.picks == "replay")
+    tell("values")
+    values = functools.partial(make_token_values(*shapes).trace, state.model, state.value.critic)
+    yield _program("values", functools.partial(values, batch))
+    if train.value.backbone == "shared" and not train.value.pretrain_steps:
+        return  # the policy's update is the value function's too
+    batch = dataclasses.replace(batch, values=batch.mask, returns=batch.mask)
+    tell("update, values")
+    update = make_value_update(train.value, *shapes)
+    yield _program("update, values", functools.partial(update.trace, state, batch))
 
 
 def _memory(
@@ -199,6 +227,8 @@ def _memory(
         yield Part("learner", "optimizer", 0, note)
     else:
         yield Part("learner", "optimizer", moments, "moments in float32")
+    if train.value is not None:
+        yield from _value_memory(train.value, state.value)
     if train.loss.kl_coef:
         yield Part("learner", "reference weights", device_bytes(state.model), "for kl_coef")
     temporary = {program.name: program.temporary_bytes for program in programs}
@@ -217,6 +247,21 @@ def _memory(
     yield Part("sampler", "pages", device_bytes(sampler.cache_shape()), note)
     working = max(temporary["prefill"], temporary["decode"])
     yield Part("sampler", "working memory: prefill or decode", working, f"{engine.slots} rows")
+
+
+def _value_memory(config: ValueConfig, state: ValueState) -> Iterator[Part]:
+    """Memory of a value function."""
+    notes = {
+        "shared": "a head on the policy's hidden states, in float32",
+        "separate": "a copy of what is trained of the policy, and a head",
+    }
+    yield Part("learner", "value weights", device_bytes(state.critic), notes[config.backbone])
+    moments = device_bytes(state.opt_state)
+    if config.optimizer.offload:
+        note = f"{moments / 2**20:,.1f} MiB of moments in float32 in the host's memory"
+        yield Part("learner", "value optimizer", 0, note)
+    else:
+        yield Part("learner", "value optimizer", moments, "moments in float32")
 
 
 def device_bytes(tree: Any) -> int:

@@ -153,10 +153,7 @@ def _padded(config: RunConfig, shape: ModelConfig) -> ModelConfig:
     # each expert's matrix stays what it is
     if pad_config(shape, devices) is shape:
         return found
-    optimizers = {"train": config.train.optimizer}
-    if config.sft is not None:
-        optimizers["sft"] = config.sft.optimizer
-    for section, optimizer in optimizers.items():
+    for section, optimizer in config.optimizers().items():
         if optimizer.muon_learning_rate is not None:
             raise ConfigError(
                 f"config.{section}.optimizer.muon_learning_rate = {optimizer.muon_learning_rate}: "
