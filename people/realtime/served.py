@@ -318,6 +318,10 @@ class System:
     def _learner(self) -> Learner:
         run = self._run
         train = dataclasses.replace(run.config.train, advantage=_BASELINED)
+        if train.teacher is not None:
+            raise ConfigError(
+                "config.train.teacher: what people work on has no teacher; set it to None"
+            )
         return Learner(train, run.rows_sharding, run.init_model())
 
     # --- Fleet and suites -------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from rl_code.learner import picks
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
+from rl_code.learner.teacher import PromptWith, Teacher, moved
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
@@ -33,10 +34,18 @@ class Learner:
     prompts, so it can run while the episodes are still being sampled.
     """
 
-    def __init__(self, config: LearnerConfig, rows: jax.sharding.Sharding, model: Transformer):
+    def __init__(
+        self,
+        config: LearnerConfig,
+        rows: jax.sharding.Sharding,
+        model: Transformer,
+        teacher: Transformer | None = None,
+        prompt: PromptWith | None = None,
+    ):
         """
         rows: the sharding of a batch's rows over the mesh.
         model: the model that training begins with. It is the reference policy of the KL divergence.
+        teacher, prompt: as ``Teacher`` takes them, where the config has a teacher.
         """
         self._config = config
         self._rows = rows
@@ -48,6 +57,11 @@ class Learner:
         )
         runs = config.pack.runs
         way = (loss, config.optimizer, config.micro_batches, runs)
+        self._teacher = None
+        lesson = {}
+        if config.teacher is not None:
+            self._teacher = Teacher(config, rows, teacher, prompt)
+            lesson = {"teacher": config.teacher}
         logprobs = (loss.temperature, config.micro_batches, runs)
         # What the sampler notes of each target. The reference policy makes its own choices.
         self._choices = {}
@@ -56,10 +70,10 @@ class Learner:
         replay = config.picks == "replay"
         self._two_phase = config.pack.prompt_slots > 0
         if self._two_phase:
-            self._prefill, self._update = make_two_phase_update(*way)
+            self._prefill, self._update = make_two_phase_update(*way, **lesson)
             self._token_logprobs = make_two_phase_logprobs(*logprobs)
         else:
-            self._update = make_update(*way, replay)
+            self._update = make_update(*way, replay, **lesson)
             self._token_logprobs = make_token_logprobs(*logprobs, replay)
 
     def begin(self, state: TrainState, prompts: Iterable[Sequence[int]]) -> Prefilled | None:
@@ -101,6 +115,11 @@ class Learner:
             )
             before = ()
         pack_metrics["batch/crc32"] = _crc32(batch)
+        lesson = ()
+        if self._teacher is not None:
+            lesson = self._teacher(state, groups, advantages, batch, version)
+        average = state.average
+        state = dataclasses.replace(state, average=None)
         batch = jax.device_put(batch, self._rows)
 
         # Update. With one epoch, the policy that is updated is itself the proximal policy. With
@@ -115,10 +134,12 @@ class Learner:
         no_signal = 0.0
         for _ in range(config.epochs):
             parts = (begun, batch) if self._two_phase else (batch,)
-            state, metrics = self._update(state, *parts, prox, ref)
+            state, metrics = self._update(state, *parts, prox, ref, *lesson)
             metrics = jax.device_get(metrics)
             finite = finite and metrics["train/finite"]
             no_signal += metrics["train/no_signal"]
+        if average is not None:
+            state = moved(config.teacher, dataclasses.replace(state, average=average))
         over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
         return state, pack_metrics | metrics | over_epochs
 

@@ -27,9 +27,17 @@ from attention.layout import Before
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.sharding import constrain
-from rl_code.learner import balance, offload, picks
+from rl_code.learner import balance, distillation, offload, picks
 from rl_code.learner.batch import Batch
-from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
+from rl_code.learner.distillation import Taught, TeacherConfig, head_of
+from rl_code.learner.logprobs import (
+    Model,
+    batch_logprobs,
+    logprobs_of,
+    target_hidden,
+    target_logits,
+    target_logprobs,
+)
 from rl_code.learner.objective import (
     Denominators,
     LossConfig,
@@ -53,6 +61,9 @@ class TrainState:
     opt_state: Any
     # int32 scalar, the number of updates made.
     step: jax.Array
+    # The moving average of what is trained, which teaches (``teacher.first_state``); None for none.
+    # An update does not see it.
+    average: Any = None
 
 
 def init_state(model: Model, config: OptimizerConfig) -> TrainState:
@@ -124,16 +135,20 @@ def make_update(
     micro_batches: int,
     runs: int = 0,
     replay: bool = False,
+    teacher: TeacherConfig | None = None,
 ) -> Callable[..., tuple]:
-    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
-    donated.
+    """An update(state, batch, prox=None, ref=None, taught=None, guide=None) -> (state, metrics);
+    the state passed in is donated.
 
-    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
+    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. taught: a teacher's words
+    on the targets, with the config ``teacher``; guide: as for ``distillation.head_of``. Metrics are
+    float32 scalars.
     The state comes back as it was, bit for bit, in two cases. When the loss or a gradient is not
     finite, train/finite is 0. When the gradient is 0, train/no_signal is 1: no group says in which
     direction to go, and only momentum, weight decay and the schedule would move the parameters.
-    Parts of the loss beside the policy's (the divergence from a reference, the entropy, the load of
-    experts) have gradients of their own, so that an update with them is made as ever.
+    Parts of the loss beside the policy's (the divergence from a reference or a teacher, the
+    entropy, the load of experts) have gradients of their own, so that an update with them is made
+    as ever.
     runs, replay: as for ``batch_logprobs``.
 
     Raises (at the first call with such a batch):
@@ -142,13 +157,22 @@ def make_update(
     """
 
     def update(
-        state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
+        state: TrainState,
+        batch: Batch,
+        prox: jax.Array | None = None,
+        ref: jax.Array | None = None,
+        taught: Taught | None = None,
+        guide: Any = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths, batch.segments)
         micro = split((batch, prox, ref), micro_batches)
+        words = split(taught, micro_batches)
 
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
-            return loss_share(loss, runs, total, model, take(micro, i), replay=replay)
+            lesson = None
+            if teacher is not None:
+                lesson = teacher, take(words, i), head_of(teacher, state.model, guide)
+            return loss_share(loss, runs, total, model, take(micro, i), None, replay, lesson)
 
         value, terms, grads, _ = accumulate(share, state.model, None, used(micro[0].mask))
         terms, load = balance.finished(picks.finished(terms))
@@ -166,15 +190,32 @@ def loss_share(
     micro: tuple,
     before: Before | None = None,
     replay: bool = False,
+    teacher: tuple[TeacherConfig, Taught, Model] | None = None,
 ) -> tuple[jax.Array, Terms]:
     """Share that a micro-batch adds to the loss and the metrics of the whole batch.
 
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
+    teacher: its config, its words on the targets, and the model whose ``logits`` are its own.
     """
     batch, prox, ref = micro
-    logp, entropy, shares, routing = compared_logprobs(
-        model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before, replay
-    )
+    hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
+    logits = target_logits(model, hidden, loss.temperature)
+    logp, entropy = logprobs_of(logits, batch.targets, loss.entropy_coef != 0.0)
+    lesson = None
+    if teacher is not None:
+        config, taught, head = teacher
+        lesson = distillation.lesson(
+            config,
+            taught,
+            policy=jax.nn.log_softmax(logits),
+            chosen=logp,
+            prox=prox,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            teacher=lambda: jax.nn.log_softmax(
+                target_logits(head, taught.hidden, loss.temperature)
+            ),
+        )
     value, terms = policy_loss(
         loss,
         logp=logp,
@@ -182,12 +223,13 @@ def loss_share(
         sampler=batch.logprobs,
         ref=ref,
         entropy=entropy,
-        advantages=batch.advantages,
+        advantages=lesson.advantages if lesson else batch.advantages,
         mask=batch.mask,
         trajectories=batch.trajectories,
         lengths=batch.lengths,
         staleness=batch.staleness,
         denominators=total,
+        lesson=lesson,
     )
     terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
     return balance.with_load(value, terms, model, routing, total.slots)

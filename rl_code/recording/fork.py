@@ -34,7 +34,8 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import suite
 from rl_code.host.files import write_atomically
-from rl_code.learner.update import TrainState, abstract_state, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState, abstract_state
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.values import METRICS_FILE, read_metrics
 from rl_code.metrics.writers import JsonLines, MetricLog, TensorBoard
@@ -285,7 +286,7 @@ def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
     start = nearest(GroupStore(parent / STORE), parent, step)
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         if start == step == 0:
-            return init_state(sft.initial_model(run), own.train.optimizer)
+            return first_state(own.train, sft.initial_model(run))
         with Progress(f"training again from step {start}", step - start) as progress:
             for done in replay(run, start, step):
                 if not done.same:

@@ -40,6 +40,7 @@ _LEARNING = (
     "train.epochs",
     "train.advantage",
     "train.loss",
+    "train.teacher",
     "train.pack",
     "train.micro_batches",
 )

@@ -83,7 +83,8 @@ class RecordedVersions:
             if version == 0:
                 return model
             state = init_state(model, self._learner.config.train.optimizer)
-            return checkpoint.load(self.workdir, state, step=version).state.model
+            # a moving average is not needed
+            return checkpoint.load(self.workdir, state, step=version, partial=True).state.model
 
     def _make(self, versions: Sequence[int], models: LocalWeights) -> None:
         """Repeats training from the nearest checkpoint before the first of the versions."""

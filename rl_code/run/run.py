@@ -43,7 +43,7 @@ from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import origin as origin_lib
-from rl_code.run import trajectory_log
+from rl_code.run import teaching, trajectory_log
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.model import find_model_config, find_tokenizer, with_given_adapters
@@ -118,6 +118,7 @@ class Run:
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
+            teaching.check(self)
         except BaseException:
             self.pool.close()
             raise
@@ -362,6 +363,7 @@ class Run:
             documents=self.config.documents,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
+            keep_test_errors=teaching.reads_test_errors(self.config.train),
         )
 
     def scheduler(
@@ -500,6 +502,10 @@ class Run:
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
         return self._prompts(task, protocol or self.config.protocol)[0]
+
+    def prompt_anew(self, task: Task) -> list[int]:
+        """As ``prompt``, of a task that is not asked for again."""
+        return self._encode_prompt(task, self.config.protocol)[0]
 
     def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))
