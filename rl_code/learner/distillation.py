@@ -175,7 +175,8 @@ class TeacherConfig:
     feedback_tokens: int = 256
     # Form of the divergence from the teacher: a member of DIVERGENCES, with its settings.
     divergence: Named = Named("full")
-    # Weight of the divergence in the loss, or in the advantages.
+    # Weight of the divergence in the loss, or in the advantages. With 0 the teacher is asked for
+    # metrics alone.
     coef: float = 1.0
     # Terms above it count as it, and have no gradient (as an advantage also those below its
     # negative): few tokens on which the teacher knows better must not outweigh all others. None
@@ -203,8 +204,8 @@ class TeacherConfig:
                 "weights='', feedback=None and average=None: the teacher is the policy itself, "
                 "which has nothing to teach; set one of the three"
             )
-        if not 0.0 < self.coef < math.inf:
-            raise ValueError(f"coef={self.coef} must be positive and finite")
+        if not 0.0 <= self.coef < math.inf:
+            raise ValueError(f"coef={self.coef} must be at least 0 and finite")
         if not 0.0 <= self.rewards < math.inf:
             raise ValueError(f"rewards={self.rewards} must be at least 0 and finite")
         if self.clip is not None and not 0.0 < self.clip < math.inf:
@@ -222,7 +223,7 @@ class TeacherConfig:
 
     @property
     def told(self) -> Feedback | None:
-        """What makes the feedback; None without. Raises ConfigError as ``form``."""
+        """The maker of the feedback; None without. Raises ConfigError as ``form``."""
         if self.feedback is None:
             return None
         return named.make(FEEDBACKS, self.feedback, "config.train.teacher.feedback")

@@ -124,7 +124,7 @@ class Teacher:
         batch: Batch,
         version: int,
     ) -> tuple[Taught, Any]:
-        """What the teacher says of the targets of ``batch``, and the ``guide`` of the updates
+        """Return the words of the teacher on the targets of ``batch``, and the ``guide`` of the updates
         (``distillation.head_of``).
 
         state: before the updates of the step. batch: the policy's, numpy arrays, packed from groups

@@ -159,7 +159,7 @@ def test_an_advantage_has_no_gradient_and_is_the_same_in_all_epochs():
         (dict(weights=""), "the teacher is the policy itself"),
         (dict(average=0.9), "set one of the two"),
         (dict(weights="", average=1.0), r"average=1\.0 must be between 0 and 1"),
-        (dict(coef=0.0), r"coef=0\.0 must be positive"),
+        (dict(coef=-1.0), r"coef=-1\.0 must be at least 0"),
         (dict(rewards=-1.0), r"rewards=-1\.0 must be at least 0"),
         (dict(clip=0.0), r"clip=0\.0 must be positive"),
         (dict(slots=1), "slots=1 must be at least 2"),

@@ -268,6 +268,15 @@ def test_two_phases_take_the_step_of_one(build, form):
     )
 
 
+def test_a_teacher_without_weight_is_asked_for_metrics_alone(build):
+    groups = build.groups([3, 4], seed=1)
+    config = config_of(feedback=FEEDBACK, coef=0.0, divergence=Named("full"))
+    gradient, metrics, _ = step(config, groups, make_toy())
+    assert float(metrics["teacher/divergence"]) > 0.0
+    expected, _, _ = step(dataclasses.replace(config, teacher=None), groups, make_toy())
+    assert_close(gradient, expected)
+
+
 def test_the_average_follows_the_weights(build):
     groups = build.groups([3, 4], seed=1)
     config = config_of(average=0.75, feedback=FEEDBACK, divergence=Named("full"))
