@@ -160,8 +160,8 @@ class TeacherConfig:
     """A teacher: its weights, its context, and the form of its part of the loss."""
 
     # Origin of the teacher's weights, as ``model.weights`` (``rl_code.run.origin``): a folder, a
-    # .gguf file, or a run with @ and a step. A step should be named, so that a replay reads the
-    # same. "" for the weights that are trained.
+    # .gguf file, or a run with @ and a step, so that a replay reads the same. "" for the weights
+    # that are trained.
     weights: str = ""
     # With weights "": the teacher is the moving average of the weights. After each step it is
     # average x itself + (1 - average) x the new weights. None for the weights of the step.

@@ -124,8 +124,8 @@ class Teacher:
         batch: Batch,
         version: int,
     ) -> tuple[Taught, Any]:
-        """Return the words of the teacher on the targets of ``batch``, and the ``guide`` of the updates
-        (``distillation.head_of``).
+        """Return the words of the teacher on the targets of ``batch``, and the ``guide`` of the
+        updates (``distillation.head_of``).
 
         state: before the updates of the step. batch: the policy's, numpy arrays, packed from groups
         and advantages.

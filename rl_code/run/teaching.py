@@ -106,6 +106,12 @@ def check(run: Run) -> None:
             )
     if not teacher.weights:
         return
+    if origin.workdir is not None and not isinstance(origin.step, int):
+        raise ConfigError(
+            f"{_KEY}.weights = {teacher.weights!r} is another checkpoint whenever that run saves "
+            f"one, and a replay would have another teacher; name a step with @, one of "
+            f"{checkpoint.steps(origin.workdir)}"
+        )
     shape = _shape(run, teacher)
     there = cut_config(shape).vocab_size
     if there != vocabulary or _tokens(origin) != run.tokenizer.vocabulary:

@@ -13,7 +13,8 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from models.sharding import MeshConfig, make_mesh
+from models.lora import LoRA, trained
+from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from rl_code.config.named import Named
 from rl_code.learner.advantages import GRPO
 from rl_code.learner.batching import PackConfig, pack
@@ -315,6 +316,85 @@ def test_a_state_gets_an_average_or_loses_it():
     np.testing.assert_array_equal(begun.average.table, state.model.table)
     assert with_average(config, begun) is begun
     assert with_average(without, begun).average is None
+
+
+def singles(groups):
+    """Each trajectory as a group of its own."""
+    return [
+        dataclasses.replace(group, trajectories=(t,))
+        for group in groups
+        for t in group.trajectories
+    ]
+
+
+def by_trajectory(taught, batch):
+    """Number of the trajectory -> the teacher's log-probabilities of its targets."""
+    numbers = sorted(set(batch.trajectories[batch.mask > 0].tolist()))
+    return {
+        number: taught.logprobs[(batch.mask > 0) & (batch.trajectories == number)]
+        for number in numbers
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["dense-window", "nsa"])
+def test_every_method_says_the_same_of_packed_contexts(build, trees, name):
+    model = build.attending(name)
+    shapes = dataclasses.replace(PACK, rows=8, slots=480, runs=60 if name == "nsa" else 0)
+    config = config_of(shapes, 2, feedback=FEEDBACK, slots=640)
+    packed = by_trajectory(*said(config, trees, model))
+    alone_shapes = dataclasses.replace(shapes, rows=16)
+    alone_config = dataclasses.replace(config, pack=alone_shapes)
+    apart = by_trajectory(*said(alone_config, singles(trees), model))
+    assert packed.keys() == apart.keys()
+    for number, found in packed.items():
+        np.testing.assert_allclose(found, apart[number], atol=2e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshConfig(data=2), MeshConfig(tensor=2), MeshConfig(fsdp=2), MeshConfig(context=2)],
+    ids=["data", "tensor", "fsdp", "context"],
+)
+def test_every_mesh_says_the_same(build, trees, mesh):
+    parts = mesh.context or 1
+    config = config_of(
+        dataclasses.replace(PACK, slots=480, parts=parts),
+        2,
+        feedback=FEEDBACK,
+        divergence=Named("full"),
+        slots=640,
+    )
+    model = build.model(num_heads=4, num_kv_heads=2)
+    one, batch = said(config, trees, model)
+    devices = make_mesh(mesh, jax.devices()[: mesh.devices])
+    with jax.set_mesh(devices):
+        placed = jax.device_put(fresh(model), parameter_shardings(model, devices))
+        rows = NamedSharding(devices, partition_spec(("batch",)))
+        other, _ = said(config, trees, placed, rows=rows)
+    real = batch.mask > 0
+    np.testing.assert_allclose(other.logprobs[real], one.logprobs[real], atol=2e-5)
+    np.testing.assert_allclose(other.hidden[real], one.hidden[real], atol=1e-4)
+
+
+@pytest.mark.long
+def test_adapters_have_an_average_of_their_own(build):
+    """The average of a model with adapters is that of the adapters, and teaches with the base."""
+    groups = build.groups([3, 4], seed=1)
+    model = build.model(lora=LoRA(rank=2, alpha=4.0, targets=("q_proj", "up_proj")))
+    config = config_of(average=0.5, feedback=FEEDBACK, divergence=Named("full"))
+    learn = Learner(config, here(), model, None, prompt_with)
+    state = first_state(config, fresh(model))
+    assert sum(x.size for x in jax.tree.leaves(state.average)) == sum(
+        x.size for x in jax.tree.leaves(trained(model))
+    )
+    for version in range(2):
+        before = jax.device_get(state.average)
+        state, metrics = learn(state, [_at(group, version) for group in groups], version)
+        half = jax.tree.map(lambda a, b: 0.5 * (a + b), before, trained(state.model))
+        assert_close(state.average, half)
+    assert np.isfinite(metrics["teacher/divergence"])
 
 
 @pytest.mark.parametrize("average", [None, 0.9])

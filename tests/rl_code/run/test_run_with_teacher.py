@@ -136,7 +136,9 @@ def test_what_does_not_go_with_a_run_is_refused_before_it_starts(plain, tmp_path
         check(config_of(AVERAGE | dict(divergence=Named("top_k", {"k": 400}))), tmp_path)
     with pytest.raises(ConfigError, match=r"config\.train\.teacher\.weights = '.*has checkpoints"):
         check(config_of(dict(weights=f"{plain}@77")), tmp_path)
-    other = config_of(dict(weights=str(plain)))
+    with pytest.raises(ConfigError, match=r"name a step with @, one of \[2, 4, 5\]"):
+        check(config_of(dict(weights=str(plain))), tmp_path)
+    other = config_of(dict(weights=f"{plain}@{STEPS}"))
     tokenizer = dataclasses.replace(other.tokenizer, vocab_size=290)
     other = dataclasses.replace(other, tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="its tokenizer is not that of the run"):
