@@ -117,6 +117,10 @@ class Served:
                 f"run.train.loss.kl_coef={self.run.train.loss.kl_coef} must be 0: versions follow "
                 "each other without end, and have no reference"
             )
+        if self.run.train.teacher is not None:
+            raise ValueError(
+                "run.train.teacher must be None: answers that people got have no teacher context"
+            )
         if self.feedback.database:
             raise ValueError(
                 f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "
@@ -318,10 +322,6 @@ class System:
     def _learner(self) -> Learner:
         run = self._run
         train = dataclasses.replace(run.config.train, advantage=_BASELINED)
-        if train.teacher is not None:
-            raise ConfigError(
-                "config.train.teacher: what people work on has no teacher; set it to None"
-            )
         return Learner(train, run.rows_sharding, run.init_model())
 
     # --- Fleet and suites -------------------------------------------------------------------------

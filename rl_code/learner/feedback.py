@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import ClassVar
 
+from rl_code.config import named
+from rl_code.config.named import Named
 from rl_code.environment.tools.run_tests import failed_case, failed_code
 from rl_code.types import Group, Task, Tests, Trajectory
 
@@ -18,8 +19,10 @@ from rl_code.types import Group, Task, Tests, Trajectory
 class Feedback:
     """A frozen dataclass whose fields are its settings."""
 
-    # True if it reads ``Trajectory.test_errors``, which are then on record.
-    reads_test_errors: ClassVar[bool] = False
+    @property
+    def reads_test_errors(self) -> bool:
+        """True if it reads ``Trajectory.test_errors``, which are then on record."""
+        return False
 
     def __call__(self, group: Group, trajectory: Trajectory) -> str:
         """The text for a trajectory of the group; "" for none."""
@@ -40,11 +43,13 @@ class FailedTests(Feedback):
     # The most tests that are told.
     most: int = 3
 
-    reads_test_errors: ClassVar[bool] = True
-
     def __post_init__(self):
         if self.most < 1:
             raise ValueError(f"most={self.most} must be at least 1")
+
+    @property
+    def reads_test_errors(self) -> bool:
+        return True
 
     def __call__(self, group: Group, trajectory: Trajectory) -> str:
         task = group.task
@@ -123,12 +128,37 @@ class SolvedSibling(Feedback):
         return ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Several(Feedback):
+    """Several feedbacks, one below the other; without those that have no text."""
+
+    # Members of FEEDBACKS, each with its settings.
+    parts: tuple[Named, ...]
+
+    def __post_init__(self):
+        _ = self.members  # a wrong name is found now
+
+    @property
+    def members(self) -> list[Feedback]:
+        """The feedbacks themselves. Raises ConfigError."""
+        path = "config.train.teacher.feedback.parts"
+        return [named.make(FEEDBACKS, part, path) for part in self.parts]
+
+    @property
+    def reads_test_errors(self) -> bool:
+        return any(member.reads_test_errors for member in self.members)
+
+    def __call__(self, group: Group, trajectory: Trajectory) -> str:
+        return "\n\n".join(filter(None, (member(group, trajectory) for member in self.members)))
+
+
 FEEDBACKS: dict[str, Callable[..., Feedback]] = {
     "failed_tests": FailedTests,
     "last_result": LastResult,
     "hint": Hint,
     "reference": Reference,
     "solved_sibling": SolvedSibling,
+    "several": Several,
 }
 
 

@@ -6,11 +6,14 @@ import dataclasses
 
 import pytest
 
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.learner.feedback import (
     FailedTests,
     Hint,
     LastResult,
     Reference,
+    Several,
     SolvedSibling,
     with_feedback,
 )
@@ -91,6 +94,16 @@ def test_a_hint_and_a_reference_come_with_the_task(group):
 def test_a_solved_sibling_is_another_trajectory(group):
     solved = "This solved it:\nfirst\nsecond"
     assert told(SolvedSibling(), group) == [solved, "", solved]
+
+
+def test_several_feedbacks_stand_below_each_other(group):
+    several = Several((Named("failed_tests", {"most": 1}), Named("solved_sibling")))
+    assert several.reads_test_errors and not Several((Named("hint"),)).reads_test_errors
+    failed = FailedTests(most=1)(group, group.trajectories[0])
+    solved = "This solved it:\nfirst\nsecond"
+    assert told(several, group) == [f"{failed}\n\n{solved}", "", solved]
+    with pytest.raises(ConfigError, match="'hints'"):
+        Several((Named("hints"),))
 
 
 def test_feedback_stands_behind_the_last_message():
