@@ -85,9 +85,11 @@ def reads_test_errors(config: LearnerConfig) -> bool:
 
 
 def check(run: Run) -> None:
-    """Raises ConfigError for a teacher that does not go with the run; reads no weights."""
+    """Raises ConfigError for a teacher that does not go with the run; reads no weights. Processes
+    that only sample have no teacher.
+    """
     teacher = run.config.train.teacher
-    if teacher is None:
+    if teacher is None or run.role not in ("all", "learner"):
         return
     vocabulary = cut_config(run.model_config).vocab_size
     try:

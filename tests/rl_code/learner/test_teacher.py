@@ -24,6 +24,7 @@ from rl_code.learner.feedback import Feedback
 from rl_code.learner.learner import Learner
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.teacher import Teacher, first_state, with_average
+from tests.rl_code.learner import test_documents
 from tests.rl_code.learner.conftest import VOCAB, make_toy
 from tests.rl_code.learner.steps import OPTIMIZER, assert_close, assert_left_alone, fresh
 from tests.rl_code.learner.test_trees import SIZES, as_tree
@@ -170,6 +171,23 @@ def test_contexts_of_small_rows_come_in_parts(build, trees):
     assert len(set(real)) == len(real)  # each target once
     wide = said(config_of(NARROW, 2, feedback=FEEDBACK), trees, make_toy())[0]
     assert_close(said(config, trees, make_toy())[0], wide)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_without_feedback_the_rows_are_those_of_the_policy(build, trees, documents):
+    shapes, groups = PACK, trees
+    if documents:
+        shapes, groups = test_documents.PACK, test_documents.make_groups(build, (3, 2, 4))
+    shapes = dataclasses.replace(shapes, drop_uninformative=False)
+    config = config_of(shapes, weights="x", slots=shapes.slots)
+    advantages = advantages_of(groups)
+    batch, _ = pack(groups, advantages, shapes, version=0)
+    (part,) = Teacher(config, here(), make_toy()).rows(groups, advantages, batch, 0)
+    for name in ("tokens", "positions", "segments", "branches", "targets", "sources", "documents"):
+        np.testing.assert_array_equal(getattr(part.batch, name), getattr(batch, name))
+    real = batch.mask.reshape(-1) > 0
+    np.testing.assert_array_equal(part.places.reshape(-1)[real], np.flatnonzero(real))
+    assert (part.places.reshape(-1)[~real] == batch.mask.size).all()
 
 
 def test_the_number_of_devices_changes_nothing(build, trees):
