@@ -80,9 +80,9 @@ class Divergence:
         self, hidden: Float[Array, "R M D"], teacher: Distributions
     ) -> Mapping[str, jax.Array]:
         """Fields of ``Taught`` beside mask and logprobs, from the teacher's hidden states and
-        distributions.
+        distributions. Where it asks for the whole distribution these are the hidden states.
         """
-        return {}
+        return {"hidden": hidden} if self.whole else {}
 
     def __call__(
         self,
@@ -104,9 +104,6 @@ class Full(Divergence):
     """The reverse KL divergence over the whole vocabulary."""
 
     whole: ClassVar[bool] = True
-
-    def kept(self, hidden, teacher):
-        return {"hidden": hidden}
 
     def __call__(self, policy, chosen, taught, teacher):
         return _expected(policy, teacher())
