@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 
+import jax
+import numpy as np
 import pytest
 
 from configs import quickstart
 from rl_code.checkpoint import checkpoint
+from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
 from rl_code.learner.distillation import TeacherConfig
+from rl_code.learner.teacher import first_state
 from rl_code.metrics.values import read_metrics
 from rl_code.recording.fork import fork
 from rl_code.run import dry_run, teaching
@@ -24,6 +29,7 @@ from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import Task
+from tests.rl_code.learner.conftest import make_toy
 from tests.rl_code.recorded_runs import (
     STEPS,
     deterministic,
@@ -191,6 +197,36 @@ def test_rows_of_a_teacher_have_room_for_feedback():
     with settings.unlocked():
         settings.train.teacher.feedback = "hint"
     assert build(RunConfig, settings).train.teacher.slots == 800
+
+
+@pytest.mark.parametrize("saved", [AVERAGE, None], ids=["with", "without"])
+@pytest.mark.parametrize("wanted", [AVERAGE, None], ids=["with", "without"])
+def test_a_checkpoint_is_read_with_and_without_an_average(tmp_path, saved, wanted):
+    def fresh(teacher, scale):
+        model = jax.tree.map(lambda x: scale * x, make_toy())
+        state = first_state(config_of(teacher).train, model)
+        if state.average is not None:
+            average = jax.tree.map(lambda x: 2.0 * x, state.average)
+            state = dataclasses.replace(state, average=average)
+        return state
+
+    state = fresh(saved, 1.0)
+    with Checkpoints(tmp_path, {}, keep=1) as checkpoints:
+        checkpoints.save(3, state, {})
+    with Checkpoints(tmp_path, {}, keep=1) as checkpoints:
+        train = config_of(wanted).train
+        found = teaching.restored(train, fresh(wanted, 0.0), tmp_path, checkpoints.restore)
+    assert found.step == 3
+    np.testing.assert_array_equal(found.state.model.table, state.model.table)
+    if wanted is None:
+        assert found.state.average is None
+    else:
+        # one that is missing begins as the weights that were read
+        expected = state.model if saved is None else state.average
+        np.testing.assert_array_equal(found.state.average.table, expected.table)
+    # the state that was begun with is none that was read
+    load = functools.partial(checkpoint.load, tmp_path / "none")
+    assert teaching.restored(train, fresh(wanted, 0.0), tmp_path / "none", load) is None
 
 
 TASK = Task("t", ({"role": "user", "content": "mend"},))
