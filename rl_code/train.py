@@ -37,8 +37,8 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.host.stop import Stopped, StopRequest
-from rl_code.learner.learner import Learner
-from rl_code.learner.update import TrainState, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState
 from rl_code.metrics.progress import Progress
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
@@ -47,7 +47,7 @@ from rl_code.rollout.group_source import (
     InLearnerThread,
     StopWaiting,
 )
-from rl_code.run import provenance
+from rl_code.run import provenance, teaching
 from rl_code.run.config import RunConfig, check_rows, refuse_sync
 from rl_code.run.journal import Journal
 from rl_code.run.retraining import retraining
@@ -118,7 +118,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     """The RL steps that are still to be done."""
     config = run.config.train
     every = run.config.checkpoint.every
-    learn = Learner(config, run.rows_sharding, model)
+    learn = teaching.learner(run, config, model)
     keep = run.config.checkpoint.keep
     with Checkpoints(run.workdir, run.config, keep=keep, may_change=MAY_CHANGE) as checkpoints:
         state, start, position = _restore(run, model, checkpoints)
@@ -238,8 +238,8 @@ def _restore(
 
     Raises ConfigError if more steps are done than the config asks for.
     """
-    state = init_state(model, run.config.train.optimizer, run.config.train.value)
-    restored = checkpoints.restore(state)
+    state = first_state(run.config.train, model)
+    restored = teaching.restored(run.config.train, state, run.workdir, checkpoints.restore)
     if restored is None:
         return state, 0, {"tasks": None, "planned": 0}
     if restored.step > run.config.train.steps:

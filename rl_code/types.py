@@ -362,6 +362,10 @@ class Trajectory:
     # The shares of visible and of hidden tests that the work passes; None where nothing was graded
     # or there are no tests of both kinds. A policy whose shares part learns the visible tests.
     passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # For each visible and then each hidden test "" if the work passes it, or what the test said. It
+    # is on record where a teacher reads it (``learner.feedback``); None elsewhere, and where
+    # nothing was graded.
+    test_errors: tuple[str, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Number of times that its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Scores that an environment of others gives the work, by name, "reward" among them; None

@@ -24,7 +24,7 @@ from rl_code.environment.calls import Calls
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
-from rl_code.environment.grading import grade_work
+from rl_code.environment.grading import grade_in_words, grade_work
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
@@ -32,6 +32,7 @@ from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import check, offered
+from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import (
@@ -45,6 +46,9 @@ from rl_code.types import (
     Trajectory,
     Turn,
 )
+
+# Characters that are kept of what a test said.
+_MOST_SAID = 400
 
 # Of work that was not handed in.
 NOT_GRADED = Grade(submitted=False)
@@ -75,6 +79,7 @@ class Episode(SampledEpisode):
         documents: DocumentsConfig | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        keep_test_errors: bool = False,
     ):
         super().__init__(task, group, index)
         self.protocol = protocol
@@ -103,6 +108,9 @@ class Episode(SampledEpisode):
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         self._malformed_calls = 0
         self._grade_s = 0.0
+        # Whether ``Trajectory.test_errors`` are kept, and those of what was graded last.
+        self._keep_test_errors = keep_test_errors
+        self._test_errors: tuple[str, ...] | None = None
         # As ``Trajectory.scores``.
         self._scores: Mapping[str, float] | None = None
         # As ``Trajectory.fork``.
@@ -296,6 +304,7 @@ class Episode(SampledEpisode):
         files: Snapshot = {}
         verdict = NOT_GRADED
         first_edit_passed = self._calls.no_edit_passed
+        errors = None
         try:
             files = self._calls.files_after()
             self.close()  # nothing the agent left running sees or touches what is graded
@@ -303,6 +312,7 @@ class Episode(SampledEpisode):
                 self._on_work(self.task, self.index, files if self.status == "submitted" else None)
             if self.status == "submitted":
                 verdict = self._grade(files)
+                errors = self._test_errors
             if self.status != "fault":
                 first_edit_passed = self._calls.first_edit_passed(files, verdict, self._grade)
         except SandboxFault as fault:
@@ -314,6 +324,7 @@ class Episode(SampledEpisode):
             # The signals read the trajectory, so it is made before its reward is known.
             flags = Reward(0.0, {}, verdict.flags)
             trajectory = self._trajectory(flags, verdict, first_edit_passed)
+            trajectory = dataclasses.replace(trajectory, test_errors=errors)
             try:
                 finished = FinishedEpisode(
                     task=self.task,
@@ -331,7 +342,11 @@ class Episode(SampledEpisode):
 
     def _grade(self, files: Snapshot) -> Grade:
         """Grade of files, as if they were handed in. Raises SandboxFault."""
-        return grade_work(self.task, files, self._pool, self.limits)
+        if not self._keep_test_errors:
+            return grade_work(self.task, files, self._pool, self.limits)
+        grade, errors = grade_in_words(self.task, files, self._pool, self.limits)
+        self._test_errors = tuple(one_line(error, _MOST_SAID) for error in errors)
+        return grade
 
     def _trajectory(
         self,

@@ -164,8 +164,8 @@ def pack(
         numbers.
     """
     chosen, count, counts = select(groups, advantages, config, version)
-    pieces = [piece for examples in chosen for piece in _pieces(examples, config)]
-    rows = _first_fit(pieces, config)
+    rows = laid_out(chosen, config)
+    pieces = [piece for members in rows for piece in members]
     used = sum(piece.tokens for piece in pieces)
     targets = sum(piece.targets for piece in pieces)
     if len(rows) > config.rows:
@@ -176,13 +176,7 @@ def pack(
         )
     batch = empty_batch(config, config.rows, count, choices)
     for row, members in enumerate(rows):
-        slots = _slots_of(config)
-        taken = sum(int(_taken(piece, config).sum()) for piece in members)
-        slots.spare = max(0, slots.spare - taken)
-        writer = RowWriter(batch, row, slots, version)
-        segments = itertools.count(1)  # 0 marks padding
-        for piece in members:
-            writer.write(piece, segments)
+        write_row(batch, row, members, config, version)
     unshared = sum(example.unshared for piece in pieces for example in piece.examples)
     metrics = {
         "pack/fill": used / max(len(rows) * config.slots, 1),
@@ -282,6 +276,28 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
         else:
             pieces.append(alone)
     return pieces
+
+
+def laid_out(chosen: Sequence[Sequence[Example]], config: PackConfig) -> list[list[Piece]]:
+    """The pieces of each row, for the examples of each group; as many rows as it takes.
+
+    Raises ValueError for a trajectory that fits no row.
+    """
+    pieces = [piece for examples in chosen for piece in _pieces(list(examples), config)]
+    return _first_fit(pieces, config)
+
+
+def write_row(
+    batch: Batch, row: int, members: Sequence[Piece], config: PackConfig, version: int
+) -> None:
+    """Writes pieces into an empty row of a batch of numpy arrays, in place."""
+    slots = _slots_of(config)
+    taken = sum(int(_taken(piece, config).sum()) for piece in members)
+    slots.spare = max(0, slots.spare - taken)
+    writer = RowWriter(batch, row, slots, version)
+    segments = itertools.count(1)  # 0 marks padding
+    for piece in members:
+        writer.write(piece, segments)
 
 
 def _first_fit(pieces: list[Piece], config: PackConfig) -> list[list[Piece]]:

@@ -8,6 +8,7 @@ from rl_code.config.named import Named, make
 from rl_code.config.read_config import ConfigError, at_least, follows
 from rl_code.learner.advantages import ADVANTAGES, reads_values
 from rl_code.learner.batching import PackConfig
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.learner.value_config import ValueConfig
@@ -29,6 +30,8 @@ class LearnerConfig:
     continuations: bool = False
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
+    # With this section a teacher's log-probabilities are a part of the loss; None for no teacher.
+    teacher: TeacherConfig | None = None
     # Parts of a batch whose gradients are computed one after another, to save memory. None for
     # parts that have one row for each device.
     micro_batches: int | None = None

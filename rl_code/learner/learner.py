@@ -22,6 +22,7 @@ from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
 from rl_code.learner.continuations import with_continuations
+from rl_code.learner.teacher import PromptWith, Teacher, moved
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
@@ -37,10 +38,18 @@ class Learner:
     prompts, so it can run while the episodes are still being sampled.
     """
 
-    def __init__(self, config: LearnerConfig, rows: jax.sharding.Sharding, model: Transformer):
+    def __init__(
+        self,
+        config: LearnerConfig,
+        rows: jax.sharding.Sharding,
+        model: Transformer,
+        teacher: Transformer | None = None,
+        prompt: PromptWith | None = None,
+    ):
         """
         rows: the sharding of a batch's rows over the mesh.
         model: the model that training begins with. It is the reference policy of the KL divergence.
+        teacher, prompt: as ``Teacher`` takes them, where the config has a teacher.
         """
         self._config = config
         self._rows = rows
@@ -52,6 +61,11 @@ class Learner:
         )
         runs = config.pack.runs
         way = (loss, config.optimizer, config.micro_batches, runs)
+        self._teacher = None
+        lesson = {}
+        if config.teacher is not None:
+            self._teacher = Teacher(config, rows, teacher, prompt)
+            lesson = {"teacher": config.teacher}
         logprobs = (loss.temperature, config.micro_batches, runs)
         # What the sampler notes of each target. The reference policy makes its own choices.
         self._choices = {}
@@ -60,13 +74,13 @@ class Learner:
         replay = config.picks == "replay"
         self._two_phase = config.pack.prompt_slots > 0
         if self._two_phase:
-            self._prefill, self._update = make_two_phase_update(*way)
+            self._prefill, self._update = make_two_phase_update(*way, **lesson)
             self._token_logprobs = make_two_phase_logprobs(*logprobs)
         else:
             value = config.value
             # a separate backbone has an update of its own
             joint = value if value is not None and value.backbone == "shared" else None
-            self._update = make_update(*way, replay, joint)
+            self._update = make_update(*way, replay, value=joint, **lesson)
             self._token_logprobs = make_token_logprobs(*logprobs, replay)
             if value is not None:
                 shapes = (config.micro_batches, runs, replay)
@@ -109,7 +123,11 @@ class Learner:
             batch, found = with_values(batch, groups, values, self._advantage, config.value)
             pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
+        on_host = batch
         batch = jax.device_put(batch, self._rows)
+        # no update sees the moving average
+        average = state.average
+        state = dataclasses.replace(state, average=None)
 
         # Values: where they are trained apart from the policy, their updates come first. A value
         # function that fails then leaves the policy as it is.
@@ -121,9 +139,15 @@ class Learner:
             state, found = self._fit(state, batch, updates)
             pack_metrics |= found
             if pretrains or not found["train/finite"]:
-                return state, pack_metrics
+                return dataclasses.replace(state, average=average), pack_metrics
             # the policy's update is that of a run without values
             batch = dataclasses.replace(batch, values=None, returns=None)
+
+        # What the teacher says of the sampled tokens, before the updates.
+        lesson = ()
+        if self._teacher is not None:
+            whole = dataclasses.replace(state, average=average)
+            lesson = self._teacher(whole, groups, advantages, on_host, version)
 
         # Update. With one epoch, the policy that is updated is itself the proximal policy. With
         # several, the proximal policy is that before the first update, so it is computed now.
@@ -137,10 +161,12 @@ class Learner:
         no_signal = 0.0
         for _ in range(config.epochs):
             parts = (begun, batch) if self._two_phase else (batch,)
-            state, metrics = self._update(state, *parts, prox, ref)
+            state, metrics = self._update(state, *parts, prox, ref, *lesson)
             metrics = jax.device_get(metrics)
             finite = finite and metrics["train/finite"]
             no_signal += metrics["train/no_signal"]
+        if average is not None:
+            state = moved(config.teacher, dataclasses.replace(state, average=average))
         over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
         return state, pack_metrics | metrics | over_epochs
 

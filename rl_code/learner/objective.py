@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Int
 from rl_code.config import named
 from rl_code.config.named import Named
 from rl_code.config.read_config import follows
+from rl_code.learner.distillation import Lesson, finished
 from rl_code.learner.losses import (
     LOSSES,
     MOST_LOG_RATIO,
@@ -245,7 +246,7 @@ def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
     """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share
     of the tokens.
     """
-    means = dict(terms.means)
+    means = finished(terms.means)
     first = means.pop("weight")
     second = means.pop("weight_squared")
     return (
@@ -269,6 +270,7 @@ def policy_loss(
     lengths: Tokens,
     staleness: Int[Array, "R M"],
     denominators: Denominators,
+    lesson: Lesson | None = None,
 ) -> tuple[jax.Array, Terms]:
     """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
 
@@ -279,6 +281,7 @@ def policy_loss(
       sampler: log mu.
       ref: log-probabilities of the reference policy; needed if kl_coef is not 0.
       entropy: the entropy of each token's distribution, in nats.
+      lesson: a teacher's part of the loss, whose advantages are ``advantages``; None for none.
     Values where mask is 0 do not matter, even NaN.
 
     Raises:
@@ -315,6 +318,8 @@ def policy_loss(
     surrogate = weight * surrogate
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
     loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
+    if lesson is not None:
+        loss += jnp.sum(share * lesson.loss)
 
     means |= mismatch(log_w) | {
         "policy/entropy": entropy,
@@ -324,6 +329,8 @@ def policy_loss(
     }
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
+    if lesson is not None:
+        means |= {name: x / denominators.tokens for name, x in lesson.sums.items()}
     stale = jnp.where(mask > 0.0, staleness, 0)
     old = per_trajectory(stale, trajectories, jax.ops.segment_max)
     means["rollout/staleness_mean"] = jnp.sum(mask * old / lengths) / denominators.trajectories

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import shutil
@@ -34,7 +35,8 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import suite
 from rl_code.host.files import write_atomically
-from rl_code.learner.update import TrainState, abstract_state, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState, abstract_state
 from rl_code.learner.value_function import abstract_value, carried
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.values import METRICS_FILE, read_metrics
@@ -43,7 +45,7 @@ from rl_code.recording import fork_changes, fork_position, kept_config
 from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
 from rl_code.rewards import reward_model
-from rl_code.run import lineage, origin, provenance
+from rl_code.run import lineage, origin, provenance, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.lineage import Fork
 from rl_code.run.retraining import retrained
@@ -324,8 +326,9 @@ def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         train = lineage.config_at(parent, own, step).train
         if start == step:
-            fresh = init_state(sft.initial_model(run), train.optimizer, train.value)
-            return checkpoint.load(parent, fresh, step=step).state if step else fresh
+            fresh = first_state(train, sft.initial_model(run))
+            load = functools.partial(checkpoint.load, parent, step=step)
+            return teaching.restored(train, fresh, parent, load, step).state if step else fresh
         with Progress(f"training again from step {start}", step - start) as progress:
             for done in replay(run, start, step):
                 if not done.same:

@@ -42,6 +42,7 @@ _LEARNING = (
     "train.continuations",
     "train.value",
     "train.loss",
+    "train.teacher",
     "train.pack",
     "train.micro_batches",
 )

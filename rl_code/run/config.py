@@ -21,6 +21,7 @@ from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
@@ -222,10 +223,32 @@ class RunConfig:
                 f"kl_coef={train.loss.kl_coef} and entropy_coef={train.loss.entropy_coef} would "
                 "learn from"
             )
+        if train.teacher is not None:
+            self._check_teacher(train.teacher)
         if train.pack.rows % train.micro_batches:
             raise ValueError(
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
+            )
+
+    def _check_teacher(self, teacher: TeacherConfig) -> None:
+        """Raises ConfigError where a teacher does not go with other sections."""
+        if self.train.pack.drop_uninformative:
+            raise ConfigError(
+                "config.train.pack.drop_uninformative = True drops groups of equal rewards, which "
+                "config.train.teacher would teach: set it to False"
+            )
+        if teacher.feedback is None:
+            return
+        name = f"config.train.teacher.feedback = {teacher.feedback.name!r}"
+        if self.documents is not None:
+            raise ConfigError(
+                f"{name}: documents have other places behind it; leave one of the two out"
+            )
+        if self.harness is not None:
+            raise ConfigError(
+                f"{name}: an agent of others ({self.harness.name!r}) writes its prompts by itself, "
+                "so none can be made with feedback; leave it out"
             )
 
     def _check_harness(self, harness: Named) -> None:
@@ -263,6 +286,8 @@ class RunConfig:
         """Raises ValueError where rows cannot be cut over the axis context."""
         pack = self.train.pack
         rows = {"train.pack.slots": pack.slots, "train.pack.prompt_slots": pack.prompt_slots}
+        if self.train.teacher is not None:
+            rows["train.teacher.slots"] = self.train.teacher.slots
         if self.sft is not None:
             rows["sft.slots"] = self.sft.slots
         for name, slots in rows.items():

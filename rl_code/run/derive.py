@@ -15,6 +15,7 @@ from attention.methods.method import Method
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.learner.batching import PackConfig
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
@@ -55,6 +56,7 @@ WHY = {
     "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.targets": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
+    "train.teacher.slots": "a row of train.pack, and the feedback of its trajectories",
     "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
     "documents.longest": "whole pages within limits.tokens, at most 1024 tokens",
@@ -258,10 +260,28 @@ def _train(
         ),
         loss=dataclasses.replace(loss, temperature=temperature),
         pack=packing,
+        teacher=_teacher(train.teacher, packing, limits),
         picks=config.rollout.picks,
         optimizer=_optimizer(train.optimizer, updates),
         value=value,
     )
+
+
+def _teacher(
+    given: TeacherConfig | None, packing: PackConfig, limits: Limits
+) -> TeacherConfig | None:
+    """The shapes of a teacher's rows: those of the policy's, and the feedback of each trajectory
+    that such a row is sized for.
+    """
+    if given is None:
+        return None
+    slots = packing.slots + packing.prompt_slots
+    if given.feedback is not None:
+        together = max(1, packing.targets // sampled_tokens(limits))
+        # prompts with feedback part in another place; what follows begins at a multiple of align
+        more = given.feedback_tokens + 2 * (packing.align - 1)
+        slots += together * more
+    return _filled(given, slots=slots + -slots % packing.parts)
 
 
 def _documents(given: DocumentsConfig | None, limits: Limits, page: int) -> DocumentsConfig | None:

@@ -44,7 +44,7 @@ from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import origin as origin_lib
-from rl_code.run import trajectory_log
+from rl_code.run import teaching, trajectory_log
 from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
@@ -122,6 +122,7 @@ class Run:
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
+            teaching.check(self)
         except BaseException:
             self.pool.close()
             raise
@@ -366,6 +367,7 @@ class Run:
             documents=self.config.documents,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
+            keep_test_errors=teaching.reads_test_errors(self.config.train),
         )
 
     def recall(self, trajectories: Sequence[Trajectory]) -> None:
@@ -521,6 +523,10 @@ class Run:
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
         return self._prompts(task, protocol or self.config.protocol)[0]
+
+    def prompt_anew(self, task: Task) -> list[int]:
+        """As ``prompt``, of a task that is not asked for again."""
+        return self._encode_prompt(task, self.config.protocol)[0]
 
     def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))
