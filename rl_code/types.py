@@ -126,6 +126,11 @@ class Limits:
             )
 
     @property
+    def most_sampled(self) -> int:
+        """The most tokens that the policy can sample in one trajectory."""
+        return min(self.turns * self.turn_tokens, self.tokens)
+
+    @property
     def longest_wait_s(self) -> float:
         """Wall-clock seconds within which a message is answered and an episode graded, whatever a
         model does.

@@ -284,6 +284,7 @@ class Episode(SampledEpisode):
                     grade=verdict,
                     usage=Usage.of(trajectory),
                     sandboxes=self._pool,
+                    limits=self.limits,
                 )
                 return dataclasses.replace(trajectory, reward=self._reward(finished))
             except SandboxFault as fault:  # of a signal that runs code

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.types import Reward, Task, Trajectory
+from rl_code.types import Limits, Reward, Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
 # did not write, a value whose ``__eq__`` says that it equals anything, a test that passed beside a
@@ -108,6 +108,8 @@ class FinishedEpisode:
     events: tuple[Event, ...] = ()
     # Sandboxes in which a signal may run code of the work; None where there are none.
     sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)
+    # Limits that it was played with; None where they are not known.
+    limits: Limits | None = None
 
 
 # What pays a finished episode. Raises SandboxFault where the sandbox is at fault.

@@ -26,6 +26,7 @@ from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.tools.text import cut_middle
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
+from rl_code.rewards.overlong import Overlong
 from rl_code.rewards.quality import Quality
 from rl_code.rewards.score import Score
 from rl_code.rewards.similarity import similarity
@@ -45,6 +46,7 @@ SIGNALS: dict[str, Any] = {
     "similarity": similarity,
     "tested": Tested,
     "score": Score,
+    "overlong": Overlong,
 }
 
 # The flag of an episode of which a signal raised an exception.

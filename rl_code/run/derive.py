@@ -84,7 +84,7 @@ def settle(config: RunConfig) -> dict[str, Any]:
 
 def sampled_tokens(limits: Limits) -> int:
     """The most tokens that the policy can sample in one trajectory."""
-    return min(limits.turns * limits.turn_tokens, limits.tokens)
+    return limits.most_sampled
 
 
 def block_of(methods: Sequence[Method]) -> int | None:
