@@ -350,6 +350,9 @@ class Trajectory:
     # Scores that an environment of others gives the work, by name, "reward" among them; None
     # where tests decide, and where the episode ended before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # The share of milestones that the work had reached before the first turn of the assistant and
+    # after each; None where they were not measured, and of a fault.
+    milestones: tuple[float, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:

@@ -25,6 +25,7 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_work
+from rl_code.environment.milestones import Milestones, MilestonesConfig
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
@@ -65,6 +66,7 @@ class Episode(SampledEpisode):
         documents: DocumentsConfig | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        milestones: MilestonesConfig | None = None,
     ):
         super().__init__(task, group, index)
         self.protocol = protocol
@@ -91,6 +93,9 @@ class Episode(SampledEpisode):
         )
         new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
+        # None where milestones are not measured.
+        self._milestones = milestones and Milestones(task, milestones, dict(task.files))
+        self._potentials: tuple[float, ...] | None = None
         self._malformed_calls = 0
         self._grade_s = 0.0
         # As ``Trajectory.scores``.
@@ -165,6 +170,7 @@ class Episode(SampledEpisode):
         other._name = f"episode {index} of task {self.task.id}"
         other._calls = self._calls.fork(other._name)
         other._frames = self._frames.copy()
+        other._milestones = self._milestones and self._milestones.copy()
         return other
 
     def step(
@@ -226,6 +232,10 @@ class Episode(SampledEpisode):
         """
         try:
             asked = self._calls.carry_out(self._frames)
+            if self._milestones is not None:
+                changed = self._calls.take_changed()
+                files = self._calls.attempt(self._calls.files_after) if changed else None
+                self._milestones.note(files)
         except SandboxFault as fault:
             self._note(fault)
             frame.results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
@@ -264,6 +274,10 @@ class Episode(SampledEpisode):
                 self._on_work(self.task, self.index, files if self.status == "submitted" else None)
             if self.status == "submitted":
                 verdict = self._grade(files)
+            if self.status != "fault" and self._milestones is not None:
+                self._potentials = self._milestones.potentials(
+                    files, verdict, self._pool, self.limits
+                )
             if self.status != "fault":
                 first_edit_passed = self._calls.first_edit_passed(files, verdict, self._grade)
         except SandboxFault as fault:
@@ -319,6 +333,7 @@ class Episode(SampledEpisode):
             passed=verdict.passed,
             rebuilt=self._calls.rebuilt or None,
             scores=self._scores,
+            milestones=None if self.status == "fault" else self._potentials,
         )
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -133,12 +133,14 @@ class MaxRL:
         return (centred * count / max(solved, 1)).astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., Advantage]] = {
+# One with a file of its own is imported when a config names it.
+ADVANTAGES: dict[str, Any] = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "rloo": RLOO,
     "pkpo": PKPO,
     "maxrl": MaxRL,
+    "milestones": "rl_code.learner.milestones:Milestones",
 }
 
 

@@ -13,6 +13,7 @@ from models.sharding import MeshConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.milestones import MilestonesConfig
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
@@ -24,7 +25,7 @@ from rl_code.harness.api import find_agent
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
-from rl_code.run.derive import settle
+from rl_code.run.derive import longest_wait_s, settle
 from rl_code.run.sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -84,6 +85,9 @@ class RunConfig:
     # The agent of others that plays all episodes, through the endpoint: a key of
     # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
     harness: Named | None = None
+    # With this section visible tests run on the files after each message, for the advantage
+    # "milestones". None to grade the work at the end alone.
+    milestones: MilestonesConfig | None = None
 
     def __post_init__(self):
         self._check_names()
@@ -177,10 +181,11 @@ class RunConfig:
             shapes = suite.engine or self.rollout.engine
             played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
         for name, limits, engine, shapes in played:
-            if self.rollout.worker_deadline_s <= limits.longest_wait_s:
+            longest_s = longest_wait_s(self, limits)
+            if self.rollout.worker_deadline_s <= longest_s:
                 raise ValueError(
                     f"rollout.worker_deadline_s={self.rollout.worker_deadline_s:g} must be above "
-                    f"the {limits.longest_wait_s:g} s that {name}limits lets tools and grading "
+                    f"the {longest_s:g} s that {name}limits lets tools and grading "
                     "take; a model that waits would end the run"
                 )
             if limits.tokens > shapes.length:
@@ -190,6 +195,7 @@ class RunConfig:
                 )
         if self.documents is not None:
             self._check_documents(self.documents)
+        self._check_milestones()
         self._check_picks()
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
@@ -215,6 +221,27 @@ class RunConfig:
             raise ValueError(
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
+            )
+
+    def _check_milestones(self) -> None:
+        """Raises ConfigError where milestones are not measured, or cannot be."""
+        if self.milestones is None:
+            if self.train.advantage.name == "milestones":
+                raise ConfigError(
+                    "config.train.advantage = 'milestones': none are measured; set "
+                    "config.milestones={}"
+                )
+            return
+        if self.harness is not None:
+            raise ConfigError(
+                f"config.milestones: the files of {self.harness.name!r} are not looked at between "
+                "its messages; leave milestones out, or harness"
+            )
+        tools = find_tools(self.tools, "config.tools")
+        if asking := [name for name, tool in tools.items() if tool.delegation is not None]:
+            raise ConfigError(
+                f"config.milestones: messages of sub-agents ({', '.join(asking)}) have none; leave "
+                "milestones out, or these tools"
             )
 
     def _check_harness(self, harness: Named) -> None:

@@ -87,6 +87,12 @@ def sampled_tokens(limits: Limits) -> int:
     return limits.most_sampled
 
 
+def longest_wait_s(config: RunConfig, limits: Limits) -> float:
+    """Wall-clock seconds within which a message is answered and an episode graded."""
+    milestones_s = limits.grade_s if config.milestones is not None else 0.0
+    return limits.longest_wait_s + milestones_s
+
+
 def block_of(methods: Sequence[Method]) -> int | None:
     """Tokens of the blocks that a model's layers choose; None if no layer chooses blocks.
 
@@ -208,7 +214,7 @@ def _rollout(
     rollout = _filled(
         config.rollout,
         dtype=config.model.dtype,
-        worker_deadline_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
+        worker_deadline_s=max(longest_wait_s(config, limits) for limits in played) + GRACE_S,
     )
     shapes = engine(
         rollout.engine,

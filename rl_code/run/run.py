@@ -330,9 +330,11 @@ class Run:
         protocol: Named | None = None,
         limits: Limits | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        for_training: bool = True,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given. on_work: gets what the agent hands in.
+        given. on_work: gets what the agent hands in. for_training: False for one of which no
+        milestones are needed.
         """
         if self.harness is not None:
             from rl_code.harness.episode import AgentEpisode
@@ -362,6 +364,7 @@ class Run:
             documents=self.config.documents,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
+            milestones=self.config.milestones if for_training else None,
         )
 
     def scheduler(
@@ -526,7 +529,11 @@ class Run:
         files, or None.
         """
         make_episode = functools.partial(
-            self.episode, protocol=suite.protocol, limits=suite.limits, on_work=on_work
+            self.episode,
+            protocol=suite.protocol,
+            limits=suite.limits,
+            on_work=on_work,
+            for_training=False,
         )
         way = suite.sampling, suite.engine, suite.protocol, suite.dtype
         # the same for all evaluations of a run, those before and after training too
