@@ -194,6 +194,12 @@ def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list
     return out
 
 
+def informative(group: Group, advantage: Advantage) -> bool:
+    """True if an advantage of the group is not 0. Raises ValueError as ``group_advantages``."""
+    (values,) = group_advantages([group], advantage)
+    return any(np.any(value) for value in values)
+
+
 def _centre(
     rewards: Float[np.ndarray, " G"], valid: Bool[np.ndarray, " G"]
 ) -> tuple[Float[np.ndarray, " G"], float]:

@@ -186,7 +186,7 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
     that is not on record, and ConfigError for a workdir without the run's tokenizer.
     """
     store = GroupStore(Path(workdir) / STORE)
-    trained = [item.number for item in store.items(step) if item.kind == "train"]
+    trained = [item.number for item in store.items(step) if item.trained]
     groups = [store.record(step, number).group for number in trained]
     return _parsed(words_of(Path(workdir)).lines(step, groups))
 
