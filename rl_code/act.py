@@ -128,6 +128,7 @@ def make_actor(
         config,
         on_loaded,
         NoteBook(store, run.tools, config.max_staleness).task,
+        run.demonstrator(),
     )
 
 

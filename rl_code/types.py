@@ -350,6 +350,10 @@ class Trajectory:
     # Scores that an environment of others gives the work, by name, "reward" among them; None
     # where tests decide, and where the episode ended before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # True for a demonstration, which no weights sampled: its log-probabilities are 0, as those of a
+    # demonstrator who is sure of each token, and its versions are that with which the rest of its
+    # group was begun. None for a trajectory of the policy's.
+    demonstrated: bool | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # The share of milestones that the work had reached before the first turn of the assistant and
     # after each; None where they were not measured, and of a fault.
     milestones: tuple[float, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
@@ -428,7 +432,12 @@ class Group:
     trajectories: tuple[Trajectory, ...]
 
     @property
+    def own(self) -> tuple[Trajectory, ...]:
+        """The trajectories of the policy's: all but demonstrations."""
+        return tuple(one for one in self.trajectories if not one.demonstrated)
+
+    @property
     def solved(self) -> tuple[int, int]:
-        """(episodes solved, episodes graded); a fault of the sandbox is not graded."""
-        graded = [one for one in self.trajectories if one.status != "fault"]
+        """(episodes of the policy's solved, episodes graded); a fault of the sandbox is not."""
+        graded = [one for one in self.own if one.status != "fault"]
         return sum(one.solved for one in graded), len(graded)

@@ -58,3 +58,6 @@ class Batch:
     # Choices of the sampler for each target (``Context.choices``), by name, [R, M, ...]. None in a
     # run that notes nothing.
     choices: dict[str, jax.Array] | None = None
+    # float32 [R, M], 1 for a target that a demonstrator chose. None in a run without
+    # demonstrations in its groups.
+    demonstrated: jax.Array | None = None

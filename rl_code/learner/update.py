@@ -188,6 +188,7 @@ def loss_share(
         lengths=batch.lengths,
         staleness=batch.staleness,
         denominators=total,
+        demonstrated=batch.demonstrated,
     )
     terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
     return balance.with_load(value, terms, model, routing, total.slots)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attention.methods.method import Method
 from attention.picks import choosing
@@ -15,9 +15,11 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.milestones import MilestonesConfig
 from rl_code.environment.protocols.api import find_protocol
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
@@ -119,6 +121,8 @@ class RunConfig:
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.train.demonstrations is not None:
+            self._check_demonstrations(protocol, tools)
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
@@ -222,6 +226,25 @@ class RunConfig:
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
             )
+
+    def _check_demonstrations(self, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
+        """Raises ConfigError where groups cannot hold demonstrations."""
+        path = "config.train.demonstrations"
+        if not find_source(self.tasks, "config.tasks").demonstrated:
+            raise ConfigError(f"{path}: the tasks of {self.tasks.name!r} have none; leave it out")
+        if self.harness is not None:
+            raise ConfigError(
+                f"{path}: what {self.harness.name!r} asks for is not known before; leave "
+                "demonstrations out, or harness"
+            )
+        if self.rollout.picks is not None:
+            raise ConfigError(
+                f"{path}: no sampler notes picks of demonstrations; set rollout.picks to None"
+            )
+        try:
+            check_demonstrable(protocol, tools, self.tasks.name)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def _check_milestones(self) -> None:
         """Raises ConfigError where milestones are not measured, or cannot be."""

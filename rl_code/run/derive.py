@@ -242,7 +242,11 @@ def _train(
     parts = config.mesh.context or 1
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
     packing = dataclasses.replace(
-        packing, max_staleness=max_staleness, documents=documents, parts=parts
+        packing,
+        max_staleness=max_staleness,
+        documents=documents,
+        parts=parts,
+        demonstrated=train.demonstrations is not None,
     )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     shards = config.mesh.row_shards

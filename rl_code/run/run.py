@@ -36,6 +36,7 @@ from rl_code.harness.agent import Agent
 from rl_code.harness.api import find_agent
 from rl_code.learner import offload
 from rl_code.rewards.combine import find_reward
+from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
@@ -52,6 +53,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.fitting import Fitting
+from rl_code.tasks.group_demonstrations import messages_of
 from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
 from rl_code.types import Limits, Task, Trajectory
@@ -290,6 +292,20 @@ class Run:
         documents = self.config.documents
         task = self._demonstrated[index]
         return demonstrate(task, rng, kind, limits, documents, self._walk_words)
+
+    def demonstrator(self) -> Demonstrator | None:
+        """Plays the demonstrations of groups; None where groups have none."""
+        shown = self.config.train.demonstrations
+        if shown is None:
+            return None
+
+        def messages(task: Task, rng: random.Random) -> list[list[int]]:
+            limits, documents = self.config.limits, self.config.documents
+            way = shown.demonstration, limits, documents, self._walk_words
+            texts = messages_of(demonstrate(task, rng, *way))
+            return [self.tokenizer.encode(text) for text in texts]
+
+        return Demonstrator(messages, self.episode, shown.steps)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,

@@ -27,6 +27,7 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.run.step_metrics import METRICS, Metric
 from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig
+from rl_code.tasks.group_demonstrations import GroupDemonstrations
 from rl_code.tasks.refill import RefillConfig
 from rl_code.tasks.screening import ScreeningConfig
 
@@ -311,6 +312,9 @@ class TrainConfig(LearnerConfig):
     # With this section kinds of tasks of which the policy solves some episodes and not others are
     # drawn more often; None draws all tasks alike.
     curriculum: CurriculumConfig | None = None
+    # With this section one trajectory of each group is a demonstration. None for groups that the
+    # policy samples alone.
+    demonstrations: GroupDemonstrations | None = None
     # With this section further tasks are drawn for a step in place of those whose groups have
     # nothing to teach. None trains on smaller batches then.
     refill: RefillConfig | None = None
@@ -326,6 +330,11 @@ class TrainConfig(LearnerConfig):
                 "None. Screening is for lists, a curriculum for streams and tasks of several kinds"
             )
         at_least(self, steps=0, tasks_per_step=1, group_size=1)
+        if self.demonstrations is not None and self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size} must be at least 2: one trajectory of a group is a "
+                "demonstration"
+            )
         if self.refill is not None:
             self._check_refill()
 

@@ -125,6 +125,7 @@ class Words:
             "solved": trajectory.solved,
             "malformed_calls": trajectory.malformed_calls,
             "first_edit_passed": trajectory.first_edit_passed,
+            **_where_set(trajectory),
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
             **self._texts(trajectory, slice(start, None)),
             "logprobs": [
@@ -161,6 +162,12 @@ class Words:
             pieces += [text, *[""] * (length - 1)]
             i += length
         return pieces
+
+
+def _where_set(trajectory: Trajectory) -> dict[str, Any]:
+    """Fields that most trajectories lack."""
+    found = {"milestones": trajectory.milestones, "demonstrated": trajectory.demonstrated}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def write_evaluation(
