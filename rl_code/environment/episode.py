@@ -94,7 +94,7 @@ class Episode(SampledEpisode):
         new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         # None where milestones are not measured.
-        self._milestones = milestones and Milestones(task, milestones, dict(task.files))
+        self._milestones = Milestones(task, milestones, dict(task.files)) if milestones else None
         self._potentials: tuple[float, ...] | None = None
         self._malformed_calls = 0
         self._grade_s = 0.0

@@ -72,7 +72,7 @@ class Milestones:
                 "config.milestones, or take another train.advantage"
             )
         credit = credit_of(trajectory.milestones, self.gamma, self.carry, self.ends_at_zero)
-        return self.weight * per_turn(trajectory, credit)
+        return self.weight * per_turn(trajectory, credit.tolist())
 
 
 def credit_of(

@@ -73,9 +73,15 @@ def find(workdir: Path, step: int, task: str) -> Recorded:
 
 
 def _demonstrated_again(run: Run, found: Recorded, recorded: Trajectory) -> Trajectory:
-    """A demonstration as it is played now."""
+    """A demonstration as it is played now. Raises ConfigError."""
     (version,) = set(recorded.versions[recorded.sampled].tolist())
-    with contextlib.closing(run.demonstrator()) as demonstrator:
+    made = run.demonstrator()
+    if made is None:
+        raise ConfigError(
+            f"config.train.demonstrations = None: task {recorded.task_id!r} trajectory "
+            f"{recorded.index} is a demonstration, which cannot be played again without"
+        )
+    with contextlib.closing(made) as demonstrator:
         return demonstrator.play(
             found.record.group.task, recorded.group, recorded.index, found.item.seed, version
         )
