@@ -31,7 +31,7 @@ type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
     """Number of tokens that the policy sampled per trajectory: median, 90th percentile, most."""
-    counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
+    counts = [int(t.sampled.sum()) for group in groups for t in group.own]
     return {
         "lengths/sampled_p50": float(np.percentile(counts, 50)),
         "lengths/sampled_p90": float(np.percentile(counts, 90)),
