@@ -1,4 +1,4 @@
-"""What helps where hardly any episode succeeds: ways against plain GRPO, 3 seeds each.
+"""Ways to learn where hardly any episode succeeds, against plain GRPO, 3 seeds each.
 
 What: the quickstart's agent is warmed up on functions of one step alone and trained on functions of
   three. Each variant adds one thing to plain GRPO, from the same warm start.

@@ -73,7 +73,7 @@ class Milestones:
         self._states = [start]
 
     def copy(self) -> Milestones:
-        """Those of an episode that has come the same way."""
+        """Milestones of an episode that has come the same way."""
         other = object.__new__(Milestones)
         other._task, other._groups, other._states = self._task, self._groups, [*self._states]
         return other
