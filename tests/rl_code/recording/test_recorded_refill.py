@@ -119,7 +119,7 @@ def test_a_fork_of_a_refilled_run_without_a_change_ends_as_the_run_itself(
 
 
 @pytest.mark.parametrize("step", [2, 3])
-def test_a_fork_with_another_advantage_refills_by_its_own(parents, tmp_path, step):
+def test_a_fork_that_learns_otherwise_refills_by_its_own_groups(parents, tmp_path, step):
     config = make_config("one_step")
     optimizer = dataclasses.replace(config.train.optimizer, learning_rate=0.003)
     config = make_config("one_step", optimizer=optimizer)
