@@ -55,4 +55,5 @@ class Overlong:
 
 def penalty(length: float, most: float, within: float) -> float:
     """The penalty of a length. most: L_max. within: L_c, above 0."""
-    return -min(max((length - (most - within)) / within, 0.0), 1.0)
+    over = (length - (most - within)) / within
+    return 0.0 - min(max(over, 0.0), 1.0)  # which is no -0.0
