@@ -129,6 +129,7 @@ def make_actor(
         on_loaded,
         NoteBook(store, run.tools, config.max_staleness).task,
         run.config.rollout.forks,
+        run.demonstrator(),
     )
 
 

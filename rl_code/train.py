@@ -138,11 +138,11 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Plan: the tasks of every step that may begin with the weights there are now.
                 # Then wait for G episodes of each task of this one, sampled and graded by actors
-                # here or elsewhere.
+                # here or elsewhere, and plan more where the config wants full batches.
                 with _saved_when_stopped(checkpoints, step, state, position):
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
-                    items = [item for item in store.items(step) if item.kind == "train"]
+                    items = schedule.fill(step, source.wait)
                     begun = learn.begin(state, (run.prompt(tasks[item.task]) for item in items))
                     records = source.wait(step)
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
@@ -184,6 +184,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 pool.record(dict(zip(played, (group.solved for group in groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
+                looked |= schedule.refilled()
                 rest = _measured(times, source, publisher) | looked | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
                 rest |= keeper.metrics() | evaluated | retold

@@ -126,6 +126,11 @@ class Limits:
             )
 
     @property
+    def most_sampled(self) -> int:
+        """The most tokens that the policy can sample in one trajectory."""
+        return min(self.turns * self.turn_tokens, self.tokens)
+
+    @property
     def longest_wait_s(self) -> float:
         """Wall-clock seconds within which a message is answered and an episode graded, whatever a
         model does.
@@ -373,6 +378,13 @@ class Trajectory:
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Where it parts from the trajectory that it continues; None for one played from the prompt on.
     fork: Fork | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # True for a demonstration, which no weights sampled: its log-probabilities are 0, as those of a
+    # demonstrator who is sure of each token, and its versions are that with which the rest of its
+    # group was begun. None for a trajectory of the policy's.
+    demonstrated: bool | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # The share of milestones that the work had reached before the first turn of the assistant and
+    # after each; None where they were not measured, and of a fault.
+    milestones: tuple[float, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -480,7 +492,12 @@ class Group:
         return [(fork, tuple(found[fork])) for fork in sorted(found, key=lambda fork: fork.turn)]
 
     @property
+    def own(self) -> tuple[Trajectory, ...]:
+        """The trajectories of the policy's: all but demonstrations."""
+        return tuple(one for one in self.trajectories if not one.demonstrated)
+
+    @property
     def solved(self) -> tuple[int, int]:
-        """(episodes solved, episodes graded); a fault of the sandbox is not graded."""
-        graded = [one for one in self.trajectories if one.status != "fault"]
+        """(episodes of the policy's solved, episodes graded); a fault of the sandbox is not."""
+        graded = [one for one in self.own if one.status != "fault"]
         return sum(one.solved for one in graded), len(graded)

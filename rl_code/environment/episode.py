@@ -25,6 +25,7 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
 from rl_code.environment.grading import grade_in_words, grade_work
+from rl_code.environment.milestones import Milestones, MilestonesConfig
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
@@ -80,6 +81,7 @@ class Episode(SampledEpisode):
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
         keep_test_errors: bool = False,
+        milestones: MilestonesConfig | None = None,
     ):
         super().__init__(task, group, index)
         self.protocol = protocol
@@ -106,6 +108,9 @@ class Episode(SampledEpisode):
         )
         new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
+        # None where milestones are not measured.
+        self._milestones = Milestones(task, milestones, dict(task.files)) if milestones else None
+        self._potentials: tuple[float, ...] | None = None
         self._malformed_calls = 0
         self._grade_s = 0.0
         # Whether ``Trajectory.test_errors`` are kept, and those of what was graded last.
@@ -212,6 +217,7 @@ class Episode(SampledEpisode):
         border = self.border
         if self._fork is None or self._fork.lengths != border.lengths:
             other._fork = border
+        other._milestones = self._milestones and self._milestones.copy()
         return other
 
     def step(
@@ -273,6 +279,10 @@ class Episode(SampledEpisode):
         """
         try:
             asked = self._calls.carry_out(self._frames)
+            if self._milestones is not None:
+                changed = self._calls.take_changed()
+                files = self._calls.attempt(self._calls.files_after) if changed else None
+                self._milestones.note(files)
         except SandboxFault as fault:
             self._note(fault)
             frame.results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
@@ -313,6 +323,10 @@ class Episode(SampledEpisode):
             if self.status == "submitted":
                 verdict = self._grade(files)
                 errors = self._test_errors
+            if self.status != "fault" and self._milestones is not None:
+                self._potentials = self._milestones.potentials(
+                    files, verdict, self._pool, self.limits
+                )
             if self.status != "fault":
                 first_edit_passed = self._calls.first_edit_passed(files, verdict, self._grade)
         except SandboxFault as fault:
@@ -334,6 +348,7 @@ class Episode(SampledEpisode):
                     grade=verdict,
                     usage=Usage.of(trajectory),
                     sandboxes=self._pool,
+                    limits=self.limits,
                 )
                 return dataclasses.replace(trajectory, reward=self._reward(finished))
             except SandboxFault as fault:  # of a signal that runs code
@@ -373,6 +388,7 @@ class Episode(SampledEpisode):
             rebuilt=self._calls.rebuilt or None,
             scores=self._scores,
             fork=self._fork,
+            milestones=None if self.status == "fault" else self._potentials,
         )
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:

@@ -66,6 +66,8 @@ class PackConfig:
     # Devices over which the slots of a row are cut. Documents then lie on one of them each, where
     # they can (``row_slots``).
     parts: int = follows("mesh.context", 1)
+    # True if groups may hold demonstrations.
+    demonstrated: bool = follows("train.demonstrations", False)
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -227,6 +229,7 @@ def empty_batch(
         documents=None if config.documents is None else slots(),
         order=None if config.documents is None else slots(),
         choices=picks.empty(choices, rows, config.targets),
+        demonstrated=targets(0, np.float32) if config.demonstrated else None,
     )
 
 

@@ -255,6 +255,7 @@ def loss_share(
         staleness=batch.staleness,
         denominators=total,
         lesson=lesson,
+        demonstrated=batch.demonstrated,
     )
     if value is not None:
         of_value, value_head = value

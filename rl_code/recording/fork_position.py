@@ -90,6 +90,7 @@ def _drawn(
     below = [at for at in known if at <= planned and (at or len(known) == 1)]
     nearest = max(below, default=min(known, key=lambda at: abs(at - planned)))
     between = range(min(nearest, planned), max(nearest, planned))
+    # Those of a refill are drawn beside the order.
     items = [item for at in between for item in store.items(at) if item.kind == "train"]
     if planned < nearest:
         return known[nearest] - len(items)
@@ -138,6 +139,6 @@ def _planned_again(
         schedule = make_schedule(run, store, pool, position["planned"], steps=planned)
         for at in range(start, step):
             schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])
-            items = [item for item in store.items(at) if item.kind == "train"]
+            items = [item for item in store.items(at) if item.trained]
             pool.record({item.task: store.record(at, item.number).group.solved for item in items})
         return {"tasks": pool.position(), "planned": schedule.next_step}

@@ -87,7 +87,7 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
             read = read_ahead(store.folder, store.places(found))
             for step, records in itertools.groupby(read, key=lambda record: record.step):
                 by_number = {record.number: record.group for record in records}
-                items = [item.number for item in store.items(step) if item.kind == "train"]
+                items = [item.number for item in store.items(step) if item.trained]
                 with jax.set_mesh(part.mesh):
                     state, _ = learn(state, [by_number[number] for number in items], step)
                     rollout = config.rollout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attention.methods.method import Method
 from attention.picks import choosing
@@ -13,10 +13,13 @@ from models.sharding import MeshConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.milestones import MilestonesConfig
 from rl_code.environment.protocols.api import find_protocol
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
@@ -27,7 +30,7 @@ from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
-from rl_code.run.derive import settle
+from rl_code.run.derive import longest_wait_s, settle
 from rl_code.run.sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -87,6 +90,9 @@ class RunConfig:
     # The agent of others that plays all episodes, through the endpoint: a key of
     # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
     harness: Named | None = None
+    # With this section visible tests run on the files after each message, for the advantage
+    # "milestones". None to grade the work at the end alone.
+    milestones: MilestonesConfig | None = None
 
     def __post_init__(self):
         self._check_names()
@@ -118,6 +124,8 @@ class RunConfig:
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.train.demonstrations is not None:
+            self._check_demonstrations(protocol, tools)
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
@@ -180,10 +188,11 @@ class RunConfig:
             shapes = suite.engine or self.rollout.engine
             played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
         for name, limits, engine, shapes in played:
-            if self.rollout.worker_deadline_s <= limits.longest_wait_s:
+            longest_s = longest_wait_s(self, limits)
+            if self.rollout.worker_deadline_s <= longest_s:
                 raise ValueError(
                     f"rollout.worker_deadline_s={self.rollout.worker_deadline_s:g} must be above "
-                    f"the {limits.longest_wait_s:g} s that {name}limits lets tools and grading "
+                    f"the {longest_s:g} s that {name}limits lets tools and grading "
                     "take; a model that waits would end the run"
                 )
             if limits.tokens > shapes.length:
@@ -193,6 +202,7 @@ class RunConfig:
                 )
         if self.documents is not None:
             self._check_documents(self.documents)
+        self._check_milestones()
         self._check_picks()
         if self.rollout.forks is not None:
             self._check_forks(self.rollout.forks)
@@ -249,6 +259,51 @@ class RunConfig:
             raise ConfigError(
                 f"{name}: an agent of others ({self.harness.name!r}) writes its prompts by itself, "
                 "so none can be made with feedback; leave it out"
+            )
+
+    def _check_demonstrations(self, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
+        """Raises ConfigError where groups cannot hold demonstrations."""
+        path = "config.train.demonstrations"
+        if not find_source(self.tasks, "config.tasks").demonstrated:
+            raise ConfigError(f"{path}: the tasks of {self.tasks.name!r} have none; leave it out")
+        if self.harness is not None:
+            raise ConfigError(
+                f"{path}: what {self.harness.name!r} asks for is not known before; leave "
+                "demonstrations out, or harness"
+            )
+        if self.rollout.forks is not None:
+            raise ConfigError(
+                f"{path}: nothing goes on from the turns of a demonstration; leave demonstrations "
+                "out, or rollout.forks"
+            )
+        if self.rollout.picks is not None:
+            raise ConfigError(
+                f"{path}: no sampler notes picks of demonstrations; set rollout.picks to None"
+            )
+        try:
+            check_demonstrable(protocol, tools, self.tasks.name)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def _check_milestones(self) -> None:
+        """Raises ConfigError where milestones are not measured, or cannot be."""
+        if self.milestones is None:
+            if self.train.advantage.name == "milestones":
+                raise ConfigError(
+                    "config.train.advantage = 'milestones': none are measured; set "
+                    "config.milestones={}"
+                )
+            return
+        if self.harness is not None:
+            raise ConfigError(
+                f"config.milestones: the files of {self.harness.name!r} are not looked at between "
+                "its messages; leave milestones out, or harness"
+            )
+        tools = find_tools(self.tools, "config.tools")
+        if asking := [name for name, tool in tools.items() if tool.delegation is not None]:
+            raise ConfigError(
+                f"config.milestones: messages of sub-agents ({', '.join(asking)}) have none; leave "
+                "milestones out, or these tools"
             )
 
     def _check_harness(self, harness: Named) -> None:

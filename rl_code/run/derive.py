@@ -87,7 +87,13 @@ def settle(config: RunConfig) -> dict[str, Any]:
 
 def sampled_tokens(limits: Limits) -> int:
     """The most tokens that the policy can sample in one trajectory."""
-    return min(limits.turns * limits.turn_tokens, limits.tokens)
+    return limits.most_sampled
+
+
+def longest_wait_s(config: RunConfig, limits: Limits) -> float:
+    """Wall-clock seconds within which a message is answered and an episode graded."""
+    milestones_s = limits.grade_s if config.milestones is not None else 0.0
+    return limits.longest_wait_s + milestones_s
 
 
 def block_of(methods: Sequence[Method]) -> int | None:
@@ -211,7 +217,7 @@ def _rollout(
     rollout = _filled(
         config.rollout,
         dtype=config.model.dtype,
-        worker_deadline_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
+        worker_deadline_s=max(longest_wait_s(config, limits) for limits in played) + GRACE_S,
     )
     shapes = engine(
         rollout.engine,
@@ -242,7 +248,11 @@ def _train(
     parts = config.mesh.context or 1
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
     packing = dataclasses.replace(
-        packing, max_staleness=max_staleness, documents=documents, parts=parts
+        packing,
+        max_staleness=max_staleness,
+        documents=documents,
+        parts=parts,
+        demonstrated=train.demonstrations is not None,
     )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     shards = config.mesh.row_shards

@@ -37,6 +37,7 @@ from rl_code.harness.agent import Agent
 from rl_code.harness.api import find_agent
 from rl_code.learner import offload
 from rl_code.rewards.combine import find_reward
+from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
@@ -54,6 +55,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.fitting import Fitting
+from rl_code.tasks.group_demonstrations import messages_of
 from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
 from rl_code.types import Limits, Reward, Task, Trajectory
@@ -296,6 +298,20 @@ class Run:
         task = self._demonstrated[index]
         return demonstrate(task, rng, kind, limits, documents, self._walk_words)
 
+    def demonstrator(self) -> Demonstrator | None:
+        """Plays the demonstrations of groups; None where groups have none."""
+        shown = self.config.train.demonstrations
+        if shown is None:
+            return None
+
+        def messages(task: Task, rng: random.Random) -> list[list[int]]:
+            limits, documents = self.config.limits, self.config.documents
+            way = shown.demonstration, limits, documents, self._walk_words
+            texts = messages_of(demonstrate(task, rng, *way))
+            return [self.tokenizer.encode(text) for text in texts]
+
+        return Demonstrator(messages, self.episode, shown.steps)
+
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,
         or in another dtype with none.
@@ -335,9 +351,11 @@ class Run:
         protocol: Named | None = None,
         limits: Limits | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        for_training: bool = True,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given. on_work: gets what the agent hands in.
+        given. on_work: gets what the agent hands in. for_training: False for one of which no
+        milestones are needed.
         """
         if self.harness is not None:
             from rl_code.harness.episode import AgentEpisode
@@ -368,6 +386,7 @@ class Run:
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
             keep_test_errors=teaching.reads_test_errors(self.config.train),
+            milestones=self.config.milestones if for_training else None,
         )
 
     def recall(self, trajectories: Sequence[Trajectory]) -> None:
@@ -553,7 +572,11 @@ class Run:
         files, or None.
         """
         make_episode = functools.partial(
-            self.episode, protocol=suite.protocol, limits=suite.limits, on_work=on_work
+            self.episode,
+            protocol=suite.protocol,
+            limits=suite.limits,
+            on_work=on_work,
+            for_training=False,
         )
         way = suite.sampling, suite.engine, suite.protocol, suite.dtype
         # the same for all evaluations of a run, those before and after training too

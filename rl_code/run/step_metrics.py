@@ -34,7 +34,7 @@ type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
     """Number of tokens that the policy sampled per trajectory: median, 90th percentile, most."""
-    counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
+    counts = [int(t.sampled.sum()) for group in groups for t in group.own]
     return {
         "lengths/sampled_p50": float(np.percentile(counts, 50)),
         "lengths/sampled_p90": float(np.percentile(counts, 90)),
@@ -102,8 +102,11 @@ def has_signal(group: Group) -> bool:
 
 
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Means over the episodes of one step; version: the learner's, when they were trained on."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    """Means over the policy's episodes of one step; version: the learner's, when they were trained
+    on. Beside them the share of demonstrations that solve their task, where there are any.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.own]
+    shown = [one for group in groups for one in group.trajectories if one.demonstrated]
     counts = [group.solved for group in groups]
     ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
     # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
@@ -131,6 +134,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
+        **({"reward/demonstrated": mean(t.solved for t in shown)} if shown else {}),
         "reward/signal_errors": float(sum(SIGNAL_ERROR in t.reward.flags for t in trajectories)),
         # no mean where they are not known
         **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
