@@ -290,9 +290,10 @@ class Context:
     # whole context, -1 for padding (``environment.documents``). None in a run without documents,
     # whose records then do not hold the field.
     documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # Pairs (place, version) in order: keys from this place on were computed with this version of
-    # the weights. With it a trajectory that several versions sampled can be sampled again. None
-    # where one version computed all keys, or computed them again for each token.
+    # Pairs (place, version) in order: keys from this place of the whole context on were computed
+    # with this version of the weights. With it a trajectory that several versions sampled can be
+    # sampled again. None where one version computed all keys, or computed them again for each
+    # token.
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )

@@ -15,6 +15,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.environment.summaries import SummariesConfig, longest_context
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import during
@@ -81,6 +82,9 @@ class RunConfig:
     # With this section, results of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
+    # With this section the agent is asked for a summary where its context has grown long, and goes
+    # on in a new one that begins with it. None for episodes of one context.
+    summaries: SummariesConfig | None = None
     # The agent of others that plays all episodes, through the endpoint: a key of
     # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
     harness: Named | None = None
@@ -115,6 +119,11 @@ class RunConfig:
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.summaries is not None and "sum up" not in protocol.requested([], "sum up"):
+            raise ConfigError(
+                f"config.summaries: the protocol {self.protocol.name!r} writes no results, so no "
+                "summary can be asked for; take one with calls, such as 'hermes' or 'compact'"
+            )
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
@@ -183,13 +192,16 @@ class RunConfig:
                     f"the {limits.longest_wait_s:g} s that {name}limits lets tools and grading "
                     "take; a model that waits would end the run"
                 )
-            if limits.tokens > shapes.length:
-                raise ValueError(
-                    f"{name}limits.tokens={limits.tokens} must not exceed "
-                    f"{engine}.length={shapes.length}"
-                )
+            longest = longest_context(self.summaries, limits)
+            if longest > shapes.length:
+                key = f"{name}limits.tokens={limits.tokens}"
+                if longest < limits.tokens:
+                    key = f"summaries.context={longest}"
+                raise ValueError(f"{key} must not exceed {engine}.length={shapes.length}")
         if self.documents is not None:
             self._check_documents(self.documents)
+        if self.summaries is not None:
+            self._check_summaries(self.summaries)
         self._check_picks()
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
@@ -217,10 +229,29 @@ class RunConfig:
                 f"train.micro_batches={train.micro_batches}"
             )
 
+    def _check_summaries(self, summaries: SummariesConfig) -> None:
+        """Raises ConfigError for limits of training in which no summary could be asked for."""
+        longest = summaries.longest(self.limits)
+        if self.limits.turns < 2:
+            raise ConfigError(
+                f"config.limits.turns = {self.limits.turns}: a summary is asked for between two "
+                "messages; allow more of them, or leave summaries out"
+            )
+        if summaries.trigger + summaries.tokens > longest:
+            raise ConfigError(
+                f"config.summaries.trigger = {summaries.trigger}: with summaries of "
+                f"{summaries.tokens} tokens it must be at most {longest - summaries.tokens}, since "
+                f"a context has at most {longest} tokens"
+            )
+
     def _check_harness(self, harness: Named) -> None:
         """Raises ConfigError for what an agent of others cannot be played with."""
         find_agent(harness, "config.harness")
         name = f"config.harness = {harness.name!r}"
+        if self.summaries is not None:
+            raise ConfigError(
+                f"{name}: an agent of others decides itself when to sum up; leave summaries out"
+            )
         if self.documents is not None:
             raise ConfigError(f"{name}: agents of others write no documents; leave documents out")
         if self.rollout.picks is not None:

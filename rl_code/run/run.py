@@ -360,6 +360,7 @@ class Run:
             limits=limits or self.config.limits,
             reward=self._reward,
             documents=self.config.documents,
+            summaries=self.config.summaries,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
         )
