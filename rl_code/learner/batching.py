@@ -66,6 +66,8 @@ class PackConfig:
     # Devices over which the slots of a row are cut. Documents then lie on one of them each, where
     # they can (``row_slots``).
     parts: int = follows("mesh.context", 1)
+    # Names of the parts of an episode whose tokens are not trained (``learner.parts``).
+    untrained: tuple[str, ...] = follows("train.parts", ())
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -332,4 +334,5 @@ def select(
         max_staleness=config.max_staleness,
         version=version,
         documents=config.documents,
+        untrained=config.untrained,
     )

@@ -10,6 +10,7 @@ from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.parts import PartsConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,8 @@ class LearnerConfig:
     # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
     # its settings.
     advantage: Named = Named("grpo")
+    # The credit of summaries and sub-agents, and whether they are trained.
+    parts: PartsConfig = PartsConfig()
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
     # Parts of a batch whose gradients are computed one after another, to save memory. None for

@@ -16,6 +16,7 @@ from rl_code.environment.documents import (
     seen_as,
 )
 from rl_code.learner.advantages import Credit
+from rl_code.learner.parts import trained
 from rl_code.types import Context, Group, Trajectory, whole_of
 
 
@@ -96,6 +97,7 @@ def examples_of(
     max_staleness: int,
     version: int,
     documents: DocumentsConfig | None = None,
+    untrained: Sequence[str] = (),
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
     """Returns the examples of each group, the number of all trajectories, and metrics of the
     trajectories that are left out.
@@ -120,6 +122,8 @@ def examples_of(
             number += size
             continue
         for trajectory, advantage in zip(group.trajectories, values, strict=True):
+            if untrained:
+                trajectory, advantage = trained(trajectory, advantage, untrained)
             if trajectory.status == "fault":
                 counts["pack/faults"] += 1
             elif not any(context.sampled.any() for context in trajectory.contexts):

@@ -20,6 +20,7 @@ from rl_code.learner import picks
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
+from rl_code.learner.parts import credited
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
@@ -89,6 +90,7 @@ class Learner:
 
         # Credit: advantages within each group, then fixed shapes with each prompt once.
         advantages = group_advantages(groups, self._advantage)
+        advantages = credited(groups, advantages, self._advantage, config.parts)
         if self._two_phase:
             begun = begun or self.begin(state, [_prompt_of(group) for group in groups])
             batch, pack_metrics = pack_completions(

@@ -247,7 +247,11 @@ def _train(
     summaries = config.summaries
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, summaries)
     packing = dataclasses.replace(
-        packing, max_staleness=max_staleness, documents=documents, parts=parts
+        packing,
+        max_staleness=max_staleness,
+        documents=documents,
+        parts=parts,
+        untrained=train.parts.paid("none"),
     )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits, summaries))
     shards = config.mesh.row_shards
