@@ -127,7 +127,7 @@ def make_actor(
         run.episode,
         config,
         on_loaded,
-        NoteBook(store, run.tools, config.max_staleness).task,
+        NoteBook(store, run.tools, config.max_staleness, run.config.memory.found()).task,
     )
 
 

@@ -413,6 +413,15 @@ def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int)
     return np.concatenate(parts[::-1])
 
 
+def root_of(contexts: Sequence[Context], index: int) -> int:
+    """Index of the context with whose tokens context ``index`` begins: 0 where these are those of
+    the group's prompt.
+    """
+    while contexts[index].parent >= 0 and contexts[index].kept:
+        index = contexts[index].parent
+    return index
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """G trajectories that answer one task, in order of their index."""

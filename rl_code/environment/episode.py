@@ -31,7 +31,7 @@ from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.suites.applied import texts_before
-from rl_code.environment.summaries import SummariesConfig
+from rl_code.environment.summaries import Closing, SummariesConfig, closes
 from rl_code.environment.tools.api import check, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
@@ -65,6 +65,7 @@ class Episode(SampledEpisode):
         reward: Rewarder,
         documents: DocumentsConfig | None = None,
         summaries: SummariesConfig | None = None,
+        closing: Closing | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
@@ -91,7 +92,11 @@ class Episode(SampledEpisode):
             limits=limits,
             documents=documents,
             summaries=summaries,
+            closing=closing,
         )
+        # The request at the end, and how the episode ended while it is answered.
+        self._closing = closing
+        self._ended = ""
         new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         self._malformed_calls = 0
@@ -197,10 +202,14 @@ class Episode(SampledEpisode):
             return following
         return Elsewhere(self._frame.number, following)
 
-    def _go_on_from(self, due: SummariesConfig, *, cut: bool) -> Summarised | None:
+    def _go_on_from(self, due: SummariesConfig | Closing, *, cut: bool) -> Summarised | None:
         """Begins the next context with the last message, a summary, whose calls are not carried
-        out. None where that has no room for a message: the episode is over.
+        out. None where the episode is over: there is no room for a message, or this was the one
+        that was asked for at its end.
         """
+        if isinstance(due, Closing):
+            self.status = self._ended
+            return None
         whole = self._frames.summarised(due, cut=cut)
         if whole is None:
             self.status = "token_limit"
@@ -218,8 +227,7 @@ class Episode(SampledEpisode):
             if asked is not None:
                 return asked
             if self.over:
-                self._frames.end_all()
-                return None
+                return self._close()
             # An observation after which no token could be sampled ends the context. It is left out,
             # so that no trajectory is longer than the limit.
             if not frame.answered and frame.messages < frame.turns and self._frames.samples_left:
@@ -231,6 +239,18 @@ class Episode(SampledEpisode):
                 self.status = "token_limit"
                 return None
             self._frames.return_to(frame.asked_by, frame)
+
+    def _close(self) -> list[int] | None:
+        """Asks for a last message where the config wants one; None where the episode ends without
+        it.
+        """
+        if self._closing is not None and closes(self.status):
+            asked = self._frames.close(self._closing)
+            if asked is not None:
+                self._ended, self.status = self.status, ""
+                return asked
+        self._frames.end_all()
+        return None
 
     def _answered(self, frame: Frame) -> list[int] | None:
         """Carries out the calls of a message of this context, and notes whether the episode is over

@@ -19,6 +19,7 @@ from rl_code.environment.documents import OUTSIDE, DocumentsConfig
 from rl_code.environment.parts import encode, prompt_parts, result_parts
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.summaries import (
+    Closing,
     SummariesConfig,
     left_out,
     longest_context,
@@ -95,8 +96,9 @@ class Frame:
     # The text of its last message, and whether that is the last message of a sub-agent.
     said: str = ""
     answered: bool = False
-    # Settings of the summary that its next message is, which ends it; None for a message of work.
-    summary_due: SummariesConfig | None = None
+    # Settings of the summary that its next message is, or of the last message of the episode; both
+    # end it. None for a message of work.
+    summary_due: SummariesConfig | Closing | None = None
 
     @property
     def length(self) -> int:
@@ -141,6 +143,7 @@ class Frames:
         limits: Limits,
         documents: DocumentsConfig | None,
         summaries: SummariesConfig | None = None,
+        closing: Closing | None = None,
     ):
         self._task = task
         self._tools = tools
@@ -149,6 +152,7 @@ class Frames:
         self._limits = limits
         self._documents = documents
         self._summaries = summaries
+        self._most_sampled = most_sampled(limits, summaries, closing)
         self._longest = longest_context(summaries, limits)
         self.first = Frame(0, task, tools, self._transcript(), limits.turns, self._longest)
         self.at_work = self.first
@@ -177,7 +181,7 @@ class Frames:
         for them (``derive.sampled_tokens``). A single context never reaches this limit.
         """
         sampled = sum(one.transcript.sampled for one in self.all)
-        return most_sampled(self._summaries, self._limits) - sampled
+        return self._most_sampled - sampled
 
     @property
     def budget(self) -> int:
@@ -210,6 +214,19 @@ class Frames:
             return None
         frame.transcript.add_given("tool", tokens, kinds, tuple(results))
         frame.summary_due = due
+        return tokens
+
+    def close(self, closing: Closing) -> list[int] | None:
+        """Appends the results of the agent's last message, and the request for one more. Returns
+        their ids; None, and nothing is appended, where there is no room for it.
+        """
+        frame = self.at_work
+        results = list(frame.results)
+        tokens, kinds = self._observation(frame, results, closing.request)
+        if len(tokens) >= self.places_left(frame) or not self.samples_left:
+            return None
+        frame.transcript.add_given("tool", tokens, kinds, tuple(results))
+        frame.summary_due = closing
         return tokens
 
     def _summary_due(self, places: int, frame: Frame) -> SummariesConfig | None:

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from rl_code.config.read_config import at_least
-from rl_code.types import Limits, ToolResult
+from rl_code.types import Limits, ToolResult, Trajectory, Turn, root_of
 
 # Stands in place of a result for which the context has no room.
 LEFT_OUT = "left out: no room"
@@ -66,16 +66,50 @@ class SummariesConfig:
         return self.most * self.tokens
 
 
+@dataclasses.dataclass(frozen=True)
+class Closing:
+    """A last message that the agent is asked for when an episode is over."""
+
+    # The most sampled tokens of it, and the text that asks for it.
+    tokens: int
+    request: str
+
+
+# Ways of an episode to end behind which an agent may be asked for a last message.
+_CLOSED = ("submitted", "turn_limit")
+
+
+def closing_of(trajectory: Trajectory) -> Turn | None:
+    """The last message of an episode of which one was asked for at its end (``Closing``); None for
+    one that ended without it.
+    """
+    if not closes(trajectory.status):
+        return None
+    own = [at for at in range(len(trajectory.contexts)) if root_of(trajectory.contexts, at) == 0]
+    turns = [turn for turn in trajectory.turns if turn.context == own[-1]]
+    last = max(turns, key=lambda turn: turn.start, default=None)
+    # messages of work have a call, if only a malformed one
+    return last if last is not None and last.role == "assistant" and not last.calls else None
+
+
+def closes(status: str) -> bool:
+    """True if an episode that ended this way may be asked for a last message."""
+    return status in _CLOSED
+
+
 def longest_context(summaries: SummariesConfig | None, limits: Limits) -> int:
     """The most tokens of one context of an episode; summaries: None for none."""
     return limits.tokens if summaries is None else summaries.longest(limits)
 
 
-def most_sampled(summaries: SummariesConfig | None, limits: Limits) -> int:
+def most_sampled(
+    limits: Limits, summaries: SummariesConfig | None, closing: Closing | None = None
+) -> int:
     """The most tokens that an episode may sample by its messages and summaries, if nothing else
-    bounds them; summaries: None for none.
+    bounds them; None for no summaries, and for no message at the end.
     """
-    return limits.turns * limits.turn_tokens + (summaries.sampled if summaries else 0)
+    more = (summaries.sampled if summaries else 0) + (closing.tokens if closing else 0)
+    return limits.turns * limits.turn_tokens + more
 
 
 def left_out(results: Sequence[ToolResult]) -> list[ToolResult]:

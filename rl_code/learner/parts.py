@@ -15,7 +15,6 @@ A token that is not trained is read like one that was given, and counts in no av
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -23,13 +22,12 @@ import numpy as np
 
 from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import Advantage, Credit, group_advantages
-from rl_code.types import Group, Trajectory, Turn
+from rl_code.text.messages import said
+from rl_code.types import Group, Trajectory, Turn, root_of
 
 # bool [T] for each context, True where its token belongs to a part.
 Masks = list[np.ndarray]
 
-# What ends a message in its text: a special token, as tokenizers of all families write them.
-_END = re.compile(r"<[|/]?[^<>\s]*>\s*$")
 # The fewest characters of a summary of others: shorter texts may stand anywhere.
 _SHORTEST = 20
 
@@ -84,10 +82,7 @@ def sub_agents(trajectory: Trajectory) -> Masks:
     """The tokens of contexts that do not begin with the episode's prompt."""
     masks = _nothing(trajectory)
     for index in range(1, len(masks)):
-        root = index
-        while trajectory.contexts[root].parent >= 0 and trajectory.contexts[root].kept:
-            root = trajectory.contexts[root].parent
-        masks[index][:] = root > 0
+        masks[index][:] = root_of(trajectory.contexts, index) > 0
     return masks
 
 
@@ -193,15 +188,10 @@ def _summary_of(trajectory: Trajectory, index: int) -> Turn | None:
         if turn is None or _goes_on(trajectory, turn):
             continue
         shrinks = trajectory.contexts[earlier].kept + turn.start > context.kept + given
-        said = _said(turn.text)
-        if shrinks and len(said) >= _SHORTEST and said in first.text:
+        text = said(turn.text)
+        if shrinks and len(text) >= _SHORTEST and text in first.text:
             return turn
     return None
-
-
-def _said(text: str) -> str:
-    """A message without its thoughts and the token that ends it."""
-    return _END.sub("", text.rpartition("</think>")[2]).strip()
 
 
 def _messages(trajectory: Trajectory) -> list[Turn]:

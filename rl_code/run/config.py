@@ -24,6 +24,7 @@ from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.memory import MemoryConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.run.derive import settle
 from rl_code.run.sections import (
@@ -82,6 +83,8 @@ class RunConfig:
     # With this section, results of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
+    # Which notes episodes leave for later ones.
+    memory: MemoryConfig = MemoryConfig()
     # With this section the agent is asked for a summary where its context has grown long, and goes
     # on in a new one that begins with it. None for episodes of one context.
     summaries: SummariesConfig | None = None
@@ -128,11 +131,23 @@ class RunConfig:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
             check_demonstrable(protocol, tools, source, agent)
+        rule = self.memory.found()
         keepers = [name for name, tool in tools.items() if tool.notes]
-        if keepers and self.record.keep is not None:
+        if rule.keeps(tools) and self.record.keep is not None:
+            of = ", ".join(keepers) if rule.by_calls else f"memory.rule = {self.memory.rule.name!r}"
             raise ConfigError(
-                f"config.record.keep = {self.record.keep}: the notes of {', '.join(keepers)} are "
-                "read from the whole record; set it to None, or leave these tools out"
+                f"config.record.keep = {self.record.keep}: the notes of {of} are read from the "
+                "whole record; set it to None, or keep no notes"
+            )
+        if not rule.by_calls and "memory_recall" not in tools:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: no tool reads what is kept; add "
+                "'memory_recall' to config.tools"
+            )
+        if self.harness is not None and not rule.by_calls:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: an agent of others reads no "
+                "notes; leave memory out"
             )
         find_signals(self.reward, "config.reward")
         if self.harness is not None:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from attention.methods.method import Method
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
-from rl_code.environment.summaries import SummariesConfig, longest_context, most_sampled
+from rl_code.environment.summaries import (
+    Closing,
+    SummariesConfig,
+    longest_context,
+    most_sampled,
+)
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
@@ -83,9 +88,11 @@ def settle(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def sampled_tokens(limits: Limits, summaries: SummariesConfig | None = None) -> int:
+def sampled_tokens(
+    limits: Limits, summaries: SummariesConfig | None = None, closing: Closing | None = None
+) -> int:
     """The most tokens that the policy can sample in one trajectory."""
-    return min(most_sampled(summaries, limits), limits.tokens)
+    return min(most_sampled(limits, summaries, closing), limits.tokens)
 
 
 def block_of(methods: Sequence[Method]) -> int | None:
@@ -166,13 +173,15 @@ def pack(
     block: int | None = None,
     parts: int = 1,
     summaries: SummariesConfig | None = None,
+    closing: Closing | None = None,
 ) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
     prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``. parts:
-    devices over which the slots and the targets of a row are cut. summaries: those of the run.
+    devices over which the slots and the targets of a row are cut. summaries, closing: what the run
+    asks episodes for, beside messages of work.
     """
-    sampled = sampled_tokens(limits, summaries)
+    sampled = sampled_tokens(limits, summaries, closing)
     # Contexts that begin with a summary: each is one more run behind the prompt.
     more = summaries.most if summaries else 0
     # The most tokens that can follow a prompt. With several turns that is all the shortest prompt
@@ -244,8 +253,8 @@ def _train(
     groups = train.tasks_per_step, train.group_size
     limits = config.limits
     parts = config.mesh.context or 1
-    summaries = config.summaries
-    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, summaries)
+    asked = config.summaries, config.memory.found().closing
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, *asked)
     packing = dataclasses.replace(
         packing,
         max_staleness=max_staleness,
@@ -253,7 +262,7 @@ def _train(
         parts=parts,
         untrained=train.parts.paid("none"),
     )
-    loss = _filled(train.loss, constant_length=sampled_tokens(limits, summaries))
+    loss = _filled(train.loss, constant_length=sampled_tokens(limits, *asked))
     shards = config.mesh.row_shards
     return dataclasses.replace(
         _filled(

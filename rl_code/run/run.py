@@ -330,9 +330,11 @@ class Run:
         protocol: Named | None = None,
         limits: Limits | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        evaluated: bool = False,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given. on_work: gets what the agent hands in.
+        given. on_work: gets what the agent hands in. evaluated: True for one of a suite, which
+        leaves no notes and is not asked for any.
         """
         if self.harness is not None:
             from rl_code.harness.episode import AgentEpisode
@@ -361,6 +363,7 @@ class Run:
             reward=self._reward,
             documents=self.config.documents,
             summaries=self.config.summaries,
+            closing=None if evaluated else self.config.memory.found().closing,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
         )
@@ -527,7 +530,11 @@ class Run:
         files, or None.
         """
         make_episode = functools.partial(
-            self.episode, protocol=suite.protocol, limits=suite.limits, on_work=on_work
+            self.episode,
+            protocol=suite.protocol,
+            limits=suite.limits,
+            on_work=on_work,
+            evaluated=True,
         )
         way = suite.sampling, suite.engine, suite.protocol, suite.dtype
         # the same for all evaluations of a run, those before and after training too

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
-_NAME_LENGTH = 60
+# The most characters of a note's name.
+NAME_LENGTH = 60
 _WIDTH = 400
 _VERBOSE_WIDTH = 4000
 _WORD = re.compile(r"\w+")
@@ -52,8 +53,8 @@ class MemoryStore(Tool):
     def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Result:
         """Stores a note. A name is one word, so that every protocol can write it."""
         name, text = arguments["name"], arguments["text"]
-        if not name or len(name) > _NAME_LENGTH or name.split() != [name]:
-            return Result(f"a name has 1 to {_NAME_LENGTH} characters and no space", ok=False)
+        if not name or len(name) > NAME_LENGTH or name.split() != [name]:
+            return Result(f"a name has 1 to {NAME_LENGTH} characters and no space", ok=False)
         if len(text) > self.longest:
             return Result(f"{len(text)} characters; at most {self.longest}", ok=False)
         notes.pop(name, None)  # what is stored again is the newest
@@ -101,6 +102,12 @@ class MemoryRecall(Tool):
         # first, of equals the newest
         found = [text for *_, text in sorted(scored)[: self.most]]
         return Result(cut_middle("\n".join(found), width) if found else "no such note")
+
+
+def recalled(content: str, names: Iterable[str]) -> list[str]:
+    """Those of the names whose notes a result of ``memory_recall`` shows."""
+    begun = {line.partition(": ")[0] for line in content.split("\n") if ": " in line}
+    return [name for name in names if name in begun]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere, Summarised
 from rl_code.environment.protocols.api import PROTOCOLS
-from rl_code.environment.summaries import LEFT_OUT, SummariesConfig
+from rl_code.environment.summaries import LEFT_OUT, Closing, SummariesConfig, closing_of
 from rl_code.environment.tools.api import find_tools
 from rl_code.store import serialization
 from rl_code.types import Group, ToolResult
@@ -28,7 +28,9 @@ SETTINGS = SummariesConfig(trigger=200, context=400, tokens=60, request="sum up"
 
 @pytest.fixture
 def make(task, pool, limits, tokenizer):
-    def make(summaries=SETTINGS, a="x = 3", documents=None, more=(), **changes) -> Episode:
+    def make(
+        summaries=SETTINGS, a="x = 3", documents=None, more=(), closing=None, **changes
+    ) -> Episode:
         return Episode(
             dataclasses.replace(task, files={**task.files, "a.py": a}, tools=None, **changes),
             group=5,
@@ -41,6 +43,7 @@ def make(task, pool, limits, tokenizer):
             reward=rewarder(),
             summaries=summaries,
             documents=documents,
+            closing=closing,
         )
 
     return make
@@ -228,6 +231,39 @@ def test_documents_of_the_prompt_are_kept_and_later_ones_are_counted_on(make, to
     for index, context in enumerate(trajectory.contexts):
         assert len(trajectory.whole_documents(index)) == len(trajectory.whole(index))
         assert len(context.documents) == len(context.tokens)
+
+
+def test_an_episode_that_is_over_may_be_asked_for_a_last_message(make, tokenizer):
+    closing = Closing(9, "what to keep?")
+    for last, status in ((SUBMIT, "submitted"), (READ, "turn_limit")):
+        episode = make(None, closing=closing, more={"turns": 2})
+        episode.start()
+        say(episode, tokenizer, WRITE)
+        _, asked = say(episode, tokenizer, last)
+        assert told(tokenizer, asked).endswith("\nwhat to keep?<|eot|>") and not episode.over
+        assert episode.budget == 9
+        assert say(episode, tokenizer, "x is 3")[1] is None
+        trajectory = episode.finish()
+        assert trajectory.status == status and trajectory.solved == (status == "submitted")
+        assert closing_of(trajectory).text == "x is 3<|eot|>"
+        assert trajectory.contexts[0].sampled[-1]
+    # behind a summary, the message stands in the last context
+    episode = make(dataclasses.replace(SETTINGS, trigger=1, context=1000, most=1), closing=closing)
+    episode.start()
+    say(episode, tokenizer, WRITE)
+    say(episode, tokenizer, "s")
+    say(episode, tokenizer, SUBMIT)
+    say(episode, tokenizer, "")
+    assert closing_of(episode.finish()).context == 1
+    # no room, no request, another end
+    episode = make(None, closing=Closing(9, "why? " * 400))
+    episode.start()
+    assert say(episode, tokenizer, SUBMIT)[1] is None
+    assert closing_of(episode.finish()) is None
+    episode = make(None, closing=closing, more={"tools_s": 1e-9})
+    episode.start()
+    assert say(episode, tokenizer, READ)[1] is None and episode.status == "time_limit"
+    assert closing_of(episode.finish()) is None
 
 
 @pytest.mark.parametrize("protocol", ["hermes", "qwen3_coder", "llama3", "compact"])

@@ -1,0 +1,286 @@
+"""Rules of memory: which notes an episode leaves for later ones on the same repository.
+
+A rule goes through the record, group by group, and makes the notes after a group of those before
+it. So notes are a function of the record, like all that is planned (``note_book``).
+
+none: no notes.
+all: everything that calls stored. No call forgets, and nothing is too old.
+calls: what calls stored and did not forget, within the bounds of the tools.
+recency: as calls, of which the newest stay.
+use_count: as calls, of which those stay that ``memory_recall`` showed most often; of equals the
+  newest.
+error_driven: what failed in an episode, and the edit behind which the same call succeeded. Calls
+  store nothing.
+summary: what the agent says when an episode is over and it is asked what to keep
+  (``environment.summaries.Closing``). Calls store nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from rl_code.config import named
+from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError, at_least
+from rl_code.environment.summaries import Closing, closing_of
+from rl_code.environment.tools.memory import NAME_LENGTH, recalled
+from rl_code.environment.tools.text import one_line
+from rl_code.environment.tools.tool import Tool
+from rl_code.text.messages import said
+from rl_code.types import Group, Task, ToolCall, ToolResult, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """A text that was kept, under its name."""
+
+    text: str
+    # Number of results that showed it.
+    uses: int = 0
+
+
+# Stands between what failed and its mend.
+_MENDED = " | mended by "
+
+# The notes of a scope by name, the oldest first.
+type Notes = dict[str, Note]
+type Tools = Mapping[str, Tool]
+
+
+class Rule:
+    """A rule of memory. A frozen dataclass whose fields are the settings of a config."""
+
+    # True if notes are what calls stored: nothing is kept where the agent has no such tool.
+    by_calls: ClassVar[bool] = True
+
+    @property
+    def closing(self) -> Closing | None:
+        """The request with which episodes end; None for none."""
+        return None
+
+    def keeps(self, tools: Tools) -> bool:
+        """True if episodes with these tools may leave notes, so that the record is gone through."""
+        return not self.by_calls or any(tool.notes for tool in tools.values())
+
+    def after(self, group: Group, tools: Tools, before: Notes) -> Notes:
+        """The notes after a group, whose trajectories change them in order."""
+        notes = dict(before)
+        for trajectory in group.trajectories:
+            self.change(notes, group.task, trajectory, tools)
+        return notes
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        """Changes the notes as a trajectory asks."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(Rule):
+    """No notes."""
+
+    def keeps(self, tools: Tools) -> bool:
+        return False
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        notes.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything(Rule):
+    """Everything that calls stored, whatever the bounds of the tools."""
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        for call, _ in _carried_out(trajectory):
+            one: dict[str, str] = {}
+            if call.name in tools and tools[call.name].notes:
+                tools[call.name].note(call.arguments, one)
+            for name, text in one.items():
+                uses = notes.pop(name, Note("")).uses  # what is stored again is the newest
+                notes[name] = Note(text, uses)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls(Rule):
+    """What calls stored and did not forget."""
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        for call, result in _carried_out(trajectory):
+            if call.name == "memory_recall":
+                for name in recalled(result.content, notes):
+                    notes[name] = dataclasses.replace(notes[name], uses=notes[name].uses + 1)
+            if call.name in tools and tools[call.name].notes:
+                texts = {name: note.text for name, note in notes.items()}
+                tools[call.name].note(call.arguments, texts)
+                before = dict(notes)
+                notes.clear()
+                for name, text in texts.items():
+                    notes[name] = Note(text, before[name].uses if name in before else 0)
+                self.drop(notes)
+
+    def drop(self, notes: Notes) -> None:
+        """Drops notes beyond those that are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recency(Calls):
+    """The newest of the notes that calls stored."""
+
+    # Notes that are kept.
+    most: int = 8
+
+    def __post_init__(self) -> None:
+        at_least(self, most=1)
+
+    def drop(self, notes: Notes) -> None:
+        while len(notes) > self.most:
+            del notes[next(iter(notes))]
+
+
+@dataclasses.dataclass(frozen=True)
+class UseCount(Recency):
+    """Those of the notes that calls stored which were shown most often."""
+
+    def drop(self, notes: Notes) -> None:
+        while len(notes) > self.most:
+            # the first of several equals, which is the oldest, but never the one stored just now
+            *older, _ = notes
+            del notes[min(older, key=lambda name: notes[name].uses)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorDriven(Recency):
+    """What failed in an episode and what mended it, the newest notes."""
+
+    # The most characters of a note.
+    longest: int = 400
+
+    by_calls: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least(self, most=1, longest=40)
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        for failed, mend in _mends(trajectory, tools):
+            name = _name(task.entry_point or task.path or failed.name)
+            half = (self.longest - len(_MENDED)) // 2
+            what = one_line(failed.content, half)
+            by = one_line(_written(mend), half) if mend else "nothing"
+            notes.pop(name, None)
+            notes[name] = Note(f"{what}{_MENDED}{by}")
+            self.drop(notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary(Recency):
+    """What the agent says at the end of an episode, the newest notes."""
+
+    # The most sampled tokens of what it says, and characters of a note.
+    tokens: int = 128
+    longest: int = 400
+    # Text of the request.
+    request: str = (
+        "The work is over. Write in a few lines what is worth to remember for later work on this "
+        "repository, and nothing else."
+    )
+
+    by_calls: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least(self, most=1, tokens=1, longest=1)
+
+    @property
+    def closing(self) -> Closing:
+        return Closing(self.tokens, self.request)
+
+    def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
+        message = closing_of(trajectory)
+        text = said(message.text) if message else ""
+        if text:
+            name = _name(task.entry_point or task.path or task.id)
+            notes.pop(name, None)
+            notes[name] = Note(text[: self.longest])
+            self.drop(notes)
+
+
+RULES: dict[str, Callable[..., Rule]] = {
+    "none": Nothing,
+    "all": Everything,
+    "calls": Calls,
+    "recency": Recency,
+    "use_count": UseCount,
+    "error_driven": ErrorDriven,
+    "summary": Summary,
+}
+
+
+def find_rule(config: Named, path: str) -> Rule:
+    """The rule that a config names, with its settings. path: dotted key of the config.
+
+    Raises ConfigError for no such rule, or settings that it does not take.
+    """
+    rule: Any = named.make(RULES, config, path)
+    if not isinstance(rule, Rule):
+        kind = "rl_code.rollout.memory.Rule"
+        raise ConfigError(f"{path} = {config.name!r}: {rule!r} is no {kind}")
+    return rule
+
+
+def _mends(trajectory: Trajectory, tools: Tools) -> Iterator[tuple[ToolResult, ToolCall | None]]:
+    """Each kind of call that failed: its first result that failed, and the last edit before one
+    that did not; None where none came.
+    """
+    failed: dict[str, ToolResult] = {}
+    edit: ToolCall | None = None
+    for call, result in _answered(trajectory):
+        tool = tools.get(call.name)
+        if tool is None:
+            continue
+        if tool.edits:
+            edit = call if result.ok else edit
+        elif tool.failed(result.content, ok=result.ok):
+            failed.setdefault(call.name, result)
+        elif call.name in failed:
+            yield failed.pop(call.name), edit
+    for result in failed.values():
+        yield result, None
+
+
+def _written(call: ToolCall) -> str:
+    """An edit in words."""
+    return " ".join(str(value) for value in call.arguments.values())
+
+
+def _name(text: str) -> str:
+    """The name of a note: one word."""
+    return "_".join(text.split())[:NAME_LENGTH] or "note"
+
+
+def _answered(trajectory: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
+    """The well-formed calls of an episode with their results, in order."""
+    for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+        if message.role == "assistant" and told.role == "tool":
+            for call, result in zip(message.calls, told.results, strict=False):
+                if not call.error:
+                    yield call, result
+
+
+def _carried_out(trajectory: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
+    """The calls of an episode that did what they were asked to, with their results, in order."""
+    return (pair for pair in _answered(trajectory) if pair[1].ok)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+    """Which notes episodes leave for later ones on the same repository."""
+
+    # The rule of what is kept: a key of rollout.memory.RULES, with its settings.
+    rule: Named = Named("calls")
+
+    def __post_init__(self) -> None:
+        find_rule(self.rule, "config.memory.rule")
+
+    def found(self) -> Rule:
+        """The rule with its settings."""
+        return find_rule(self.rule, "config.memory.rule")
