@@ -127,7 +127,13 @@ def make_actor(
         run.episode,
         config,
         on_loaded,
-        NoteBook(store, run.tools, config.max_staleness, run.config.memory.found()).task,
+        NoteBook(
+            store,
+            run.tools,
+            config.max_staleness,
+            run.config.memory,
+            run.config.train.group_size,
+        ).task,
     )
 
 

@@ -25,6 +25,7 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten, Summarised
 from rl_code.environment.grading import grade_work
+from rl_code.environment.notes import as_read_by
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
@@ -97,7 +98,9 @@ class Episode(SampledEpisode):
         # The request at the end, and how the episode ended while it is answered.
         self._closing = closing
         self._ended = ""
-        new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
+        new_workspace = functools.partial(
+            Workspace, as_read_by(task, index), pool, limits, verbose=protocol.verbose
+        )
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         self._malformed_calls = 0
         self._grade_s = 0.0

@@ -42,7 +42,8 @@ class Learner:
         self._config = config
         self._rows = rows
         self._advantage = named.make(ADVANTAGES, config.advantage, "config.train.advantage")
-        loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
+        oldest = max(config.pack.max_staleness, config.pack.late_staleness)
+        loss = config.loss.for_staleness(oldest)
         # A copy, since the first update donates the model.
         self._reference = (
             jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
@@ -78,13 +79,15 @@ class Learner:
         groups: Sequence[Group],
         version: int,
         begun: Prefilled | None = None,
+        late: Sequence[tuple[Group, float]] = (),
     ) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state after the step, and the metrics of the step. ``state`` is donated.
         "batch/crc32" among them is a checksum of the batch, for the record, and "train/no_signal"
         counts the updates that left the state as it was (``update.make_update``).
 
         version: the version of the weights in ``state``. begun: what ``begin`` returned for this
-        step, or None.
+        step, or None. late: trajectories of earlier steps, each in a group of its own, that are
+        credited now, with their advantage (``rl_code.rollout.late_credit``).
         """
         config = self._config
 
@@ -99,9 +102,17 @@ class Learner:
             before = (begun.prompts,)
         else:
             batch, pack_metrics = pack(
-                groups, advantages, config.pack, version=version, choices=self._choices
+                [*groups, *(group for group, _ in late)],
+                [*advantages, *([credit] for _, credit in late)],
+                config.pack,
+                version=version,
+                choices=self._choices,
+                late=len(late),
             )
             before = ()
+        if late:
+            pack_metrics["memory/credited"] = float(len(late))
+            pack_metrics["memory/worth"] = float(np.mean([credit for _, credit in late]))
         pack_metrics["batch/crc32"] = _crc32(batch)
         batch = jax.device_put(batch, self._rows)
 

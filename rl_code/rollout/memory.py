@@ -24,12 +24,13 @@ from typing import Any, ClassVar
 from rl_code.config import named
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, at_least
+from rl_code.environment.notes import LEFT_OUT
 from rl_code.environment.summaries import Closing, closing_of
 from rl_code.environment.tools.memory import NAME_LENGTH, recalled
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.text.messages import said
-from rl_code.types import Group, Task, ToolCall, ToolResult, Trajectory
+from rl_code.types import Group, Task, ToolCall, ToolResult, Trajectory, Turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Note:
     text: str
     # Number of results that showed it.
     uses: int = 0
+    # Where it was stored: step, number of the group, index of the episode; None for nowhere.
+    stored: tuple[int, int, int] | None = None
+    # Number of groups in which some episodes did not read it (``late_credit``).
+    tried: int = 0
 
 
 # Stands between what failed and its mend.
@@ -54,6 +59,8 @@ class Rule:
 
     # True if notes are what calls stored: nothing is kept where the agent has no such tool.
     by_calls: ClassVar[bool] = True
+    # True if a message of the agent makes each note (``made_by``).
+    by_messages: ClassVar[bool] = True
 
     @property
     def closing(self) -> Closing | None:
@@ -64,12 +71,27 @@ class Rule:
         """True if episodes with these tools may leave notes, so that the record is gone through."""
         return not self.by_calls or any(tool.notes for tool in tools.values())
 
-    def after(self, group: Group, tools: Tools, before: Notes) -> Notes:
-        """The notes after a group, whose trajectories change them in order."""
+    def after(
+        self, group: Group, tools: Tools, before: Notes, place: tuple[int, int] = (0, 0)
+    ) -> Notes:
+        """The notes after a group, whose trajectories change them in order. place: step and number
+        of the group.
+        """
         notes = dict(before)
+        left_out, *_ = group.task.meta.get(LEFT_OUT, ("",))
+        if left_out in notes:
+            notes[left_out] = dataclasses.replace(notes[left_out], tried=notes[left_out].tried + 1)
         for trajectory in group.trajectories:
+            known = dict(notes)
             self.change(notes, group.task, trajectory, tools)
+            for name, note in notes.items():
+                if name not in known or known[name].text != note.text:
+                    notes[name] = Note(note.text, note.uses, (*place, trajectory.index))
         return notes
+
+    def made_by(self, trajectory: Trajectory, name: str) -> Turn | None:
+        """The message with which a trajectory made a note; None for one that no message made."""
+        return None
 
     def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
         """Changes the notes as a trajectory asks."""
@@ -79,6 +101,8 @@ class Rule:
 @dataclasses.dataclass(frozen=True)
 class Nothing(Rule):
     """No notes."""
+
+    by_messages: ClassVar[bool] = False
 
     def keeps(self, tools: Tools) -> bool:
         return False
@@ -97,8 +121,11 @@ class Everything(Rule):
             if call.name in tools and tools[call.name].notes:
                 tools[call.name].note(call.arguments, one)
             for name, text in one.items():
-                uses = notes.pop(name, Note("")).uses  # what is stored again is the newest
-                notes[name] = Note(text, uses)
+                before = notes.pop(name, Note(text))  # what is stored again is the newest
+                notes[name] = dataclasses.replace(before, text=text)
+
+    def made_by(self, trajectory: Trajectory, name: str) -> Turn | None:
+        return _stored_by(trajectory, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +143,12 @@ class Calls(Rule):
                 before = dict(notes)
                 notes.clear()
                 for name, text in texts.items():
-                    notes[name] = Note(text, before[name].uses if name in before else 0)
+                    known = before.get(name, Note(text))
+                    notes[name] = dataclasses.replace(known, text=text)
                 self.drop(notes)
+
+    def made_by(self, trajectory: Trajectory, name: str) -> Turn | None:
+        return _stored_by(trajectory, name)
 
     def drop(self, notes: Notes) -> None:
         """Drops notes beyond those that are kept."""
@@ -157,9 +188,13 @@ class ErrorDriven(Recency):
     longest: int = 400
 
     by_calls: ClassVar[bool] = False
+    by_messages: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least(self, most=1, longest=40)
+
+    def made_by(self, trajectory: Trajectory, name: str) -> Turn | None:
+        return None
 
     def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
         for failed, mend in _mends(trajectory, tools):
@@ -202,6 +237,9 @@ class Summary(Recency):
             notes.pop(name, None)
             notes[name] = Note(text[: self.longest])
             self.drop(notes)
+
+    def made_by(self, trajectory: Trajectory, name: str) -> Turn | None:
+        return closing_of(trajectory)
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -247,6 +285,18 @@ def _mends(trajectory: Trajectory, tools: Tools) -> Iterator[tuple[ToolResult, T
         yield result, None
 
 
+def _stored_by(trajectory: Trajectory, name: str) -> Turn | None:
+    """The last message whose call stored a note of this name."""
+    found = None
+    for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+        if message.role == "assistant" and told.role == "tool":
+            for call, result in zip(message.calls, told.results, strict=False):
+                stores = call.name == "memory_store" and call.arguments.get("name") == name
+                if stores and result.ok and not call.error:
+                    found = message
+    return found
+
+
 def _written(call: ToolCall) -> str:
     """An edit in words."""
     return " ".join(str(value) for value in call.arguments.values())
@@ -277,9 +327,22 @@ class MemoryConfig:
 
     # The rule of what is kept: a key of rollout.memory.RULES, with its settings.
     rule: Named = Named("calls")
+    # Episodes of a group that read the notes without one of them. What the others earn more is the
+    # worth of this note, with which the message that stored it is credited (``late_credit``). 0 to
+    # credit no stores.
+    left_out: int = 0
+    # The most steps between a store and its credit; notes that are older are left out no more.
+    oldest: int = 16
 
     def __post_init__(self) -> None:
-        find_rule(self.rule, "config.memory.rule")
+        rule = find_rule(self.rule, "config.memory.rule")
+        if self.left_out < 0 or self.oldest < 1:
+            raise ValueError(f"{self.left_out=} must be at least 0 and {self.oldest=} at least 1")
+        if self.left_out and not rule.by_messages:
+            raise ConfigError(
+                f"config.memory.left_out = {self.left_out}: by the rule {self.rule.name!r} no "
+                "message makes notes that could be credited; set it to 0, or take another rule"
+            )
 
     def found(self) -> Rule:
         """The rule with its settings."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from rl_code.environment.notes import scope_of, with_notes
+from rl_code.environment.notes import scope_of, with_notes, without_note
 from rl_code.environment.tools.tool import Tool
-from rl_code.rollout.memory import Calls, Note, Rule
+from rl_code.rollout.memory import Calls, MemoryConfig, Note
 from rl_code.store.store import GroupStore
 from rl_code.types import Group, Task
 
@@ -22,15 +22,23 @@ class NoteBook:
     """Goes through the record once, step by step, and keeps the notes as they were after each of
     the last steps that may still be asked for.
 
-    tools: by name; those without ``notes`` change none. bound: the bound on staleness. rule: which
-    notes are kept.
+    tools: by name; those without ``notes`` change none. bound: the bound on staleness. memory:
+    which notes are kept. group_size: episodes of a group.
     """
 
     def __init__(
-        self, store: GroupStore, tools: Mapping[str, Tool], bound: int, rule: Rule | None = None
+        self,
+        store: GroupStore,
+        tools: Mapping[str, Tool],
+        bound: int,
+        memory: MemoryConfig | None = None,
+        group_size: int = 1,
     ):
         self._store = store
-        self._rule = rule or Calls()
+        self._memory = memory or MemoryConfig()
+        self._rule = self._memory.found()
+        # The index of a group's first episode that does not read one of the notes.
+        self._first = group_size - self._memory.left_out
         self._tools = tools
         self._lag = bound + 2
         # Notes by scope, after each step. Only those of the last steps are kept.
@@ -52,7 +60,22 @@ class NoteBook:
             for old in [one for one in self._after if one < wanted - self._lag]:
                 del self._after[old]
             notes = self._after[wanted].get(scope_of(task), {})
-            return with_notes(task, {name: note.text for name, note in notes.items()})
+            task = with_notes(task, {name: note.text for name, note in notes.items()})
+        return task if not self._memory.left_out else self._leave_out(task, notes, step)
+
+    def _leave_out(self, task: Task, notes: Mapping[str, Note], step: int) -> Task:
+        """The task in which some episodes do not read one of the notes: the one that was left out
+        least often, of several the oldest.
+        """
+        recent = [
+            (note.tried, age, name, note.stored)
+            for age, (name, note) in enumerate(notes.items())
+            if note.stored is not None and step - note.stored[0] <= self._memory.oldest
+        ]
+        if not recent:
+            return task
+        _, _, name, stored = min(recent)
+        return without_note(task, name, self._first, stored)
 
     def _read(
         self, step: int, before: Mapping[tuple[str, str], dict[str, Note]]
@@ -62,7 +85,8 @@ class NoteBook:
         for item in self._store.items(step):
             group = self._store.record(step, item.number).group
             scope = scope_of(group.task)
-            notes = self._rule.after(group, self._tools, after.get(scope, {}))
+            place = step, item.number
+            notes = self._rule.after(group, self._tools, after.get(scope, {}), place)
             if notes:
                 after[scope] = notes
             else:

@@ -217,6 +217,8 @@ class RunConfig:
             self._check_documents(self.documents)
         if self.summaries is not None:
             self._check_summaries(self.summaries)
+        if self.memory.left_out:
+            self._check_left_out()
         self._check_picks()
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
@@ -258,6 +260,23 @@ class RunConfig:
                 f"{summaries.tokens} tokens it must be at most {longest - summaries.tokens}, since "
                 f"a context has at most {longest} tokens"
             )
+
+    def _check_left_out(self) -> None:
+        """Raises ConfigError where the worth of a note could not be told, or not be trained."""
+        key = f"config.memory.left_out = {self.memory.left_out}"
+        if self.memory.left_out >= self.train.group_size:
+            raise ConfigError(
+                f"{key}: it must be less than train.group_size = {self.train.group_size}, since "
+                "some episodes of a group must read the note"
+            )
+        if self.train.pack.prompt_slots:
+            raise ConfigError(
+                f"{key}: an update in two phases (train.pack.prompt_slots="
+                f"{self.train.pack.prompt_slots}) begins before it is known which stores are "
+                "credited; leave one of the two out"
+            )
+        if self.harness is not None:
+            raise ConfigError(f"{key}: an agent of others stores no notes; set it to 0")
 
     def _check_harness(self, harness: Named) -> None:
         """Raises ConfigError for what an agent of others cannot be played with."""

@@ -174,12 +174,13 @@ def pack(
     parts: int = 1,
     summaries: SummariesConfig | None = None,
     closing: Closing | None = None,
+    late: int = 0,
 ) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
     prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``. parts:
     devices over which the slots and the targets of a row are cut. summaries, closing: what the run
-    asks episodes for, beside messages of work.
+    asks episodes for, beside messages of work. late: rows for what is credited in a later step.
     """
     sampled = sampled_tokens(limits, summaries, closing)
     # Contexts that begin with a summary: each is one more run behind the prompt.
@@ -208,6 +209,7 @@ def pack(
         # than this needs: a prompt, and what each trajectory adds to it.
         given = dataclasses.replace(given, runs=prompts + together * (1 + more))
     shapes["slots"] += together * more * (given.align - 1)  # that ``align`` may leave empty
+    shapes["rows"] += late
     for name in ("slots", "targets"):
         shapes[name] += -shapes[name] % parts
     return _filled(given, **shapes)
@@ -254,16 +256,20 @@ def _train(
     limits = config.limits
     parts = config.mesh.context or 1
     asked = config.summaries, config.memory.found().closing
-    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, *asked)
+    # Each group tells the worth of one store at most.
+    shards = config.mesh.row_shards
+    late = train.tasks_per_step if config.memory.left_out else 0
+    late += -late % (shards or 1)
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, *asked, late)
     packing = dataclasses.replace(
         packing,
         max_staleness=max_staleness,
         documents=documents,
         parts=parts,
         untrained=train.parts.paid("none"),
+        late_staleness=config.memory.oldest if config.memory.left_out else 0,
     )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits, *asked))
-    shards = config.mesh.row_shards
     return dataclasses.replace(
         _filled(
             train,
