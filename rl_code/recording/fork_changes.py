@@ -40,6 +40,7 @@ _LEARNING = (
     "train.epochs",
     "train.advantage",
     "train.loss",
+    "train.parts",
     "train.pack",
     "train.micro_batches",
 )
