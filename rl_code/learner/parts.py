@@ -51,8 +51,7 @@ class PartsConfig:
     rejected: str = "episode"
 
     def __post_init__(self) -> None:
-        for name in PARTS:
-            value = getattr(self, name)
+        for name, value in self._credits().items():
             if value not in ("episode", "own", "none"):
                 raise ConfigError(
                     f"config.train.parts.{name} = {value!r} must be 'episode', 'own' or 'none'"
@@ -60,7 +59,15 @@ class PartsConfig:
 
     def paid(self, how: Paid) -> tuple[str, ...]:
         """Names of the parts with this credit."""
-        return tuple(name for name in PARTS if getattr(self, name) == how)
+        return tuple(name for name, value in self._credits().items() if value == how)
+
+    def _credits(self) -> dict[str, str]:
+        """The credit of each part."""
+        return {
+            "summaries": self.summaries,
+            "sub_agents": self.sub_agents,
+            "rejected": self.rejected,
+        }
 
 
 def summaries(trajectory: Trajectory) -> Masks:
