@@ -36,7 +36,7 @@ class SummariesConfig:
     context: int | None = None
     # The most sampled tokens of one summary.
     tokens: int = 256
-    # The most summaries of one episode.
+    # The most summaries of one episode; 0 for none, as in an ablation.
     most: int = 8
     # Text of the request, behind the results of a message.
     request: str = (
@@ -47,7 +47,7 @@ class SummariesConfig:
     go_on: str = "Go on from this summary."
 
     def __post_init__(self) -> None:
-        at_least(self, trigger=1, tokens=1, most=1)
+        at_least(self, trigger=1, tokens=1, most=0)
         if self.context is not None and self.context < self.trigger + self.tokens:
             raise ValueError(
                 f"context={self.context} must be at least trigger={self.trigger} and "

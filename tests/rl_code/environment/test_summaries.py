@@ -142,6 +142,10 @@ def test_no_more_summaries_than_the_config_says_and_turns_are_those_of_work(make
         (0, trajectory.prompt_length),
         (1, trajectory.prompt_length),
     ]
+    episode = make(dataclasses.replace(settings, most=0))
+    episode.start()
+    assert isinstance(say(episode, tokenizer, READ)[1], list)
+    assert not episode._frame.summary_due
     # after the last turn of work no summary is asked for
     episode = make(settings, more={"turns": 1})
     episode.start()
@@ -277,7 +281,7 @@ def test_every_protocol_of_calls_writes_a_request(protocol):
 
 
 def test_settings_that_cannot_be():
-    for settings in ({"trigger": 0}, {"tokens": 0}, {"most": 0}):
+    for settings in ({"trigger": 0}, {"tokens": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             dataclasses.replace(SETTINGS, **settings)
     with pytest.raises(ValueError, match="no room for a summary"):
