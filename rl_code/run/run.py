@@ -315,7 +315,9 @@ class Run:
         train = self.config.train
         seed = self.config.seed
         if train.curriculum is None:
-            return TaskPool(len(self.tasks), seed, train.screening, position)
+            return TaskPool(
+                len(self.tasks), seed, train.screening, position, shuffled=train.shuffled
+            )
         try:
             return Curriculum(self.tasks, seed, train.curriculum, train.group_size, position)
         except ValueError as error:
