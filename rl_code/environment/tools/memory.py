@@ -85,15 +85,19 @@ class MemoryRecall(Tool):
             raise ValueError(f"{self.most=} must be at least 1")
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
-        notes = workspace.notes
-        width = _VERBOSE_WIDTH if workspace.verbose else _WIDTH
-        asked = set(_WORD.findall(arguments.get("question", "").lower()))
+        question = arguments.get("question", "")
+        return Result(self.told(question, workspace.notes, verbose=workspace.verbose))
+
+    def told(self, question: str, notes: Mapping[str, str], *, verbose: bool) -> str:
+        """What of the notes a question is told."""
+        width = _VERBOSE_WIDTH if verbose else _WIDTH
+        asked = set(_WORD.findall(question.lower()))
         if not notes:
-            return Result("no notes")
+            return "no notes"
         if not asked:
-            return Result(cut_middle(", ".join(reversed(notes)), width))
+            return cut_middle(", ".join(reversed(list(notes))), width)
         scored = []
-        for age, (name, text) in enumerate(reversed(notes.items())):
+        for age, (name, text) in enumerate(reversed(list(notes.items()))):
             shared = len(asked & set(_WORD.findall(f"{name} {text}".lower())))
             other_name = not set(_WORD.findall(name.lower())) <= asked
             if shared:
@@ -101,7 +105,7 @@ class MemoryRecall(Tool):
         # those whose name is asked for before those that mention it; then most words in common
         # first, of equals the newest
         found = [text for *_, text in sorted(scored)[: self.most]]
-        return Result(cut_middle("\n".join(found), width) if found else "no such note")
+        return cut_middle("\n".join(found), width) if found else "no such note"
 
 
 def recalled(content: str, names: Iterable[str]) -> list[str]:
