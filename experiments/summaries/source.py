@@ -134,7 +134,7 @@ def part(task: Task, rng: random.Random, wrong: float, between: tuple[int, int])
 
 
 def mistaken(known: Mapping[str, int], task: Task, rng: random.Random) -> dict[str, int]:
-    """What a summary says that forgets a module, or takes another constant of it."""
+    """Contents of a summary that forgets a module, or takes another constant of it."""
     module = rng.choice(list(known))
     if rng.random() < 0.5:
         return {name: value for name, value in known.items() if name != module}

@@ -26,7 +26,7 @@ LEFT_OUT = "left out: no room"
 
 @dataclasses.dataclass(frozen=True)
 class SummariesConfig:
-    """When an agent is asked for a summary of its context, and how long contexts may be."""
+    """Settings of summaries: the length at which a context is summarised, and the longest one."""
 
     # Tokens of a context, the results of its last message included, from which on a summary is
     # asked for.

@@ -25,8 +25,8 @@ from rl_code.types import Group, Trajectory, Turn
 
 
 def worth(group: Group) -> float | None:
-    """How much more the episodes of a group earned that read the note which the others did not, on
-    average; None where no note was left out, or where on one side there are only faults.
+    """Mean reward of the episodes of a group that read a note, less that of those that did not;
+    None where no note was left out, or where on one side there are only faults.
     """
     if LEFT_OUT not in group.task.meta:
         return None

@@ -130,7 +130,7 @@ class Everything(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Calls(Rule):
-    """What calls stored and did not forget."""
+    """Notes that calls stored and did not forget."""
 
     def change(self, notes: Notes, task: Task, trajectory: Trajectory, tools: Tools) -> None:
         for call, result in _carried_out(trajectory):
@@ -171,7 +171,7 @@ class Recency(Calls):
 
 @dataclasses.dataclass(frozen=True)
 class UseCount(Recency):
-    """Those of the notes that calls stored which were shown most often."""
+    """The notes that calls stored and that were shown most often."""
 
     def drop(self, notes: Notes) -> None:
         while len(notes) > self.most:
@@ -182,7 +182,7 @@ class UseCount(Recency):
 
 @dataclasses.dataclass(frozen=True)
 class ErrorDriven(Recency):
-    """What failed in an episode and what mended it, the newest notes."""
+    """Failures of episodes with their mends, the newest ones."""
 
     # The most characters of a note.
     longest: int = 400
@@ -209,7 +209,7 @@ class ErrorDriven(Recency):
 
 @dataclasses.dataclass(frozen=True)
 class Summary(Recency):
-    """What the agent says at the end of an episode, the newest notes."""
+    """Messages that the agent says at the end of an episode, the newest ones."""
 
     # The most sampled tokens of what it says, and characters of a note.
     tokens: int = 128
@@ -323,7 +323,7 @@ def _carried_out(trajectory: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]
 
 @dataclasses.dataclass(frozen=True)
 class MemoryConfig:
-    """Which notes episodes leave for later ones on the same repository."""
+    """Rule of the notes that episodes leave for later ones on the same repository."""
 
     # The rule of what is kept: a key of rollout.memory.RULES, with its settings.
     rule: Named = Named("calls")

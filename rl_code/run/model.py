@@ -119,10 +119,10 @@ def _check_positions(config: RunConfig, origin: Origin) -> None:
         longest = longest_context(config.summaries, limits)
         if longest + before > most:
             behind = f" behind documents.longest = {before}" if before else ""
-            whole = longest == limits.tokens
-            key = f"{name}limits.tokens" if whole else "config.summaries.context"
+            if longest < limits.tokens:
+                behind = f" in contexts of summaries.context = {longest}{behind}"
             raise ConfigError(
-                f"{key} = {longest}{behind}: the model at {origin.weights!r} "
+                f"{name}limits.tokens = {limits.tokens}{behind}: the model at {origin.weights!r} "
                 f"was trained for contexts of {most} tokens; lower the limit, or set "
                 "model.longer_context=True to train it for longer ones"
             )

@@ -89,7 +89,7 @@ class MemoryRecall(Tool):
         return Result(self.told(question, workspace.notes, verbose=workspace.verbose))
 
     def told(self, question: str, notes: Mapping[str, str], *, verbose: bool) -> str:
-        """What of the notes a question is told."""
+        """Text that answers a question about notes."""
         width = _VERBOSE_WIDTH if verbose else _WIDTH
         asked = set(_WORD.findall(question.lower()))
         if not notes:
@@ -109,7 +109,7 @@ class MemoryRecall(Tool):
 
 
 def recalled(content: str, names: Iterable[str]) -> list[str]:
-    """Those of the names whose notes a result of ``memory_recall`` shows."""
+    """Names of the notes that a result of ``memory_recall`` shows, in the given order."""
     begun = {line.partition(": ")[0] for line in content.split("\n") if ": " in line}
     return [name for name in names if name in begun]
 
