@@ -14,6 +14,7 @@ from rl_code.environment.frames import Elsewhere, Summarised
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.summaries import LEFT_OUT, Closing, SummariesConfig, closing_of
 from rl_code.environment.tools.api import find_tools
+from rl_code.learner.examples import examples_of
 from rl_code.store import serialization
 from rl_code.types import Group, ToolResult
 from tests.rl_code.signals import rewarder
@@ -235,6 +236,10 @@ def test_documents_of_the_prompt_are_kept_and_later_ones_are_counted_on(make, to
     for index, context in enumerate(trajectory.contexts):
         assert len(trajectory.whole_documents(index)) == len(trajectory.whole(index))
         assert len(context.documents) == len(context.tokens)
+    group = Group(episode.task, (trajectory,))
+    way = dict(drop_uninformative=False, max_staleness=[0], version=7, documents=documents)
+    (((example,),), _, _) = examples_of([group], [[1.0]], **way)
+    assert example.targets == trajectory.sampled.sum()
 
 
 def test_an_episode_that_is_over_may_be_asked_for_a_last_message(make, tokenizer):
