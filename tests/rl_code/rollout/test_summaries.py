@@ -15,8 +15,10 @@ import pytest
 
 from rl_code.environment.frames import Elsewhere, Summarised
 from rl_code.environment.sampled_episode import SampledEpisode
+from rl_code.rollout.admission import Admission
 from rl_code.rollout.again import sample_again, versions_of
-from rl_code.rollout.contexts import with_keys
+from rl_code.rollout.contexts import context_key, with_keys
+from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.types import Context, Reward, Trajectory
 from tests.rl_code.rollout.small import (
     ENGINE,
@@ -230,3 +232,55 @@ def test_keys_count_places_of_the_whole_context():
     # nine places, of which the last has no key
     assert with_keys(t, [(0, 1), (7, 2)], 1).contexts[1].keys == ((0, 1), (7, 2))
     assert with_keys(t, [(0, 1), (8, 2)], 1).contexts[1].keys is None
+
+
+class Pool:
+    """Pages that nobody holds: notes what is let go."""
+
+    def __init__(self):
+        self.engine = types.SimpleNamespace(config=ENGINE)
+        self.forgotten, self.saved = [], []
+
+    def runs(self):
+        return None
+
+    def forget(self, row):
+        row.cached = 0
+        self.forgotten.append(row.context)
+
+    def save(self, row, on_device):
+        self.saved.append(row.context)
+
+    def clear(self):
+        pass
+
+    def new_weights(self):
+        pass
+
+    def drop_ahead(self, row):
+        pass
+
+
+def test_a_context_that_is_given_up_keeps_what_is_on_record_of_its_keys():
+    pool = Pool()
+    admission = Admission(pool, pool, 4)
+    admission.new_weights(3, recompute=False)
+    group = OpenGroup(key=(3, 7), prompt=5)
+    first = Row(episode=object(), group=group, key=(3, 7), prompt=5, keys=[(0, 3)])
+    group.rows = [first]
+    admission.rows = [first]
+    first.add(list(range(9)), None)
+    first.cached = 8
+    later = admission.move(first, Summarised(1, [0, 1, 2, 3, 4, 20, 21]))
+    assert admission.rows == [later] and pool.forgotten == [0] and not pool.saved
+    assert (later.context, later.prompt, later.tokens) == (1, 5, [])
+    assert later.contexts == first.contexts == [first, later]
+    assert later.key == context_key((3, 7), 1)
+    admission.new_weights(4, recompute=False)
+    assert first.keys == [(0, 3)] and later.keys == [(0, 3), (0, 4)]
+    # the sub-agent of a later context comes back to it, and nobody to the first
+    child = admission.move(later, Elsewhere(2, [9, 8, 7]))
+    assert admission.move(child, Elsewhere(1, [5])) is later
+    # keys that are computed again have one version
+    admission.new_weights(5, recompute=True)
+    assert first.keys == [(0, 5)]
