@@ -40,6 +40,7 @@ from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.teacher import first_state
 from rl_code.learner.update import TrainState
 from rl_code.metrics.progress import Progress
+from rl_code.rollout import late_credit
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
     GroupSource,
@@ -149,7 +150,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 sampled = time.perf_counter()
 
                 # Learn: advantages, batch, update.
-                state, learned = learn(state, groups, step, begun)
+                credited = late_credit.late(store, groups, run.config.memory)
+                state, learned = learn(state, groups, step, begun, credited)
                 batch = learned.pop("batch/crc32")
                 trained = time.perf_counter()
                 if not learned["train/finite"]:

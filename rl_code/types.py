@@ -300,9 +300,10 @@ class Context:
     # whole context, -1 for padding (``environment.documents``). None in a run without documents,
     # whose records then do not hold the field.
     documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # Pairs (place, version) in order: keys from this place on were computed with this version of
-    # the weights. With it a trajectory that several versions sampled can be sampled again. None
-    # where one version computed all keys, or computed them again for each token.
+    # Pairs (place, version) in order: keys from this place of the whole context on were computed
+    # with this version of the weights. With it a trajectory that several versions sampled can be
+    # sampled again. None where one version computed all keys, or computed them again for each
+    # token.
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
@@ -464,6 +465,15 @@ def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int)
         parts.append(own[index][: max(0, kept - context.kept)])
         kept = min(kept, context.kept)
     return np.concatenate(parts[::-1])
+
+
+def root_of(contexts: Sequence[Context], index: int) -> int:
+    """Index of the context with whose tokens context ``index`` begins: 0 where these are those of
+    the group's prompt.
+    """
+    while contexts[index].parent >= 0 and contexts[index].kept:
+        index = contexts[index].parent
+    return index
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,6 +68,11 @@ class PackConfig:
     parts: int = follows("mesh.context", 1)
     # True if groups may hold demonstrations.
     demonstrated: bool = follows("train.demonstrations", False)
+    # The greatest staleness of tokens that are credited in a later step than their group
+    # (``rl_code.rollout.late_credit``).
+    late_staleness: int = follows("memory.oldest", 0)
+    # Names of the parts of an episode whose tokens are not trained (``learner.parts``).
+    untrained: tuple[str, ...] = follows("train.parts", ())
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -138,6 +143,7 @@ def pack(
     *,
     version: int,
     choices: Mapping[str, jax.ShapeDtypeStruct] = MappingProxyType({}),
+    late: int = 0,
 ) -> tuple[Batch, dict[str, float]]:
     """Packs groups into a Batch of numpy arrays.
 
@@ -151,6 +157,7 @@ def pack(
         or one for each of its sampled tokens.
       version: the version of the learner's weights.
       choices: what the batch has of ``Batch.choices`` for each target (``picks.shapes``).
+      late: how many of the last groups are of earlier steps, and may have ``late_staleness``.
 
     Returns the batch and its metrics: pack/rows (rows that are used), pack/fill and
     pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
@@ -165,7 +172,7 @@ def pack(
         older than max_staleness or newer than ``version``. The message names task, index and
         numbers.
     """
-    chosen, count, counts = select(groups, advantages, config, version)
+    chosen, count, counts = select(groups, advantages, config, version, late)
     rows = laid_out(chosen, config)
     pieces = [piece for members in rows for piece in members]
     used = sum(piece.tokens for piece in pieces)
@@ -342,13 +349,16 @@ def select(
     advantages: Sequence[Sequence[Credit]],
     config: PackConfig,
     version: int,
+    late: int = 0,
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
-    """``examples_of`` with the limits of the config."""
+    """``examples_of`` with the limits of the config. late: as of ``pack``."""
+    own = len(groups) - late
     return examples_of(
         groups,
         advantages,
         drop_uninformative=config.drop_uninformative,
-        max_staleness=config.max_staleness,
+        max_staleness=[config.max_staleness] * own + [config.late_staleness] * late,
         version=version,
         documents=config.documents,
+        untrained=config.untrained,
     )

@@ -11,6 +11,7 @@ from rl_code.learner.batching import PackConfig
 from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.parts import PartsConfig
 from rl_code.learner.value_config import ValueConfig
 
 
@@ -28,6 +29,8 @@ class LearnerConfig:
     # True if continuations of forks are trained on as well, each against the others that part at
     # the same place. False: they only tell values.
     continuations: bool = False
+    # The credit of summaries and sub-agents, and whether they are trained.
+    parts: PartsConfig = PartsConfig()
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
     # With this section a teacher's log-probabilities are a part of the loss; None for no teacher.
@@ -53,6 +56,13 @@ class LearnerConfig:
             raise ConfigError(
                 f"config.train.advantage = {self.advantage.name!r} credits tokens by values, "
                 "and compares no continuations: set config.train.continuations to False"
+            )
+        if (own := self.parts.paid("own")) and (reads_values(advantage) or self.continuations):
+            key = "continuations" if self.continuations else "advantage"
+            value = self.continuations or self.advantage.name
+            raise ConfigError(
+                f"config.train.parts.{own[0]} = 'own': train.{key} = {value!r} credits tokens "
+                "otherwise; set it to 'episode' or 'none'"
             )
         if self.value is not None:
             self._check_value(self.pack)

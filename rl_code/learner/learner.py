@@ -22,6 +22,7 @@ from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
 from rl_code.learner.continuations import with_continuations
+from rl_code.learner.parts import credited, of_trained
 from rl_code.learner.teacher import PromptWith, Teacher, moved
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
@@ -54,7 +55,8 @@ class Learner:
         self._config = config
         self._rows = rows
         self._advantage = named.make(ADVANTAGES, config.advantage, "config.train.advantage")
-        loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
+        oldest = max(config.pack.max_staleness, config.pack.late_staleness)
+        loss = config.loss.for_staleness(oldest)
         # A copy, since the first update donates the model.
         self._reference = (
             jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
@@ -102,25 +104,28 @@ class Learner:
         groups: Sequence[Group],
         version: int,
         begun: Prefilled | None = None,
+        late: Sequence[tuple[Group, float]] = (),
     ) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state after the step, and the metrics of the step. ``state`` is donated.
         "batch/crc32" among them is a checksum of the batch, for the record, and "train/no_signal"
         counts the updates that left the state as it was (``update.make_update``).
 
         version: the version of the weights in ``state``. begun: what ``begin`` returned for this
-        step, or None.
+        step, or None. late: trajectories of earlier steps, each in a group of its own, that are
+        credited now, with their advantage (``rl_code.rollout.late_credit``).
         """
         config = self._config
 
         # Credit: advantages within each group, then fixed shapes with each prompt once. Those that
         # are made of values come after the packing, since values are computed from the batch.
         groups, advantages = self._credited(groups)
-        batch, begun, pack_metrics = self._packed(state, groups, advantages, version, begun)
+        batch, begun, pack_metrics = self._packed(state, groups, advantages, version, begun, late)
         before = (begun.prompts,) if self._two_phase else ()
         if config.value is not None:
             placed = jax.device_put(batch, self._rows)
             values = np.asarray(self._token_values(state.model, state.value.critic, placed))
-            batch, found = with_values(batch, groups, values, self._advantage, config.value)
+            seen = of_trained(groups, config.pack.untrained)
+            batch, found = with_values(batch, seen, values, self._advantage, config.value)
             pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
         on_host = batch
@@ -170,13 +175,16 @@ class Learner:
         over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
         return state, pack_metrics | metrics | over_epochs
 
-    def _credited(self, groups: Sequence[Group]) -> tuple[Sequence[Group], list[list[Credit]]]:
+    def _credited(
+        self, groups: Sequence[Group]
+    ) -> tuple[Sequence[Group], Sequence[Sequence[Credit]]]:
         """The groups that are trained on, and the credit of each of their trajectories; 0 where
         advantages are made of values, until there are values.
         """
         if reads_values(self._advantage):
             return groups, [[0.0] * len(group.trajectories) for group in groups]
         advantages = group_advantages(groups, self._advantage)
+        advantages = credited(groups, advantages, self._advantage, self._config.parts)
         if not self._config.continuations:
             return groups, advantages
         pairs = zip(groups, advantages, strict=True)
@@ -190,12 +198,22 @@ class Learner:
         advantages: Sequence[Sequence[Credit]],
         version: int,
         begun: Prefilled | None,
+        late: Sequence[tuple[Group, float]],
     ) -> tuple[Batch, Prefilled | None, dict[str, Any]]:
         """The batch of a step in numpy, what its update begins with, and metrics."""
         pack_config = self._config.pack
         if not self._two_phase:
-            way = dict(version=version, choices=self._choices)
-            batch, metrics = pack(groups, advantages, pack_config, **way)
+            batch, metrics = pack(
+                [*groups, *(group for group, _ in late)],
+                [*advantages, *([credit] for _, credit in late)],
+                pack_config,
+                version=version,
+                choices=self._choices,
+                late=len(late),
+            )
+            if late:
+                metrics["memory/credited"] = float(len(late))
+                metrics["memory/worth"] = float(np.mean([credit for _, credit in late]))
             return batch, None, metrics
         begun = begun or self.begin(state, [_prompt_of(group) for group in groups])
         batch, metrics = pack_completions(

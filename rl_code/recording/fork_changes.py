@@ -43,6 +43,7 @@ _LEARNING = (
     "train.value",
     "train.loss",
     "train.teacher",
+    "train.parts",
     "train.pack",
     "train.micro_batches",
 )

@@ -20,6 +20,7 @@ from rl_code.config import read_config
 from rl_code.learner.teacher import first_state, with_average
 from rl_code.learner.update import TrainState
 from rl_code.learner.value_function import carried
+from rl_code.rollout import late_credit
 from rl_code.run import lineage, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
@@ -88,8 +89,10 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
             for step, records in itertools.groupby(read, key=lambda record: record.step):
                 by_number = {record.number: record.group for record in records}
                 items = [item.number for item in store.items(step) if item.trained]
+                groups = [by_number[number] for number in items]
+                credited = late_credit.late(store, groups, config.memory)
                 with jax.set_mesh(part.mesh):
-                    state, _ = learn(state, [by_number[number] for number in items], step)
+                    state, _ = learn(state, groups, step, late=credited)
                     rollout = config.rollout
                     weights = in_dtype(state.model, rollout.dtype, rollout.weights)
                     now = Version.of(step + 1, weights).checksum

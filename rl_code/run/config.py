@@ -17,6 +17,7 @@ from rl_code.environment.milestones import MilestonesConfig
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.environment.summaries import SummariesConfig, longest_context
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.tool import Tool
@@ -29,6 +30,7 @@ from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.memory import MemoryConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.run.derive import longest_wait_s, settle
 from rl_code.run.sections import (
@@ -87,6 +89,11 @@ class RunConfig:
     # With this section, results of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
+    # Which notes episodes leave for later ones.
+    memory: MemoryConfig = MemoryConfig()
+    # With this section the agent is asked for a summary where its context has grown long, and goes
+    # on in a new one that begins with it. None for episodes of one context.
+    summaries: SummariesConfig | None = None
     # The agent of others that plays all episodes, through the endpoint: a key of
     # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
     harness: Named | None = None
@@ -124,17 +131,34 @@ class RunConfig:
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.summaries is not None and "sum up" not in protocol.requested([], "sum up"):
+            raise ConfigError(
+                f"config.summaries: the protocol {self.protocol.name!r} writes no results, so no "
+                "summary can be asked for; take one with calls, such as 'hermes' or 'compact'"
+            )
         if self.train.demonstrations is not None:
             self._check_demonstrations(protocol, tools)
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
             check_demonstrable(protocol, tools, source, agent)
+        rule = self.memory.found()
         keepers = [name for name, tool in tools.items() if tool.notes]
-        if keepers and self.record.keep is not None:
+        if rule.keeps(tools) and self.record.keep is not None:
+            of = ", ".join(keepers) if rule.by_calls else f"memory.rule = {self.memory.rule.name!r}"
             raise ConfigError(
-                f"config.record.keep = {self.record.keep}: the notes of {', '.join(keepers)} are "
-                "read from the whole record; set it to None, or leave these tools out"
+                f"config.record.keep = {self.record.keep}: the notes of {of} are read from the "
+                "whole record; set it to None, or keep no notes"
+            )
+        if not rule.by_calls and "memory_recall" not in tools:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: no tool reads what is kept; add "
+                "'memory_recall' to config.tools"
+            )
+        if self.harness is not None and not rule.by_calls:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: an agent of others reads no "
+                "notes; leave memory out"
             )
         find_signals(self.reward, "config.reward")
         if self.harness is not None:
@@ -195,14 +219,19 @@ class RunConfig:
                     f"the {longest_s:g} s that {name}limits lets tools and grading "
                     "take; a model that waits would end the run"
                 )
-            if limits.tokens > shapes.length:
-                raise ValueError(
-                    f"{name}limits.tokens={limits.tokens} must not exceed "
-                    f"{engine}.length={shapes.length}"
-                )
+            longest = longest_context(self.summaries, limits)
+            if longest > shapes.length:
+                key = f"{name}limits.tokens={limits.tokens}"
+                if longest < limits.tokens:
+                    key = f"summaries.context={longest}"
+                raise ValueError(f"{key} must not exceed {engine}.length={shapes.length}")
         if self.documents is not None:
             self._check_documents(self.documents)
         self._check_milestones()
+        if self.summaries is not None:
+            self._check_summaries(self.summaries)
+        if self.memory.left_out:
+            self._check_left_out()
         self._check_picks()
         if self.rollout.forks is not None:
             self._check_forks(self.rollout.forks)
@@ -306,10 +335,57 @@ class RunConfig:
                 "milestones out, or these tools"
             )
 
+    def _check_summaries(self, summaries: SummariesConfig) -> None:
+        """Raises ConfigError for limits of training in which no summary could be asked for."""
+        longest = summaries.longest(self.limits)
+        if self.limits.turns < 2:
+            raise ConfigError(
+                f"config.limits.turns = {self.limits.turns}: a summary is asked for between two "
+                "messages; allow more of them, or leave summaries out"
+            )
+        if summaries.trigger + summaries.tokens > longest:
+            raise ConfigError(
+                f"config.summaries.trigger = {summaries.trigger}: with summaries of "
+                f"{summaries.tokens} tokens it must be at most {longest - summaries.tokens}, since "
+                f"a context has at most {longest} tokens"
+            )
+
+    def _check_left_out(self) -> None:
+        """Raises ConfigError where the worth of a note could not be told, or not be trained."""
+        key = f"config.memory.left_out = {self.memory.left_out}"
+        if self.memory.left_out >= self.train.group_size:
+            raise ConfigError(
+                f"{key}: it must be less than train.group_size = {self.train.group_size}, since "
+                "some episodes of a group must read the note"
+            )
+        if self.train.pack.prompt_slots:
+            raise ConfigError(
+                f"{key}: an update in two phases (train.pack.prompt_slots="
+                f"{self.train.pack.prompt_slots}) begins before it is known which stores are "
+                "credited; leave one of the two out"
+            )
+        if self.harness is not None:
+            raise ConfigError(f"{key}: an agent of others stores no notes; set it to 0")
+        beside = {
+            "train.value": self.train.value,
+            "train.teacher": self.train.teacher,
+            "train.demonstrations": self.train.demonstrations,
+            "rollout.forks": self.rollout.forks,
+        }
+        if used := [name for name, section in beside.items() if section is not None]:
+            raise ConfigError(
+                f"{key}: the episodes of a group that read the note are compared with those that "
+                f"do not, without {used[0]}; leave one of the two out"
+            )
+
     def _check_harness(self, harness: Named) -> None:
         """Raises ConfigError for what an agent of others cannot be played with."""
         find_agent(harness, "config.harness")
         name = f"config.harness = {harness.name!r}"
+        if self.summaries is not None:
+            raise ConfigError(
+                f"{name}: an agent of others decides itself when to sum up; leave summaries out"
+            )
         if self.documents is not None:
             raise ConfigError(f"{name}: agents of others write no documents; leave documents out")
         if self.rollout.picks is not None:
@@ -358,6 +434,11 @@ class RunConfig:
             raise ConfigError(
                 f"config.rollout.forks with config.harness = {self.harness.name!r}: the state of "
                 "an agent of others cannot be copied; leave one of the two out"
+            )
+        if self.summaries is not None:
+            raise ConfigError(
+                "config.rollout.forks: borders are counted in one context, and config.summaries "
+                "begins further ones; leave one of the two out"
             )
         if not forks.most(self.limits.turns, self.train.group_size):
             raise ConfigError(

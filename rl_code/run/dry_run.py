@@ -140,7 +140,8 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
         prefillers=prefill.mesh.devices if (prefill := config.rollout.prefill) else 0,
         shared=shared,
         trajectories=trajectories,
-        sampled_tokens=trajectories * sampled_tokens(config.limits),
+        sampled_tokens=trajectories
+        * sampled_tokens(config.limits, config.summaries, config.memory.found().closing),
         batch_slots=rows * slots,
         memory=tuple(_memory(run, state, sampling, engine, programs)),
         programs=tuple(programs),

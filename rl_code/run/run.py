@@ -336,7 +336,9 @@ class Run:
         train = self.config.train
         seed = self.config.seed
         if train.curriculum is None:
-            return TaskPool(len(self.tasks), seed, train.screening, position)
+            return TaskPool(
+                len(self.tasks), seed, train.screening, position, shuffled=train.shuffled
+            )
         try:
             return Curriculum(self.tasks, seed, train.curriculum, train.group_size, position)
         except ValueError as error:
@@ -354,8 +356,8 @@ class Run:
         for_training: bool = True,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given. on_work: gets what the agent hands in. for_training: False for one of which no
-        milestones are needed.
+        given. on_work: gets what the agent hands in. for_training: False for one of a suite, of
+        which no milestones are needed, and which leaves no notes and is not asked for any.
         """
         if self.harness is not None:
             from rl_code.harness.episode import AgentEpisode
@@ -383,6 +385,8 @@ class Run:
             limits=limits or self.config.limits,
             reward=self._reward,
             documents=self.config.documents,
+            summaries=self.config.summaries,
+            closing=self.config.memory.found().closing if for_training else None,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
             keep_test_errors=teaching.reads_test_errors(self.config.train),

@@ -323,6 +323,9 @@ class TrainConfig(LearnerConfig):
     # With this section further tasks are drawn for a step in place of those whose groups have
     # nothing to teach. None trains on smaller batches then.
     refill: RefillConfig | None = None
+    # True if tasks are drawn in a new order in every epoch; False for the order of their source, as
+    # where later ones are on the same repository as earlier ones.
+    shuffled: bool = True
     # True if training uses tasks whose results can be forged without a guess (``tasks.guards``).
     # Those of a source without end are not looked at.
     forgeable: bool = False
@@ -333,6 +336,11 @@ class TrainConfig(LearnerConfig):
             raise ValueError(
                 "screening and curriculum both choose which tasks are drawn: set one of them to "
                 "None. Screening is for lists, a curriculum for streams and tasks of several kinds"
+            )
+        if not self.shuffled and (self.screening is not None or self.curriculum is not None):
+            raise ValueError(
+                "shuffled=False draws tasks in the order of their source, and screening and "
+                "curriculum choose which are drawn: leave both out"
             )
         at_least(self, steps=0, tasks_per_step=1, group_size=1)
         if self.demonstrations is not None and self.group_size < 2:

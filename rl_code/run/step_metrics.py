@@ -22,6 +22,7 @@ from absl import logging
 from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import rewards_of
 from rl_code.learner.monte_carlo import borders_of, mean_reward
+from rl_code.learner.parts import summary_turns
 from rl_code.learner.rounding import differ
 from rl_code.metrics.values import as_number
 from rl_code.rewards.combine import SIGNAL_ERROR, described
@@ -114,6 +115,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
     scored = [t.scores for t in trajectories if t.scores is not None]
     first_edits = [t.first_edit_passed for t in trajectories]
+    summaries = [len(summary_turns(t)) for t in trajectories]
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -145,6 +147,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "episode/turns": mean(
             sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
         ),
+        **({"episode/summaries": mean(summaries)} if any(summaries) else {}),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),

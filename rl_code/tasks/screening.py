@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rl_code.tasks.order import Shuffled
+from rl_code.tasks.order import order_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,13 @@ class TaskPool:
         seed: int,
         screening: ScreeningConfig | None,
         position: Mapping[str, Any] | None,
+        *,
+        shuffled: bool = True,
     ):
         """position: what ``position()`` returned at the point to go on from; None for the
-        beginning.
+        beginning. shuffled: whether tasks are drawn in another order than that of their source.
         """
-        self._order = Shuffled(count, seed)
+        self._order = order_of(count, seed, shuffled=shuffled)
         self._count = count
         self._seed = seed
         self._config = screening
