@@ -58,7 +58,11 @@ END = absl_flags.DEFINE_integer(
 )
 TASK = absl_flags.DEFINE_string("task", "0", "With --step: number of the group, or id of its task.")
 SAMPLE = absl_flags.DEFINE_integer(
-    "sample", None, "With --step: index of the trajectory in its group; all by default.", 0
+    "sample",
+    None,
+    "With --step: place of the trajectory in its group, continuations behind the others; all by "
+    "default.",
+    0,
 )
 # Tokens of context that are shown before a difference.
 _AROUND = 24
@@ -94,7 +98,7 @@ def refuse_flags_of_the_other_way() -> None:
 def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
     """Samples again what the flags name; whether all of it is equal."""
     found = find(workdir, STEP.value, TASK.value)
-    count = len(found.record.group.trajectories)
+    count = len(found.record.group.all)
     if SAMPLE.value is not None and SAMPLE.value >= count:
         raise read_config.ConfigError(
             f"--sample={SAMPLE.value}: the group has {count} trajectories, numbered from 0"

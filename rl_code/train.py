@@ -37,9 +37,10 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.host.stop import Stopped, StopRequest
-from rl_code.learner.learner import Learner
-from rl_code.learner.update import TrainState, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState
 from rl_code.metrics.progress import Progress
+from rl_code.rollout import late_credit
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
     GroupSource,
@@ -47,9 +48,10 @@ from rl_code.rollout.group_source import (
     InLearnerThread,
     StopWaiting,
 )
-from rl_code.run import provenance
+from rl_code.run import provenance, teaching
 from rl_code.run.config import RunConfig, check_rows, refuse_sync
 from rl_code.run.journal import Journal
+from rl_code.run.retraining import retraining
 from rl_code.run.run import Run
 from rl_code.run.step_metrics import METRIC_ERRORS, StepTimes, actor_metrics
 from rl_code.run.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, fork_command, own
@@ -117,7 +119,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     """The RL steps that are still to be done."""
     config = run.config.train
     every = run.config.checkpoint.every
-    learn = Learner(config, run.rows_sharding, model)
+    learn = teaching.learner(run, config, model)
     keep = run.config.checkpoint.keep
     with Checkpoints(run.workdir, run.config, keep=keep, may_change=MAY_CHANGE) as checkpoints:
         state, start, position = _restore(run, model, checkpoints)
@@ -126,6 +128,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         pool = run.task_pool(position["tasks"])
         schedule = make_schedule(run, store, pool, position["planned"])
         with (
+            retraining(run.config, run.workdir, run.pool, store, start) as reward_model,
             _connected(run, store, stop, host, start, state.model) as (publisher, source),
             Journal(run, start) as journal,
             RecordKeeper(store, run.workdir, run.config.record) as keeper,
@@ -136,18 +139,19 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Plan: the tasks of every step that may begin with the weights there are now.
                 # Then wait for G episodes of each task of this one, sampled and graded by actors
-                # here or elsewhere.
+                # here or elsewhere, and plan more where the config wants full batches.
                 with _saved_when_stopped(checkpoints, step, state, position):
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
-                    items = [item for item in store.items(step) if item.kind == "train"]
+                    items = schedule.fill(step, source.wait)
                     begun = learn.begin(state, (run.prompt(tasks[item.task]) for item in items))
                     records = source.wait(step)
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()
 
                 # Learn: advantages, batch, update.
-                state, learned = learn(state, groups, step, begun)
+                credited = late_credit.late(store, groups, run.config.memory)
+                state, learned = learn(state, groups, step, begun, credited)
                 batch = learned.pop("batch/crc32")
                 trained = time.perf_counter()
                 if not learned["train/finite"]:
@@ -156,6 +160,12 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     if config.epochs == 1 and config.value is None:
                         checkpoints.save(step, state, position)
                     raise _not_finite(step, checkpoints, run.workdir)
+
+                # Retrain the reward model, where that is due: episodes of the weights that are
+                # published next are paid by it.
+                retold = {}
+                if reward_model is not None:
+                    retold = reward_model.after(step, [records[item.number] for item in items])
 
                 # Publish: first the new weights, then that this step's groups are used up. A
                 # learner that is killed in between makes the same weights from the same groups
@@ -176,9 +186,10 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 pool.record(dict(zip(played, (group.solved for group in groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
+                looked |= schedule.refilled()
                 rest = _measured(times, source, publisher) | looked | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
-                rest |= keeper.metrics() | evaluated
+                rest |= keeper.metrics() | evaluated | retold
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
                 scored = run.config.checkpoint.best in evaluated
@@ -230,8 +241,8 @@ def _restore(
 
     Raises ConfigError if more steps are done than the config asks for.
     """
-    state = init_state(model, run.config.train.optimizer, run.config.train.value)
-    restored = checkpoints.restore(state)
+    state = first_state(run.config.train, model)
+    restored = teaching.restored(run.config.train, state, run.workdir, checkpoints.restore)
     if restored is None:
         return state, 0, {"tasks": None, "planned": 0}
     if restored.step > run.config.train.steps:

@@ -126,6 +126,11 @@ class Limits:
             )
 
     @property
+    def most_sampled(self) -> int:
+        """The most tokens that the policy can sample in one trajectory."""
+        return min(self.turns * self.turn_tokens, self.tokens)
+
+    @property
     def longest_wait_s(self) -> float:
         """Wall-clock seconds within which a message is answered and an episode graded, whatever a
         model does.
@@ -262,6 +267,11 @@ class Reward:
     components: Mapping[str, float]
     # Findings of the grader, such as a timeout or a proof of cheating; "fault" for the sandbox's.
     flags: tuple[str, ...] = ()
+    # Notes of signals by component (``rewards.noted``): answers of a judge, the version of a reward
+    # model and the text that it read. None where no signal writes any.
+    notes: Mapping[str, Mapping[str, Any]] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,9 +300,10 @@ class Context:
     # whole context, -1 for padding (``environment.documents``). None in a run without documents,
     # whose records then do not hold the field.
     documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # Pairs (place, version) in order: keys from this place on were computed with this version of
-    # the weights. With it a trajectory that several versions sampled can be sampled again. None
-    # where one version computed all keys, or computed them again for each token.
+    # Pairs (place, version) in order: keys from this place of the whole context on were computed
+    # with this version of the weights. With it a trajectory that several versions sampled can be
+    # sampled again. None where one version computed all keys, or computed them again for each
+    # token.
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
@@ -304,6 +315,23 @@ class Context:
     choices: Mapping[str, np.ndarray] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fork:
+    """The place at which a trajectory parts from another one of its group.
+
+    Up to there the two have the same tokens, and their workspaces the same files. It is a turn
+    border: tools have answered, and the next message is not begun.
+    """
+
+    # Index of the other trajectory.
+    of: int
+    # Messages of the assistant before it, in the first context.
+    turn: int
+    # Tokens of each context that there was, its own and not what it kept of another one. All later
+    # contexts, and tokens of the first context behind its length, are the trajectory's own.
+    lengths: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,11 +368,24 @@ class Trajectory:
     # The shares of visible and of hidden tests that the work passes; None where nothing was graded
     # or there are no tests of both kinds. A policy whose shares part learns the visible tests.
     passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # For each visible and then each hidden test "" if the work passes it, or what the test said. It
+    # is on record where a teacher reads it (``learner.feedback``); None elsewhere, and where
+    # nothing was graded.
+    test_errors: tuple[str, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Number of times that its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Scores that an environment of others gives the work, by name, "reward" among them; None
     # where tests decide, and where the episode ended before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # Where it parts from the trajectory that it continues; None for one played from the prompt on.
+    fork: Fork | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # True for a demonstration, which no weights sampled: its log-probabilities are 0, as those of a
+    # demonstrator who is sure of each token, and its versions are that with which the rest of its
+    # group was begun. None for a trajectory of the policy's.
+    demonstrated: bool | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # The share of milestones that the work had reached before the first turn of the assistant and
+    # after each; None where they were not measured, and of a fault.
+    milestones: tuple[float, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -365,6 +406,20 @@ class Trajectory:
     def versions(self) -> np.ndarray:
         """int32 [T], versions of the weights that sampled the tokens; -1 where not sampled."""
         return self._join("versions")
+
+    @property
+    def own_sampled(self) -> np.ndarray:
+        """bool [T], where the policy chose the token, and not for the trajectory that this one
+        continues.
+        """
+        if self.fork is None:
+            return self.sampled
+        lengths = dict(enumerate(self.fork.lengths))
+        parts = [
+            context.sampled & (np.arange(len(context.tokens)) >= lengths.get(number, 0))
+            for number, context in enumerate(self.contexts)
+        ]
+        return np.concatenate(parts)
 
     @property
     def documents(self) -> np.ndarray | None:
@@ -412,15 +467,47 @@ def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int)
     return np.concatenate(parts[::-1])
 
 
+def root_of(contexts: Sequence[Context], index: int) -> int:
+    """Index of the context with whose tokens context ``index`` begins: 0 where these are those of
+    the group's prompt.
+    """
+    while contexts[index].parent >= 0 and contexts[index].kept:
+        index = contexts[index].parent
+    return index
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """G trajectories that answer one task, in order of their index."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+    # Trajectories that part in the middle of these (``Trajectory.fork``), in order of their index.
+    # They estimate values and are no part of the group's rewards. None in a run without them.
+    continuations: tuple[Trajectory, ...] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
+
+    @property
+    def all(self) -> tuple[Trajectory, ...]:
+        """The trajectories and behind them their continuations."""
+        return (*self.trajectories, *(self.continuations or ()))
+
+    def parted_from(self, index: int) -> list[tuple[Fork, tuple[Trajectory, ...]]]:
+        """The borders of trajectory ``index`` from which others went on, in order, with these."""
+        found: dict[Fork, list[Trajectory]] = {}
+        for one in self.continuations or ():
+            if one.fork is not None and one.fork.of == index:
+                found.setdefault(one.fork, []).append(one)
+        return [(fork, tuple(found[fork])) for fork in sorted(found, key=lambda fork: fork.turn)]
+
+    @property
+    def own(self) -> tuple[Trajectory, ...]:
+        """The trajectories of the policy's: all but demonstrations."""
+        return tuple(one for one in self.trajectories if not one.demonstrated)
 
     @property
     def solved(self) -> tuple[int, int]:
-        """(episodes solved, episodes graded); a fault of the sandbox is not graded."""
-        graded = [one for one in self.trajectories if one.status != "fault"]
+        """(episodes of the policy's solved, episodes graded); a fault of the sandbox is not."""
+        graded = [one for one in self.own if one.status != "fault"]
         return sum(one.solved for one in graded), len(graded)

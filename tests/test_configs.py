@@ -25,6 +25,8 @@ from models.families import PRESETS
 from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.metrics.values import read_metrics
+from rl_code.recording.process_training import ProcessModelConfig
+from rl_code.recording.reward_models import RewardModelConfig
 from rl_code.run.config import RunConfig
 from rl_code.train import train
 from sweeps import runs as sweep_runs
@@ -41,6 +43,8 @@ KINDS = {
     "realtime.py": RealtimeConfig,
     "rehearsal.py": RealtimeConfig,
     "recall.py": RecallExperiment,
+    "process_model.py": ProcessModelConfig,
+    "reward_model.py": RewardModelConfig,
 }
 
 # Methods of which a whole run of another test consists, or a part of the layers of each.

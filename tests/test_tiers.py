@@ -29,6 +29,7 @@ WHOLE_RUNS = {
     "rl_code/test_asynchrony.py",
     "rl_code/test_kill.py",
     "rl_code/run/test_run_with_documents.py",
+    "rl_code/run/test_run_with_summaries.py",
 }
 
 

@@ -12,6 +12,7 @@ roll back.
     rehearsal.py   the four parts without a model: numbers for weights, random people
     served.py      the four parts for real, in one process
     training.py    from answers and rewards to what the learner is given
+    learned.py     a reward model that each cycle trains, and by which the next ones pay
     versions.py    the versions of the weights in a workdir
     held_out.py    the suites of a config, with a judge
     api.py         parts by name, as a config names them

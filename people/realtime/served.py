@@ -23,6 +23,7 @@ import sqlalchemy
 from absl import logging
 from starlette.routing import BaseRoute
 
+from models.sharding import MeshConfig, make_mesh
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.outcomes import Selection
@@ -31,6 +32,7 @@ from people.feedback.rewards.answered import Answered, answered
 from people.feedback.rewards.combine import FeedbackReward, make_reward
 from people.feedback.store import FeedbackStore
 from people.realtime.held_out import RATES, HeldOut, JudgeConfig
+from people.realtime.learned import LearnedReward, RewardModels
 from people.realtime.ledger import forget_sessions
 from people.realtime.parts import (
     Overtaken,
@@ -102,6 +104,9 @@ class Served:
     feedback: FeedbackConfig = FeedbackConfig()
     # Judges what a suite's episodes suggest; None for the tests of its tasks.
     judge: JudgeConfig | None = JudgeConfig()
+    # Reward model that each cycle trains, and by which the next ones pay; None for what people did
+    # alone.
+    learned: LearnedReward | None = None
     # Simulated programmers who use the server; None where people do.
     people: CrowdConfig | None = None
     spoiled: Spoiled = Spoiled()
@@ -116,6 +121,10 @@ class Served:
             raise ValueError(
                 f"run.train.loss.kl_coef={self.run.train.loss.kl_coef} must be 0: versions follow "
                 "each other without end, and have no reference"
+            )
+        if self.run.train.teacher is not None:
+            raise ValueError(
+                "run.train.teacher must be None: answers that people got have no teacher context"
             )
         if self.feedback.database:
             raise ValueError(
@@ -320,6 +329,18 @@ class System:
         train = dataclasses.replace(run.config.train, advantage=_BASELINED)
         return Learner(train, run.rows_sharding, run.init_model())
 
+    @functools.cached_property
+    def _reward_models(self) -> RewardModels | None:
+        learned = self._config.learned
+        if learned is None:
+            return None
+        first = functools.partial(self._versions.model, self._first)
+        run = self._run
+        mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
+        return RewardModels(
+            learned, self._folder, first, mesh, run.tokenizer.eos_id, run.config.seed
+        )
+
     # --- Fleet and suites -------------------------------------------------------------------------
 
     def apply(self, routing: Routing) -> None:
@@ -352,7 +373,11 @@ class System:
         found = weigh(given, self._config.feedback.poisoning)
         self._record.list_suspects(cycle, found.suspects)
         totals = np.array([one.total for one in rewards], np.float64)
-        advantages = leave_one_out(totals, found.weights)
+        paid, judged = totals, {}
+        if self._reward_models is not None:
+            paid, judged = self._reward_models.pay(cycle, given, totals)
+            judged = judged | self._reward_models.train(cycle, given, totals, made_of)
+        advantages = leave_one_out(paid, found.weights)
         answers = [one.answer for one in given]
         # A session goes on over several cycles: what an earlier one trained on is read again.
         earlier = self._record.earlier(answers)
@@ -368,6 +393,7 @@ class System:
             "reward": float(totals.mean()),
             "reward_version": self._reward.version,
             "suspects": len(found.suspects),
+            **judged,
         }
         with jax.set_mesh(self._run.mesh):
             state = self._versions.state(base)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from people.feedback.records import AnswerRecord
-from rl_code.learner.advantages import rounding_of
+from rl_code.learner.rounding import rounding_of
 from rl_code.types import Context, Group, Reward, Task, Trajectory
 
 

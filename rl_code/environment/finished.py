@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.types import Reward, Task, Trajectory
+from rl_code.types import Limits, Reward, Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
 # did not write, a value whose ``__eq__`` says that it equals anything, a test that passed beside a
@@ -90,6 +91,11 @@ class Event:
     payload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+# The most likely next token after each of several texts, as text, by the policy that sampled an
+# episode; None for a text of more tokens than the second argument says.
+type AskPolicy = Callable[[Sequence[str], int], list[str | None]]
+
+
 @dataclasses.dataclass(frozen=True)
 class FinishedEpisode:
     """All that a reward signal may look at."""
@@ -108,6 +114,15 @@ class FinishedEpisode:
     events: tuple[Event, ...] = ()
     # Sandboxes in which a signal may run code of the work; None where there are none.
     sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)
+    # Folder of the run, where reward models that it trains are; None outside of a run.
+    workdir: Path | None = None
+    # The policy that sampled the episode, for a signal that asks it; None outside of a run.
+    policy: AskPolicy | None = dataclasses.field(default=None, repr=False, compare=False)
+    # Notes on record (``Reward.notes``) of an episode that is played again; empty for a new one. A
+    # signal that asks somebody else, who may answer otherwise today, pays by them.
+    recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    # Limits that it was played with; None where they are not known.
+    limits: Limits | None = None
 
 
 # What pays a finished episode. Raises SandboxFault where the sandbox is at fault.

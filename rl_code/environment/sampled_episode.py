@@ -24,6 +24,11 @@ class SampledEpisode:
         self.group = group
         self.index = index
 
+    @property
+    def forkable(self) -> bool:
+        """True where the episode can be forked as it stands (``Episode.fork``)."""
+        return False
+
     def share(self, length: int) -> None:
         """Told after the start: how many first tokens of the prompt the whole group has."""
 

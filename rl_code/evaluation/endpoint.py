@@ -10,9 +10,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,80 +19,18 @@ from typing import Protocol as Interface
 import numpy as np
 from absl import logging
 
-from models.marks import encodable_all
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Rewarder
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation.suite import FOLDER
+from rl_code.harness.chat_server import EndpointError, Server
 from rl_code.host.files import write_atomically
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Context, Group, Limits, Task, ToolCall, Trajectory, Turn
 
-# Answers that may be better when they are asked for again.
-_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
 _NO_CALL = "no tool call; call a tool, and submit when the work is done"
-
-
-class EndpointError(RuntimeError):
-    """The server cannot be reached, or refuses what it is asked."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """Address at which a model is served."""
-
-    # Base URL, with /v1 where the server has it.
-    url: str
-    # The model's name there.
-    model: str
-    # The API key; "" for none.
-    key: str = ""
-    # Seconds in which one answer has to come.
-    timeout_s: float = 600.0
-    # How often a request is made that fails in a way that may pass, and seconds before the second.
-    attempts: int = 5
-    pause_s: float = 1.0
-
-    def ask(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The body of the answer; None where the conversation is too long for the model.
-
-        Raises EndpointError.
-        """
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/chat/completions",
-            json.dumps({"model": self.model, **body}).encode(),
-            {"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
-        )
-        why = ""
-        for attempt in range(self.attempts):
-            if attempt:
-                time.sleep(self.pause_s * 2 ** (attempt - 1))
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                    return encodable_all(json.loads(answer.read()))
-            except urllib.error.HTTPError as error:
-                message, code = _error_of(error)
-                if code == "context_length_exceeded":
-                    return None
-                why = f"{error.code}: {message}"
-                if error.code not in _AGAIN:
-                    break
-            except (OSError, ValueError, RecursionError) as error:
-                why = f"{type(error).__name__}: {error}"
-        raise EndpointError(f"{self.url} does not answer for the model {self.model!r}: {why}")
-
-
-def _error_of(error: urllib.error.HTTPError) -> tuple[str, str]:
-    """Message and code of an error's body."""
-    text = error.read().decode("utf-8", "replace")
-    try:
-        body = json.loads(text)["error"]
-        return str(body["message"]), str(body.get("code"))
-    except (ValueError, TypeError, KeyError):
-        return text[:500], ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -266,6 +266,11 @@ class AgentEpisode(Episode):
         self._stop()
         return super().finish()
 
+    @property
+    def forkable(self) -> bool:
+        """False: see ``fork``."""
+        return False
+
     def fork(self, index: int) -> Episode:
         """Raises ValueError: the state of somebody else's program cannot be copied."""
         raise ValueError(f"{self._name} cannot be forked: its agent is a program of others")

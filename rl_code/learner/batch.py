@@ -62,3 +62,6 @@ class Batch:
     # learns to predict there. None in a run without values.
     values: jax.Array | None = None
     returns: jax.Array | None = None
+    # float32 [R, M], 1 for a target that a demonstrator chose. None in a run without
+    # demonstrations in its groups.
+    demonstrated: jax.Array | None = None

@@ -8,8 +8,10 @@ from rl_code.config.named import Named, make
 from rl_code.config.read_config import ConfigError, at_least, follows
 from rl_code.learner.advantages import ADVANTAGES, reads_values
 from rl_code.learner.batching import PackConfig
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.parts import PartsConfig
 from rl_code.learner.value_config import ValueConfig
 
 
@@ -24,8 +26,15 @@ class LearnerConfig:
     # Method that computes advantages from rewards: a member of learner.advantages.ADVANTAGES, with
     # its settings.
     advantage: Named = Named("grpo")
+    # True if continuations of forks are trained on as well, each against the others that part at
+    # the same place. False: they only tell values.
+    continuations: bool = False
+    # The credit of summaries and sub-agents, and whether they are trained.
+    parts: PartsConfig = PartsConfig()
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
+    # With this section a teacher's log-probabilities are a part of the loss; None for no teacher.
+    teacher: TeacherConfig | None = None
     # Parts of a batch whose gradients are computed one after another, to save memory. None for
     # parts that have one row for each device.
     micro_batches: int | None = None
@@ -42,6 +51,18 @@ class LearnerConfig:
                 f"config.train.advantage = {self.advantage.name!r} makes advantages of values, and "
                 "config.train.value = None: set it to a section, such as "
                 "dict(optimizer=dict(learning_rate=1e-3))"
+            )
+        if self.continuations and reads_values(advantage):
+            raise ConfigError(
+                f"config.train.advantage = {self.advantage.name!r} credits tokens by values, "
+                "and compares no continuations: set config.train.continuations to False"
+            )
+        if (own := self.parts.paid("own")) and (reads_values(advantage) or self.continuations):
+            key = "continuations" if self.continuations else "advantage"
+            value = self.continuations or self.advantage.name
+            raise ConfigError(
+                f"config.train.parts.{own[0]} = 'own': train.{key} = {value!r} credits tokens "
+                "otherwise; set it to 'episode' or 'none'"
             )
         if self.value is not None:
             self._check_value(self.pack)

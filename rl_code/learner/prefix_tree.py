@@ -166,6 +166,9 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
         for index, read in enumerate(example.read):
             if not read:
                 own.append(None)
+            elif index == 0 and shared is not None and t.fork is not None and levels is None:
+                # a continuation shares more than the prompt, with the trajectory that it continues
+                own.append(_go_down(shared, example.own[0][prompt_length:read], align))
             elif index == 0:
                 own.append(continued(example.own[0][:read]))
             elif levels is not None:
@@ -199,7 +202,13 @@ def _later(
     kept = min(context.kept, read)
     # a parent of which nothing is kept is no part of the tree that the context stands in
     node = own[context.parent].ending_at(kept) if kept else forest
-    rest = example.own[index][: read - kept]
+    return _go_down(node, example.own[index][: read - kept], align)
+
+
+def _go_down(node: Node, rest: np.ndarray, align: int) -> Node:
+    """Adds tokens behind a node, of which what its children have already is shared; returns the
+    node at which they end.
+    """
     # Go down along the child that has most tokens in common with what is left of the context. Where
     # the two part within a child, that child is cut. Less than ``align`` tokens in common are not
     # worth a run of their own: runs start at multiples of it, so no slot would be saved.
@@ -277,6 +286,12 @@ class RowWriter:
         """
         batch = self.batch
         first = self.target
+        trajectory = example.trajectory
+        if trajectory.demonstrated and batch.demonstrated is None:
+            raise ValueError(
+                f"task {trajectory.task_id!r} trajectory {trajectory.index} is a demonstration; "
+                "set config.train.demonstrations"
+            )
         for context, indices, end in zip(
             example.trajectory.contexts, example.sampled, ends, strict=True
         ):
@@ -307,3 +322,5 @@ class RowWriter:
         batch.mask[span] = 1.0
         batch.trajectories[span] = example.number
         batch.lengths[span] = example.targets
+        if batch.demonstrated is not None:
+            batch.demonstrated[span] = bool(trajectory.demonstrated)

@@ -26,10 +26,18 @@ from attention.layout import Before
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.sharding import constrain
-from rl_code.learner import balance, layouts, offload, picks
+from rl_code.learner import balance, distillation, layouts, offload, picks
 from rl_code.learner.batch import Batch
+from rl_code.learner.distillation import Taught, TeacherConfig, head_of
 from rl_code.learner.layouts import float32
-from rl_code.learner.logprobs import Model, batch_logprobs, target_hidden, target_logprobs
+from rl_code.learner.logprobs import (
+    Model,
+    batch_logprobs,
+    logprobs_of,
+    target_hidden,
+    target_logits,
+    target_logprobs,
+)
 from rl_code.learner.objective import (
     Denominators,
     LossConfig,
@@ -64,6 +72,9 @@ class TrainState:
     step: jax.Array
     # The value function, a ``value_function.ValueState``; None for none.
     value: Any = None
+    # The moving average of what is trained, which teaches (``teacher.first_state``); None for none.
+    # An update does not see it.
+    average: Any = None
 
 
 def init_state(
@@ -127,17 +138,21 @@ def make_update(
     micro_batches: int,
     runs: int = 0,
     replay: bool = False,
+    teacher: TeacherConfig | None = None,
     value: ValueConfig | None = None,
 ) -> Callable[..., tuple]:
-    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
-    donated.
+    """An update(state, batch, prox=None, ref=None, taught=None, guide=None) -> (state, metrics);
+    the state passed in is donated.
 
-    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
+    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. taught: a teacher's words
+    on the targets, with the config ``teacher``; guide: as for ``distillation.head_of``. Metrics are
+    float32 scalars.
     The state comes back as it was, bit for bit, in two cases. When the loss or a gradient is not
     finite, train/finite is 0. When the gradient is 0, train/no_signal is 1: no group says in which
     direction to go, and only momentum, weight decay and the schedule would move the parameters.
-    Parts of the loss beside the policy's (the divergence from a reference, the entropy, the load of
-    experts) have gradients of their own, so that an update with them is made as ever.
+    Parts of the loss beside the policy's (the divergence from a reference or a teacher, the
+    entropy, the load of experts) have gradients of their own, so that an update with them is made
+    as ever.
     runs, replay: as for ``batch_logprobs``. value: of a value function with a shared backbone,
     which is updated too, from ``batch.returns``; None for none, or for one with updates of its own
     (``value_update``).
@@ -148,18 +163,28 @@ def make_update(
     """
 
     def update(
-        state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
+        state: TrainState,
+        batch: Batch,
+        prox: jax.Array | None = None,
+        ref: jax.Array | None = None,
+        taught: Taught | None = None,
+        guide: Any = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths, batch.segments)
         micro = split((batch, prox, ref), micro_batches)
+        words = split(taught, micro_batches)
         # The head comes once for each micro-batch, so that each has a gradient for it. It is small.
         heads = value and jax.tree.map(
             lambda x: jnp.broadcast_to(x, (micro_batches, *x.shape)), state.value.critic.head
         )
 
         def share(model: Model, head: ValueHead | None, i: jax.Array) -> tuple[jax.Array, Terms]:
+            lesson = None
+            if teacher is not None:
+                lesson = teacher, take(words, i), head_of(teacher, state.model, guide)
+            of_value = None if value is None else (value, head)
             part = take(micro, i)
-            return loss_share(loss, runs, total, model, part, None, replay, value, head)
+            return loss_share(loss, runs, total, model, part, None, replay, lesson, of_value)
 
         found, terms, grads, of_heads = accumulate(share, state.model, heads, used(micro[0].mask))
         terms, load = balance.finished(picks.finished(terms))
@@ -187,20 +212,35 @@ def loss_share(
     micro: tuple,
     before: Before | None = None,
     replay: bool = False,
-    value: ValueConfig | None = None,
-    head: ValueHead | None = None,
+    teacher: tuple[TeacherConfig, Taught, Model] | None = None,
+    value: tuple[ValueConfig, ValueHead] | None = None,
 ) -> tuple[jax.Array, Terms]:
     """Share that a micro-batch adds to the loss and the metrics of the whole batch.
 
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
-    value, head: a value function with a shared backbone. Its loss is added with the weight 1, but
-    passes only ``value.coef`` times its gradient on to the model.
+    teacher: its config, its words on the targets, and the model whose ``logits`` are its own.
+    value: a value function with a shared backbone, and its head. Its loss is added with the weight
+    1, but passes only ``coef`` times its gradient on to the model.
     """
     batch, prox, ref = micro
     hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
-    logp, entropy = target_logprobs(
-        model, hidden, batch.targets, loss.temperature, loss.entropy_coef != 0.0
-    )
+    logits = target_logits(model, hidden, loss.temperature)
+    logp, entropy = logprobs_of(logits, batch.targets, loss.entropy_coef != 0.0)
+    lesson = None
+    if teacher is not None:
+        config, taught, head = teacher
+        lesson = distillation.lesson(
+            config,
+            taught,
+            policy=jax.nn.log_softmax(logits),
+            chosen=logp,
+            prox=prox,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            teacher=lambda: jax.nn.log_softmax(
+                target_logits(head, taught.hidden, loss.temperature)
+            ),
+        )
     found, terms = policy_loss(
         loss,
         logp=logp,
@@ -208,16 +248,19 @@ def loss_share(
         sampler=batch.logprobs,
         ref=ref,
         entropy=entropy,
-        advantages=batch.advantages,
+        advantages=lesson.advantages if lesson else batch.advantages,
         mask=batch.mask,
         trajectories=batch.trajectories,
         lengths=batch.lengths,
         staleness=batch.staleness,
         denominators=total,
+        lesson=lesson,
+        demonstrated=batch.demonstrated,
     )
-    if head is not None:
-        values = head(scaled_gradient(hidden, value.coef))
-        given = (batch.values, batch.returns, batch.mask, total.tokens, value.clip)
+    if value is not None:
+        of_value, value_head = value
+        values = value_head(scaled_gradient(hidden, of_value.coef))
+        given = (batch.values, batch.returns, batch.mask, total.tokens, of_value.clip)
         more, of_values = value_loss(values, *given)
         found = found + more
         terms = dataclasses.replace(terms, means=terms.means | of_values)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import shutil
@@ -34,7 +35,8 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import suite
 from rl_code.host.files import write_atomically
-from rl_code.learner.update import TrainState, abstract_state, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState, abstract_state
 from rl_code.learner.value_function import abstract_value, carried
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.values import METRICS_FILE, read_metrics
@@ -42,9 +44,11 @@ from rl_code.metrics.writers import JsonLines, MetricLog, TensorBoard
 from rl_code.recording import fork_changes, fork_position, kept_config
 from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
-from rl_code.run import lineage, origin, provenance
+from rl_code.rewards import reward_model
+from rl_code.run import lineage, origin, provenance, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.lineage import Fork
+from rl_code.run.retraining import retrained
 from rl_code.run.run import Run
 from rl_code.run.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 from rl_code.store.errors import StoreError
@@ -102,6 +106,7 @@ def fork(
     try:
         shared = share(parent / STORE, draft / STORE, step, reach, before.asynchrony.max_staleness)
         shared.bytes += _share_rest(parent, draft, step, config)
+        shared.bytes += _share_reward_model(parent, draft, step, before, config)
         write_atomically(draft / CONFIG_FILE, read_config.to_json(config).encode())
         lineage.write(draft, [*(f for f in lineage.read(parent) if f.step < step), entry])
         with Run(config, draft, "learner") as run:
@@ -215,6 +220,21 @@ def _share_rest(parent: Path, draft: Path, step: int, config: RunConfig) -> int:
     return total
 
 
+def _share_reward_model(
+    parent: Path, draft: Path, step: int, before: RunConfig, config: RunConfig
+) -> int:
+    """Shares the versions of a reward model that pay episodes up to the step, where the fork trains
+    it in the same way; else they are made again from the record. The bytes of shared files.
+    """
+    found = retrained(config.reward)
+    if found is None or read_config.diff(before.reward, config.reward):
+        return 0
+    last = step // found[1].retrain.every
+    source, target = parent / reward_model.FOLDER, draft / reward_model.FOLDER
+    versions = [version for version in checkpoint.steps(source) if version <= last]
+    return sum(_share_checkpoint(source, target, version) for version in versions)
+
+
 def _copy_metrics(parent: Path, draft: Path, step: int, config: RunConfig) -> None:
     """The metrics of the steps before, for the writers that keep them in the workdir."""
     kept = (JsonLines, TensorBoard)
@@ -306,8 +326,9 @@ def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         train = lineage.config_at(parent, own, step).train
         if start == step:
-            fresh = init_state(sft.initial_model(run), train.optimizer, train.value)
-            return checkpoint.load(parent, fresh, step=step).state if step else fresh
+            fresh = first_state(train, sft.initial_model(run))
+            load = functools.partial(checkpoint.load, parent, step=step)
+            return teaching.restored(train, fresh, parent, load, step).state if step else fresh
         with Progress(f"training again from step {start}", step - start) as progress:
             for done in replay(run, start, step):
                 if not done.same:

@@ -39,8 +39,11 @@ _LEARNING = (
     "train.optimizer",
     "train.epochs",
     "train.advantage",
+    "train.continuations",
     "train.value",
     "train.loss",
+    "train.teacher",
+    "train.parts",
     "train.pack",
     "train.micro_batches",
 )

@@ -72,13 +72,28 @@ def find(workdir: Path, step: int, task: str) -> Recorded:
     )
 
 
+def _demonstrated_again(run: Run, found: Recorded, recorded: Trajectory) -> Trajectory:
+    """A demonstration as it is played now. Raises ConfigError."""
+    (version,) = set(recorded.versions[recorded.sampled].tolist())
+    made = run.demonstrator()
+    if made is None:
+        raise ConfigError(
+            f"config.train.demonstrations = None: task {recorded.task_id!r} trajectory "
+            f"{recorded.index} is a demonstration, which cannot be played again without"
+        )
+    with contextlib.closing(made) as demonstrator:
+        return demonstrator.play(
+            found.record.group.task, recorded.group, recorded.index, found.item.seed, version
+        )
+
+
 def play_again(
     config: RunConfig,
     workdir: Path,
     found: Recorded,
     samples: Sequence[int],
 ) -> Iterator[Again]:
-    """Trajectories of a group, one after another.
+    """Trajectories of a group, one after another; continuations stand behind the others.
 
     config: that of the step. Raises StoreError when the weights that sampled them can neither be
     read nor made again, and ConfigError for a run whose episodes an agent of others plays.
@@ -89,7 +104,7 @@ def play_again(
             "record before it asks, so its trajectories cannot be sampled again; training on them "
             "can be replayed: leave out --step"
         )
-    trajectories = [found.record.group.trajectories[sample] for sample in samples]
+    trajectories = [found.record.group.all[sample] for sample in samples]
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(config, workdir, found.role))
         # Training is repeated on the learner's devices, of which an actor has none.
@@ -97,10 +112,16 @@ def play_again(
         if found.role == "actor":
             learner = stack.enter_context(Run(config, workdir, "learner"))
         stack.enter_context(jax.set_mesh(run.mesh))
-        wanted = sorted({version for t in trajectories for version in versions_of(t)})
-        models = RecordedVersions(learner, run).get(wanted)
+        sampled = [t for t in trajectories if not t.demonstrated]
+        wanted = sorted({version for t in sampled for version in versions_of(t)})
+        models = RecordedVersions(learner, run).get(wanted) if sampled else {}
         scheduler = run.scheduler(config.rollout.sampling)
+        run.recall(trajectories)
         for recorded in trajectories:
+            if recorded.demonstrated:
+                now = _demonstrated_again(run, found, recorded)
+                yield Again(recorded, now, trajectory_difference.of_trajectories(recorded, now))
+                continue
             now = sample_again(
                 scheduler,
                 recorded,

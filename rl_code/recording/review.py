@@ -24,7 +24,7 @@ from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.recording.hunks import Hunk, hunks
+from rl_code.rewards.hunks import Hunk, hunks
 from rl_code.text.lines import split_lines
 from rl_code.types import Limits, Task, Trajectory
 
@@ -85,7 +85,7 @@ def review(
             # turns are on record context by context, not in the order of what was carried out
             yield Review(task.id, trajectory.index, (), (), "it has several contexts")
             continue
-        handed_in = _work(task, trajectory, tools, pool, limits, verbose=verbose)
+        handed_in = work_of(task, trajectory, tools, pool, limits, verbose=verbose)
         if handed_in is None:
             yield Review(task.id, trajectory.index, (), (), "its calls hand in nothing")
             continue
@@ -106,7 +106,7 @@ def review(
         yield Review(task.id, trajectory.index, tuple(found), tuple(marks))
 
 
-def _work(
+def work_of(
     task: Task,
     trajectory: Trajectory,
     tools: Mapping[str, Tool],

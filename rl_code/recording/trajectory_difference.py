@@ -45,10 +45,11 @@ def of_groups(there: Group, here: Group) -> Difference | None:
         return Difference(
             "task", 0, None, *((f"{names[0]}, other content",) * 2 if same else names)
         )
-    if len(there.trajectories) != len(here.trajectories):
-        counts = len(there.trajectories), len(here.trajectories)
-        return Difference("number of trajectories", 0, None, *counts)
-    for one, other in zip(there.trajectories, here.trajectories, strict=True):
+    counts = [(len(group.trajectories), len(group.all)) for group in (there, here)]
+    if counts[0] != counts[1]:
+        at = counts[0][0] == counts[1][0]  # then the continuations are others in number
+        return Difference("number of trajectories", 0, None, *(count[at] for count in counts))
+    for one, other in zip(there.all, here.all, strict=True):
         if (found := of_trajectories(one, other)) is not None:
             return found
     return None
@@ -70,6 +71,8 @@ def of_trajectories(there: Trajectory, here: Trajectory) -> Difference | None:
         other = _plain(getattr(here, kind))
         if one != other:
             return Difference(kind.replace("_", " "), here.index, None, one, other)
+    if there.milestones != here.milestones:
+        return Difference("milestones", here.index, None, there.milestones, here.milestones)
     if _reward(there) != _reward(here):
         return Difference("reward", here.index, None, _reward(there), _reward(here))
     return None

@@ -1,7 +1,8 @@
 """All reward signals by name, which of them a config makes active, and their sum.
 
 A signal is a function of one finished episode. One with settings is a frozen dataclass whose fields
-are its settings and which is called in the same way. Whatever it raises on an episode is an
+are its settings and which is called in the same way. It returns a number, or ``noted.Noted``, a
+number with notes for the record. Whatever it raises on an episode is an
 outcome: the episode earns no more than an honest failure, has the flag SIGNAL_ERROR, and is
 counted. With ``reward.on_error="stop"`` the run ends instead, to find bugs of a signal of one's
 own. A ConfigError of a signal always ends it, and a SandboxFault masks the episode.
@@ -26,6 +27,8 @@ from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.tools.text import cut_middle
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
+from rl_code.rewards.noted import Noted
+from rl_code.rewards.overlong import Overlong
 from rl_code.rewards.quality import Quality
 from rl_code.rewards.score import Score
 from rl_code.rewards.similarity import similarity
@@ -45,12 +48,16 @@ SIGNALS: dict[str, Any] = {
     "similarity": similarity,
     "tested": Tested,
     "score": Score,
+    "overlong": Overlong,
+    "rubric": "rl_code.rewards.rubric:Rubric",
+    "process": "rl_code.rewards.process:ProcessReward",
+    "reward_model": "rl_code.rewards.reward_model:RewardModel",
 }
 
 # The flag of an episode of which a signal raised an exception.
 SIGNAL_ERROR = "signal_error"
 # Signals that failures earn, too.
-_PAY_FAILURES = ("partial", "similarity")
+_PAY_FAILURES = ("partial", "similarity", "rubric", "process", "reward_model")
 # Characters of an exception in the log.
 _DESCRIBED = 8000
 # Keys of an active signal's section that are not settings of the signal itself.
@@ -156,12 +163,18 @@ class ActiveSignal[T]:
         """The component: the weighted and capped signal. Raises ValueError unless it is finite, and
         what the signal raises.
         """
+        return self.noted(given)[0]
+
+    def noted(self, given: T) -> tuple[float, Mapping[str, Any] | None]:
+        """The component and the signal's notes, None for none; raises as a call."""
+        found = self.signal(given)
         # a plain number, which records can hold, of one of numpy's or jax's
-        value = self.config.weight * float(self.signal(given))
+        value = self.config.weight * float(found)
         if not math.isfinite(value):
             raise ValueError(f"the reward signal {self.config.component!r} is {value}")
         low, high = self.config.bounds
-        return min(max(value, low), high)
+        notes = found.notes if isinstance(found, Noted) else None
+        return min(max(value, low), high), notes
 
 
 def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[ActiveSignal, ...]:
@@ -198,24 +211,31 @@ def combine(episode: FinishedEpisode, signals: Sequence[ActiveSignal]) -> Reward
     """The reward of a finished episode: its total is the sum of its components. Raises
     SandboxFault, ConfigError, and what a signal raises that stops the run.
     """
-    components, error = components_of(episode, signals, f"task {episode.task.id}")
+    notes: dict[str, Mapping[str, Any]] = {}
+    components, error = components_of(episode, signals, f"task {episode.task.id}", notes)
     flags = (*episode.grade.flags, *([SIGNAL_ERROR] if error else []))
-    return Reward(float(sum(components.values())), components, flags)
+    return Reward(float(sum(components.values())), components, flags, notes or None)
 
 
 def components_of[T](
-    given: T, signals: Sequence[ActiveSignal[T]], name: str
+    given: T,
+    signals: Sequence[ActiveSignal[T]],
+    name: str,
+    notes: dict[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, float], bool]:
     """The components of what is rewarded, and whether a signal raised: then only penalties are
     left, so that nothing is gained by work on which a signal fails.
 
-    name: of what is rewarded, for messages. Raises as ``combine``.
+    name: of what is rewarded, for messages. notes: takes those of the signals, by component. Raises
+    as ``combine``.
     """
     components = {}
     error = False
     for one in signals:
         try:
-            components[one.config.component] = one(given)
+            components[one.config.component], written = one.noted(given)
+            if notes is not None and written is not None:
+                notes[one.config.component] = written
         except (SandboxFault, ConfigError):
             raise
         # a signal's library may leave by sys.exit, too

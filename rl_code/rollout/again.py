@@ -5,6 +5,9 @@ index, position). And what a row computes depends only on its own tokens, and on
 the weights computed each of its keys. A trajectory that one version sampled names that version.
 One that several versions sampled says from which place on each of them computed the keys
 (``Context.keys``); or all keys were computed again whenever the version changed.
+
+A continuation begins with what is on record before its fork: the messages are carried out once more
+in a new workspace, and sampled are only those behind it. Its first keys were prefilled.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
+from rl_code.rollout.contexts import noted_before
 from rl_code.rollout.rows import Row
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.types import Task, Trajectory
@@ -20,8 +24,21 @@ from rl_code.types import Task, Trajectory
 
 def versions_of(trajectory: Trajectory) -> list[int]:
     """The versions of the weights that are needed to sample it again, in order."""
-    keys = [version for context in trajectory.contexts for _, version in context.keys or ()]
-    return sorted({*keys, *trajectory.versions[trajectory.sampled].tolist()})
+    found = set()
+    for number, context in enumerate(trajectory.contexts):
+        start = begin_of(trajectory, number)
+        if start < len(context.tokens) or trajectory.fork is None:
+            found |= {version for _, version in context.keys or ()}
+        found |= {*context.versions[start:][context.sampled[start:]].tolist()}
+    return sorted(found)
+
+
+def begin_of(trajectory: Trajectory, number: int) -> int:
+    """First place of a context's own tokens that a trajectory does not share with the one that it
+    continues; 0 where it continues none.
+    """
+    lengths = () if trajectory.fork is None else trajectory.fork.lengths
+    return lengths[number] if number < len(lengths) else 0
 
 
 def sample_again(
@@ -56,15 +73,32 @@ def sample_again(
             ):
                 row.most += 1
 
-    first = _due(trajectory, 0, 0, trajectory.prompt_length)
+    fork = trajectory.fork
+    start = trajectory.prompt_length if fork is None else fork.lengths[0]
+    first = _due(trajectory, 0, 0, start)
     scheduler.load(models[first], first)
-    scheduler.submit(
-        task,
-        lambda task, group, _: make_episode(task, group, trajectory.index),
-        group=trajectory.group,
-        group_size=1,
-        key=key,
-    )
+    if fork is None:
+        scheduler.submit(
+            task,
+            lambda task, group, _: make_episode(task, group, trajectory.index),
+            group=trajectory.group,
+            group_size=1,
+            key=key,
+        )
+    else:
+        before = make_episode(task, trajectory.group, fork.of)
+        try:
+            _as_recorded(before, trajectory)
+            if before.over:  # tools answered otherwise than they did, and it ended
+                return before.finish()
+            episode = before.fork(trajectory.index)
+        finally:
+            before.close()
+        rows = [
+            Row(context=number, **noted_before(trajectory.contexts[number], length))
+            for number, length in enumerate(fork.lengths)
+        ]
+        scheduler.resume(episode, rows, key=key)
     scheduler.before_dispatch = switch
     finished = []
     try:
@@ -74,7 +108,26 @@ def sample_again(
         scheduler.before_dispatch = lambda rows: None
         scheduler.abort()
     ((_, group),) = finished
-    return group.trajectories[0]
+    return group.all[0]
+
+
+def _as_recorded(episode: Episode, trajectory: Trajectory) -> None:
+    """Starts an episode and has it carry out the messages on record before the fork of a
+    trajectory. Where tools answer otherwise than they did, it goes as far as the record fits.
+    """
+    episode.start()
+    messages = {
+        (turn.context, turn.start): turn for turn in trajectory.turns if turn.role == "assistant"
+    }
+    while not episode.over:
+        context, tokens = episode.at_work
+        turn = messages.get((context, len(tokens)))
+        done = episode.forkable and episode.border.turn == trajectory.fork.turn
+        if turn is None or done or turn.end - turn.start > episode.budget:
+            return
+        of = trajectory.contexts[context]
+        part = slice(turn.start, turn.end)
+        episode.step(*(x[part].tolist() for x in (of.tokens, of.logprobs, of.versions)))
 
 
 def _due(trajectory: Trajectory, number: int, cached: int, length: int) -> int | None:
@@ -88,5 +141,6 @@ def _due(trajectory: Trajectory, number: int, cached: int, length: int) -> int |
         return next(version for place, version in reversed(context.keys) if place <= cached)
     # Either one version computed all keys, or all were computed again by the version that sampled
     # the next token.
-    known = length < len(context.tokens) and context.sampled[length]
-    return int(context.versions[length]) if known else None
+    own = length - context.kept
+    known = 0 <= own < len(context.tokens) and context.sampled[own]
+    return int(context.versions[own]) if known else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_code.types import Trajectory
+from rl_code.types import Context, Trajectory
 
 
 def context_key(key: Sequence[int], number: int) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def with_keys(
     """
     context = trajectory.contexts[number]
     # The last token has no key: nothing was sampled after it.
-    ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]
+    ends = [place for place, _ in keys[1:]] + [context.kept + len(context.tokens) - 1]
     kept = [pair for pair, end in zip(keys, ends, strict=True) if pair[0] < end]
     if len({version for _, version in kept}) < 2:
         return trajectory
@@ -54,6 +54,19 @@ def with_choices(
         return trajectory
     whole = {name: np.concatenate(parts) for name, parts in choices.items()}
     return _with_context(trajectory, number, choices=whole)
+
+
+def noted_before(context: Context, length: int) -> dict[str, Any]:
+    """The fields ``keys``, ``choices`` and ``cached`` of a row that stands behind the first
+    ``length`` own tokens of a recorded context.
+    """
+    sampled = int(np.sum(context.sampled[:length]))
+    choices = context.choices or {}
+    return {
+        "keys": list(context.keys or [(0, 0)]),
+        "choices": {name: [x[:sampled]] for name, x in choices.items()},
+        "cached": length,
+    }
 
 
 def _with_context(trajectory: Trajectory, number: int, **values: Any) -> Trajectory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from rl_code.environment.episode import Episode
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.spans import Span
 from rl_code.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from rl_code.rollout.forks import ForksConfig
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,6 +48,8 @@ class Row(Span):
     # the episode has one.
     context: int = 0
     contexts: list[Row] = dataclasses.field(default_factory=list)
+    # True if its context was given up for one that begins with a summary of it.
+    over: bool = False
 
     def kinds(self) -> list[int] | None:
         """Kinds of the places that the episode has behind ``tokens``; None without documents.
@@ -99,16 +104,38 @@ class OpenGroup(Span):
     found: int | None = None
     # The finished trajectories, by their index in the group.
     trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    # The group whose episodes its own continue, from a turn border on (``forks``); None for a group
+    # that begins at a task's prompt.
+    parent: OpenGroup | None = None
+    # The groups that continue its episodes.
+    parts: list[OpenGroup] = dataclasses.field(default_factory=list)
+    # Which of its episodes are forked, and where; None for none.
+    forks: ForksConfig | None = None
+    # The finished trajectories of ``parts``, by their index.
+    continuations: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     # The version of the weights that prefilled the prompt; None before it got pages.
     version: int | None = None
     # Called with each finished trajectory.
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
+    @property
+    def whole(self) -> list[OpenGroup]:
+        """The group and those that continue its episodes."""
+        return [self, *self.parts]
+
+    @property
+    def finished(self) -> bool:
+        """True if all its episodes are, and all that continue them."""
+        due = sum(len(part.rows) for part in self.parts)
+        return len(self.trajectories) == len(self.rows) and len(self.continuations) == due
+
     def let_go(self) -> None:
         """Forgets its rows, which know it in turn. So what they hold is freed at once: in a process
         of many objects garbage is collected seldom, and all that was answered since would stay.
         """
-        self.rows, self.unopened = [], []
+        for part in self.parts:
+            part.let_go()
+        self.rows, self.unopened, self.parts, self.parent = [], [], [], None
 
     def kinds(self) -> list[int] | None:
         """Kinds of the places of ``tokens``: those of the prompt, less its last."""

@@ -34,6 +34,7 @@ from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decoder import Decoder
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.forks import ForksConfig, fork, group_of
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
@@ -126,6 +127,11 @@ class Scheduler:
             self._open.new_weights(version, recompute=recompute)
         self.version = version
 
+    @property
+    def weights(self) -> Transformer | None:
+        """The weights that sample; None before any are loaded."""
+        return self._model
+
     def submit(
         self,
         task: Task,
@@ -137,6 +143,7 @@ class Scheduler:
         tag: Any = None,
         adapter: int = -1,
         ways: Sequence[OwnWay] | None = None,
+        forks: ForksConfig | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
         """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``,
@@ -150,7 +157,10 @@ class Scheduler:
           adapter: which adapter of weights that have several (``models.adapter_rows``) plays the
             group, counted from 0; -1 for none of them. Groups of all of them decode together.
           ways: how the tokens of each episode are drawn; None for as the engine's config says.
-          on_finished: called with each finished trajectory, in the thread that calls ``step``.
+          forks: where the episodes are forked. The group is finished with all its continuations
+            (``Group.continuations``). None for no forks.
+          on_finished: called with each finished trajectory that is no continuation, in the thread
+            that calls ``step``.
 
         Raises ValueError for a prompt that is longer than the engine's prompt_length, and for an
         adapter that the weights do not have.
@@ -160,6 +170,7 @@ class Scheduler:
         rows = [Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         own = OpenGroup(tag=tag, key=tuple(key), task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
+        own.forks = forks
         own.adapter = adapter
         for row in rows:
             row.group = own
@@ -179,6 +190,18 @@ class Scheduler:
             self._open.add(own, prompts)
         else:
             self._unstarted.append(own)
+        self._groups[own] = None
+
+    def resume(
+        self, episode: Episode, before: Sequence[Row], *, key: Sequence[int], tag: Any = None
+    ) -> None:
+        """Hands in one episode that is forked already; ``step`` returns a group that has it as its
+        only continuation.
+
+        before: as for ``forks.group_of``. key: of ``submit``.
+        """
+        own = OpenGroup(tag=tag, key=tuple(key), task=episode.task)
+        self._continue(group_of([episode], own, before))
         self._groups[own] = None
 
     @property
@@ -235,14 +258,17 @@ class Scheduler:
             self._unstarted = [one for one in self._unstarted if one is not group]
             for future in self._starting.pop(group, ()):
                 future.cancel()
-            over = [row for row in group.rows if row.episode.index in group.trajectories]
+            done = group.trajectories.keys() | group.continuations.keys()
+            rows = [row for part in group.whole for row in part.rows]
+            over = [row for row in rows if row.episode.index in done]
             for futures in (self._stepping, self._finishing):
                 for future, row in list(futures.items()):
-                    if row.group is group:
+                    if row.group in group.whole:
                         del futures[future]
                         over.append(row)
-            self._open.withdraw(group)
-            cut_off += [row for row in group.rows if row not in over]
+            for part in group.whole:
+                self._open.withdraw(part)
+            cut_off += [row for row in rows if row not in over]
             group.let_go()
         return cut_off
 
@@ -251,7 +277,7 @@ class Scheduler:
         for future in self._worked_on:
             future.cancel()
         for group in self._groups:
-            for row in group.rows:
+            for row in [row for part in group.whole for row in part.rows]:
                 row.episode.close()
         self._reset()
 
@@ -389,22 +415,50 @@ class Scheduler:
                 del self._starting[group]
                 self._open.add(group, [future.result() for future in futures])
         for future in [future for future in self._stepping if future.done()]:
-            self._go_on(self._stepping.pop(future), future.result())
+            row = self._stepping.pop(future)
+            following, episodes = future.result()
+            row = self._go_on(row, following)
+            if episodes:
+                self._continue(group_of(episodes, row.group, row.contexts or [row]))
         finished = []
         for future in [future for future in self._finishing if future.done()]:
             group = self._record(self._finishing.pop(future), future.result())
-            if len(group.trajectories) == len(group.rows):
+            if group.finished:
                 del self._groups[group]
-                trajectories = tuple(
-                    group.trajectories[index] for index in sorted(group.trajectories)
+                parts = group.forks is not None or group.parts
+                whole = Group(
+                    group.task,
+                    _in_order(group.trajectories),
+                    _in_order(group.continuations) if parts else None,
                 )
-                finished.append((group.tag, Group(group.task, trajectories)))
+                finished.append((group.tag, whole))
                 group.let_go()
         return finished
 
-    def _go_on(self, row: Row, following: list[int] | Elsewhere | None) -> None:
-        """Goes on with an episode after a message. One that is over gives up its pages, and is then
-        graded in a worker thread.
+    def _step(self, row: Row) -> tuple[list[int] | Elsewhere | None, list[Episode]]:
+        """Carries out a message of an episode, in a worker thread, and forks the episode where the
+        group's settings say so. Returns what follows, as ``Episode.step`` does, and the forks.
+        """
+        episode = row.episode
+        following = episode.step(row.message, row.logprobs, row.versions)
+        forks = row.group.forks
+        if forks is None or not episode.forkable:
+            return following, []
+        turn = episode.border.turn
+        if not forks.chooses(episode.index, turn):
+            return following, []
+        return following, fork(episode, forks.indices(episode.index, turn, len(row.group.rows)))
+
+    def _continue(self, group: OpenGroup) -> None:
+        """Continuations of an episode wait for pages."""
+        prompts = [row.episode.at_work[1] for row in group.rows]
+        # Documents must not be cut, and behind the task's own prompt none need be.
+        whole = self._config.longest_document is None
+        self._open.add(group, prompts, None if whole else group.rows[0].episode.prompt_length)
+
+    def _go_on(self, row: Row, following: list[int] | Elsewhere | None) -> Row:
+        """Goes on with an episode after a message; returns the row of the context that is then at
+        work. One that is over gives up its pages, and is then graded in a worker thread.
 
         following: as ``Episode.step`` returns it.
         """
@@ -413,7 +467,7 @@ class Scheduler:
             self._open.close(row)
             self._texts.keep(row)
             self._finishing[self._executor.submit(row.episode.finish)] = row
-            return
+            return row
         if isinstance(following, Elsewhere):
             row = self._open.move(row, following)
             following = following.tokens
@@ -424,10 +478,11 @@ class Scheduler:
         row.versions = []
         self._open.stats.needed_tokens += len(row.tokens) - 1
         self._open.stats.found_in_turns += row.cached
+        return row
 
     def _record(self, row: Row, trajectory: Trajectory) -> OpenGroup:
-        """Keeps the trajectory of an episode with what the sampler knows of it; returns its
-        group.
+        """Keeps the trajectory of an episode with what the sampler knows of it; returns its group,
+        of a continuation the one that it belongs to.
         """
         group = row.group
         contexts = row.contexts or [row]
@@ -436,6 +491,9 @@ class Scheduler:
         for context in contexts if len(contexts) == len(trajectory.contexts) else ():
             trajectory = with_keys(trajectory, context.keys, context.context)
             trajectory = with_choices(trajectory, context.choices, context.context)
+        if group.parent is not None:
+            group.parent.continuations[row.episode.index] = trajectory
+            return group.parent
         group.trajectories[row.episode.index] = trajectory
         group.on_finished(trajectory)
         return group
@@ -480,8 +538,12 @@ class Scheduler:
                 # From here on the worker thread owns the episode. This thread looks at the row
                 # again when the future is done (``_collect``).
                 row.waiting = True
-                message = row.message, row.logprobs, row.versions
-                self._stepping[self._executor.submit(row.episode.step, *message)] = row
+                self._stepping[self._executor.submit(self._step, row)] = row
+
+
+def _in_order(trajectories: dict[int, Trajectory]) -> tuple[Trajectory, ...]:
+    """The trajectories in order of their index."""
+    return tuple(trajectories[index] for index in sorted(trajectories))
 
 
 def _check_adapter(model: Transformer, adapter: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attention.methods.method import Method
 from attention.picks import choosing
@@ -13,19 +13,26 @@ from models.sharding import MeshConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.milestones import MilestonesConfig
 from rl_code.environment.protocols.api import find_protocol
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.environment.summaries import SummariesConfig, longest_context
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.api import find_agent
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.memory import MemoryConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
-from rl_code.run.derive import settle
+from rl_code.run.derive import longest_wait_s, settle
 from rl_code.run.sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -82,9 +89,17 @@ class RunConfig:
     # With this section, results of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
+    # Which notes episodes leave for later ones.
+    memory: MemoryConfig = MemoryConfig()
+    # With this section the agent is asked for a summary where its context has grown long, and goes
+    # on in a new one that begins with it. None for episodes of one context.
+    summaries: SummariesConfig | None = None
     # The agent of others that plays all episodes, through the endpoint: a key of
     # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
     harness: Named | None = None
+    # With this section visible tests run on the files after each message, for the advantage
+    # "milestones". None to grade the work at the end alone.
+    milestones: MilestonesConfig | None = None
 
     def __post_init__(self):
         self._check_names()
@@ -116,15 +131,34 @@ class RunConfig:
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.summaries is not None and "sum up" not in protocol.requested([], "sum up"):
+            raise ConfigError(
+                f"config.summaries: the protocol {self.protocol.name!r} writes no results, so no "
+                "summary can be asked for; take one with calls, such as 'hermes' or 'compact'"
+            )
+        if self.train.demonstrations is not None:
+            self._check_demonstrations(protocol, tools)
         if self.sft is not None:
             source = self.demonstrated()[1].name
             agent = self.harness and find_agent(self.harness, "config.harness")
             check_demonstrable(protocol, tools, source, agent)
+        rule = self.memory.found()
         keepers = [name for name, tool in tools.items() if tool.notes]
-        if keepers and self.record.keep is not None:
+        if rule.keeps(tools) and self.record.keep is not None:
+            of = ", ".join(keepers) if rule.by_calls else f"memory.rule = {self.memory.rule.name!r}"
             raise ConfigError(
-                f"config.record.keep = {self.record.keep}: the notes of {', '.join(keepers)} are "
-                "read from the whole record; set it to None, or leave these tools out"
+                f"config.record.keep = {self.record.keep}: the notes of {of} are read from the "
+                "whole record; set it to None, or keep no notes"
+            )
+        if not rule.by_calls and "memory_recall" not in tools:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: no tool reads what is kept; add "
+                "'memory_recall' to config.tools"
+            )
+        if self.harness is not None and not rule.by_calls:
+            raise ConfigError(
+                f"config.memory.rule = {self.memory.rule.name!r}: an agent of others reads no "
+                "notes; leave memory out"
             )
         find_signals(self.reward, "config.reward")
         if self.harness is not None:
@@ -178,20 +212,36 @@ class RunConfig:
             shapes = suite.engine or self.rollout.engine
             played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
         for name, limits, engine, shapes in played:
-            if self.rollout.worker_deadline_s <= limits.longest_wait_s:
+            longest_s = longest_wait_s(self, limits)
+            if self.rollout.worker_deadline_s <= longest_s:
                 raise ValueError(
                     f"rollout.worker_deadline_s={self.rollout.worker_deadline_s:g} must be above "
-                    f"the {limits.longest_wait_s:g} s that {name}limits lets tools and grading "
+                    f"the {longest_s:g} s that {name}limits lets tools and grading "
                     "take; a model that waits would end the run"
                 )
-            if limits.tokens > shapes.length:
-                raise ValueError(
-                    f"{name}limits.tokens={limits.tokens} must not exceed "
-                    f"{engine}.length={shapes.length}"
-                )
+            longest = longest_context(self.summaries, limits)
+            if longest > shapes.length:
+                key = f"{name}limits.tokens={limits.tokens}"
+                if longest < limits.tokens:
+                    key = f"summaries.context={longest}"
+                raise ValueError(f"{key} must not exceed {engine}.length={shapes.length}")
         if self.documents is not None:
             self._check_documents(self.documents)
+        self._check_milestones()
+        if self.summaries is not None:
+            self._check_summaries(self.summaries)
+        if self.memory.left_out:
+            self._check_left_out()
         self._check_picks()
+        if self.rollout.forks is not None:
+            self._check_forks(self.rollout.forks)
+        elif train.continuations or train.advantage.name == "monte_carlo":
+            key = "continuations" if train.continuations else "advantage"
+            value = train.continuations or train.advantage.name
+            raise ConfigError(
+                f"config.train.{key} = {value!r} needs continuations, and "
+                "config.rollout.forks = None samples none; set it to {} or to settings of its own"
+            )
         if self.mesh.context not in (None, 1):
             self._check_context(self.mesh.context)
         if self.model.lora is not None:
@@ -212,16 +262,130 @@ class RunConfig:
                 f"kl_coef={train.loss.kl_coef} and entropy_coef={train.loss.entropy_coef} would "
                 "learn from"
             )
+        if train.teacher is not None:
+            self._check_teacher(train.teacher)
         if train.pack.rows % train.micro_batches:
             raise ValueError(
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
             )
 
+    def _check_teacher(self, teacher: TeacherConfig) -> None:
+        """Raises ConfigError where a teacher does not go with other sections."""
+        if self.train.pack.drop_uninformative:
+            raise ConfigError(
+                "config.train.pack.drop_uninformative = True drops groups of equal rewards, which "
+                "config.train.teacher would teach: set it to False"
+            )
+        if teacher.feedback is None:
+            return
+        name = f"config.train.teacher.feedback = {teacher.feedback.name!r}"
+        if self.documents is not None:
+            raise ConfigError(
+                f"{name}: documents have other places behind it; leave one of the two out"
+            )
+        if self.harness is not None:
+            raise ConfigError(
+                f"{name}: an agent of others ({self.harness.name!r}) writes its prompts by itself, "
+                "so none can be made with feedback; leave it out"
+            )
+
+    def _check_demonstrations(self, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
+        """Raises ConfigError where groups cannot hold demonstrations."""
+        path = "config.train.demonstrations"
+        if not find_source(self.tasks, "config.tasks").demonstrated:
+            raise ConfigError(f"{path}: the tasks of {self.tasks.name!r} have none; leave it out")
+        if self.harness is not None:
+            raise ConfigError(
+                f"{path}: what {self.harness.name!r} asks for is not known before; leave "
+                "demonstrations out, or harness"
+            )
+        if self.rollout.forks is not None:
+            raise ConfigError(
+                f"{path}: nothing goes on from the turns of a demonstration; leave demonstrations "
+                "out, or rollout.forks"
+            )
+        if self.rollout.picks is not None:
+            raise ConfigError(
+                f"{path}: no sampler notes picks of demonstrations; set rollout.picks to None"
+            )
+        try:
+            check_demonstrable(protocol, tools, self.tasks.name)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def _check_milestones(self) -> None:
+        """Raises ConfigError where milestones are not measured, or cannot be."""
+        if self.milestones is None:
+            if self.train.advantage.name == "milestones":
+                raise ConfigError(
+                    "config.train.advantage = 'milestones': none are measured; set "
+                    "config.milestones={}"
+                )
+            return
+        if self.harness is not None:
+            raise ConfigError(
+                f"config.milestones: the files of {self.harness.name!r} are not looked at between "
+                "its messages; leave milestones out, or harness"
+            )
+        tools = find_tools(self.tools, "config.tools")
+        if asking := [name for name, tool in tools.items() if tool.delegation is not None]:
+            raise ConfigError(
+                f"config.milestones: messages of sub-agents ({', '.join(asking)}) have none; leave "
+                "milestones out, or these tools"
+            )
+
+    def _check_summaries(self, summaries: SummariesConfig) -> None:
+        """Raises ConfigError for limits of training in which no summary could be asked for."""
+        longest = summaries.longest(self.limits)
+        if self.limits.turns < 2:
+            raise ConfigError(
+                f"config.limits.turns = {self.limits.turns}: a summary is asked for between two "
+                "messages; allow more of them, or leave summaries out"
+            )
+        if summaries.trigger + summaries.tokens > longest:
+            raise ConfigError(
+                f"config.summaries.trigger = {summaries.trigger}: with summaries of "
+                f"{summaries.tokens} tokens it must be at most {longest - summaries.tokens}, since "
+                f"a context has at most {longest} tokens"
+            )
+
+    def _check_left_out(self) -> None:
+        """Raises ConfigError where the worth of a note could not be told, or not be trained."""
+        key = f"config.memory.left_out = {self.memory.left_out}"
+        if self.memory.left_out >= self.train.group_size:
+            raise ConfigError(
+                f"{key}: it must be less than train.group_size = {self.train.group_size}, since "
+                "some episodes of a group must read the note"
+            )
+        if self.train.pack.prompt_slots:
+            raise ConfigError(
+                f"{key}: an update in two phases (train.pack.prompt_slots="
+                f"{self.train.pack.prompt_slots}) begins before it is known which stores are "
+                "credited; leave one of the two out"
+            )
+        if self.harness is not None:
+            raise ConfigError(f"{key}: an agent of others stores no notes; set it to 0")
+        beside = {
+            "train.value": self.train.value,
+            "train.teacher": self.train.teacher,
+            "train.demonstrations": self.train.demonstrations,
+            "rollout.forks": self.rollout.forks,
+        }
+        if used := [name for name, section in beside.items() if section is not None]:
+            raise ConfigError(
+                f"{key}: the episodes of a group that read the note are compared with those that "
+                f"do not, without {used[0]}; leave one of the two out"
+            )
+
     def _check_harness(self, harness: Named) -> None:
         """Raises ConfigError for what an agent of others cannot be played with."""
         find_agent(harness, "config.harness")
         name = f"config.harness = {harness.name!r}"
+        if self.summaries is not None:
+            raise ConfigError(
+                f"{name}: an agent of others decides itself when to sum up; leave summaries out"
+            )
         if self.documents is not None:
             raise ConfigError(f"{name}: agents of others write no documents; leave documents out")
         if self.rollout.picks is not None:
@@ -253,6 +417,8 @@ class RunConfig:
         """Raises ValueError where rows cannot be cut over the axis context."""
         pack = self.train.pack
         rows = {"train.pack.slots": pack.slots, "train.pack.prompt_slots": pack.prompt_slots}
+        if self.train.teacher is not None:
+            rows["train.teacher.slots"] = self.train.teacher.slots
         if self.sft is not None:
             rows["sft.slots"] = self.sft.slots
         for name, slots in rows.items():
@@ -261,6 +427,24 @@ class RunConfig:
                     f"{name}={slots} must be a multiple of mesh.context={parts}, over which the "
                     "tokens of a row are cut"
                 )
+
+    def _check_forks(self, forks: ForksConfig) -> None:
+        """Raises ConfigError where no episode has a turn border to be forked at."""
+        if self.harness is not None:
+            raise ConfigError(
+                f"config.rollout.forks with config.harness = {self.harness.name!r}: the state of "
+                "an agent of others cannot be copied; leave one of the two out"
+            )
+        if self.summaries is not None:
+            raise ConfigError(
+                "config.rollout.forks: borders are counted in one context, and config.summaries "
+                "begins further ones; leave one of the two out"
+            )
+        if not forks.most(self.limits.turns, self.train.group_size):
+            raise ConfigError(
+                f"config.rollout.forks: every={forks.every} chooses no border of episodes with "
+                f"limits.turns={self.limits.turns}; there are {self.limits.turns - 1} borders"
+            )
 
     def _check_picks(self) -> None:
         """Raises ConfigError where nothing can be noted or replayed."""

@@ -19,6 +19,7 @@ from models.transformer import Transformer
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.summaries import longest_context
 from rl_code.environment.tools.api import find_tools
 from rl_code.run import lineage
 from rl_code.run import origin as origin_lib
@@ -115,8 +116,11 @@ def _check_positions(config: RunConfig, origin: Origin) -> None:
         if suite.limits is not None:
             played[f"config.suites[{at}]."] = suite.limits
     for name, limits in played.items():
-        if limits.tokens + before > most:
+        longest = longest_context(config.summaries, limits)
+        if longest + before > most:
             behind = f" behind documents.longest = {before}" if before else ""
+            if longest < limits.tokens:
+                behind = f" in contexts of summaries.context = {longest}{behind}"
             raise ConfigError(
                 f"{name}limits.tokens = {limits.tokens}{behind}: the model at {origin.weights!r} "
                 f"was trained for contexts of {most} tokens; lower the limit, or set "

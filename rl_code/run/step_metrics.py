@@ -20,18 +20,22 @@ import numpy as np
 from absl import logging
 
 from rl_code.config.read_config import ConfigError
-from rl_code.learner.advantages import differ, rewards_of
+from rl_code.learner.advantages import rewards_of
+from rl_code.learner.monte_carlo import borders_of, mean_reward
+from rl_code.learner.parts import summary_turns
+from rl_code.learner.rounding import differ
 from rl_code.metrics.values import as_number
 from rl_code.rewards.combine import SIGNAL_ERROR, described
+from rl_code.rewards.noted import MEASURES
 from rl_code.rollout.actor import ActorStats
-from rl_code.types import Group
+from rl_code.types import Group, Trajectory
 
 type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 
 def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
     """Number of tokens that the policy sampled per trajectory: median, 90th percentile, most."""
-    counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
+    counts = [int(t.sampled.sum()) for group in groups for t in group.own]
     return {
         "lengths/sampled_p50": float(np.percentile(counts, 50)),
         "lengths/sampled_p90": float(np.percentile(counts, 90)),
@@ -99,8 +103,11 @@ def has_signal(group: Group) -> bool:
 
 
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Means over the episodes of one step; version: the learner's, when they were trained on."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    """Means over the policy's episodes of one step; version: the learner's, when they were trained
+    on. Beside them the share of demonstrations that solve their task, where there are any.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.own]
+    shown = [one for group in groups for one in group.trajectories if one.demonstrated]
     counts = [group.solved for group in groups]
     ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
     # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
@@ -108,6 +115,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
     scored = [t.scores for t in trajectories if t.scores is not None]
     first_edits = [t.first_edit_passed for t in trajectories]
+    summaries = [len(summary_turns(t)) for t in trajectories]
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -118,6 +126,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
             for name in sorted({name for t in trajectories for name in t.reward.components})
         },
+        **{name: mean(values) for name, values in sorted(noted_measures(trajectories).items())},
         **{
             f"passed/{kind}": mean(x)
             for kind, x in zip(("visible", "hidden"), passed, strict=False)
@@ -127,6 +136,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
+        **({"reward/demonstrated": mean(t.solved for t in shown)} if shown else {}),
         "reward/signal_errors": float(sum(SIGNAL_ERROR in t.reward.flags for t in trajectories)),
         # no mean where they are not known
         **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
@@ -137,6 +147,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "episode/turns": mean(
             sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
         ),
+        **({"episode/summaries": mean(summaries)} if any(summaries) else {}),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),
@@ -150,7 +161,50 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         # of all episodes of the step together; ``limits.tools_s`` bounds that of one
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
+        **_fork_metrics(groups),
     }
+
+
+def _fork_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of the continuations of a step; none in a run without them.
+
+    forks/sampled_tokens: tokens that the policy sampled for them, beside rollout/sampled_tokens for
+    the trajectories. forks/solved: their mean, which is that of the trajectories where values are
+    right. forks/spread: the mean distance of a border's value from that of its whole group, by
+    which turns differ.
+    """
+    found = [group for group in groups if group.continuations is not None]
+    if not found:
+        return {}
+    continuations = [one for group in found for one in group.continuations or ()]
+    graded = [one for one in continuations if one.status != "fault"]
+    spreads = [
+        abs(border.value - mean)
+        for group in found
+        if (mean := mean_reward(group)) is not None
+        for index in range(len(group.trajectories))
+        for border in borders_of(group, index)
+    ]
+    return {
+        "forks/continuations": float(len(continuations)),
+        "forks/sampled_tokens": float(sum(int(one.own_sampled.sum()) for one in continuations)),
+        "forks/faults": float(len(continuations) - len(graded)),
+        "forks/borders": float(len(spreads)),
+        **({"forks/solved": float(np.mean([one.solved for one in graded]))} if graded else {}),
+        **({"forks/spread": float(np.mean(spreads))} if spreads else {}),
+    }
+
+
+def noted_measures(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """The measures that signals noted (``rewards.noted``), by the name of their metric: of the
+    episodes that have them.
+    """
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for component, notes in (trajectory.reward.notes or {}).items():
+            for name, value in notes.get(MEASURES, {}).items():
+                found.setdefault(f"reward/{component}/{name}", []).append(float(value))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any
 from models import pretrained
 from rl_code.environment.documents import PADDING
 from rl_code.host.files import write_atomically
+from rl_code.learner.monte_carlo import borders_of
 from rl_code.metrics.values import json_line
 from rl_code.run import origin
 from rl_code.run.workdir import STORE
@@ -47,8 +48,8 @@ class Words:
       prompt: ids [P], pieces [P] (the text of each token), text; with documents also documents [P]
         (what each place is, as in ``types.Context``). Shared by the trajectories.
       trajectories, each with
-        index, status, reward {total, components, flags}, solved, malformed_calls,
-        first_edit_passed, seconds
+        index, status, reward {total, components, flags, and notes if there are any}, solved,
+        malformed_calls, first_edit_passed, seconds
         ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
         logprobs [T-P]: the sampler's log-probability, null where not sampled
         documents [T-P]: as for the prompt
@@ -56,6 +57,8 @@ class Words:
           out), calls [{name, arguments, error}], results [{name, content, ok, seconds}]
         contexts: the tree, one for each: start (of its own tokens, an offset into ids), parent (an
           index, -1 for a root), kept (how many tokens of the whole parent stand before its own)
+        borders, in a run with continuations: turn (messages before it), place (an offset into ids),
+          value (the mean return of the continuations), solved and count of these
 
     Where several tokens share one character, the first has the text and the others have "". Padding
     of documents has no text.
@@ -84,7 +87,10 @@ class Words:
                 "files": _named_files(group),
             },
             "prompt": self._prompt(first),
-            "trajectories": [self._trajectory(trajectory) for trajectory in group.trajectories],
+            "trajectories": [
+                self._trajectory(trajectory) | _borders(group, trajectory)
+                for trajectory in group.trajectories
+            ],
         }
 
     def _prompt(self, first: Trajectory) -> dict[str, Any]:
@@ -121,10 +127,13 @@ class Words:
                 "total": trajectory.reward.total,
                 "components": dict(trajectory.reward.components),
                 "flags": list(trajectory.reward.flags),
+                # what judges and models said of the work
+                **({"notes": dict(notes)} if (notes := trajectory.reward.notes) else {}),
             },
             "solved": trajectory.solved,
             "malformed_calls": trajectory.malformed_calls,
             "first_edit_passed": trajectory.first_edit_passed,
+            **_where_set(trajectory),
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
             **self._texts(trajectory, slice(start, None)),
             "logprobs": [
@@ -163,6 +172,12 @@ class Words:
         return pieces
 
 
+def _where_set(trajectory: Trajectory) -> dict[str, Any]:
+    """Fields that most trajectories lack."""
+    found = {"milestones": trajectory.milestones, "demonstrated": trajectory.demonstrated}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def write_evaluation(
     workdir: str | os.PathLike[str], name: str, step: int, groups: Sequence[Group], decode: Decode
 ) -> None:
@@ -186,7 +201,7 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
     that is not on record, and ConfigError for a workdir without the run's tokenizer.
     """
     store = GroupStore(Path(workdir) / STORE)
-    trained = [item.number for item in store.items(step) if item.kind == "train"]
+    trained = [item.number for item in store.items(step) if item.trained]
     groups = [store.record(step, number).group for number in trained]
     return _parsed(words_of(Path(workdir)).lines(step, groups))
 
@@ -236,6 +251,23 @@ def _named_files(group: Group) -> dict[str, str]:
         for turn in trajectory.turns:
             named |= {call.arguments.get("path") for call in turn.calls if _plain_path(call)}
     return {path: text for path, text in group.task.files.items() if path in named}
+
+
+def _borders(group: Group, trajectory: Trajectory) -> dict[str, Any]:
+    """The field ``borders`` of a trajectory (``Words``)."""
+    if group.continuations is None:
+        return {}
+    found = [
+        {
+            "turn": border.fork.turn,
+            "place": border.fork.lengths[0] - trajectory.prompt_length,
+            "value": border.value,
+            "solved": border.solved,
+            "count": len(border.returns),
+        }
+        for border in borders_of(group, trajectory.index)
+    ]
+    return {"borders": found}
 
 
 def _plain_path(call: ToolCall) -> bool:

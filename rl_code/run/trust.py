@@ -2,7 +2,8 @@
 
 A config file in Python is its reader's own program. The ``config.json`` of a run may come from
 anybody, and looking at a run must not run what it names: objects outside this tree, an agent's
-program, another Python. A command with --trust takes all of that.
+program, another Python. Nor must it send a key of the environment to a server that it names. A
+command with --trust takes all of that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _TREE = {
 # Members of families whose process runs what their settings name, and the modules that hold them.
 _PROGRAMS = ("program", "verifiers")
 _OF_PROGRAMS = ("rl_code.harness.program", "rl_code.harness.verifiers", "rl_code.tasks.verifiers")
+# Reward signals that ask a server of the config's choice, and the modules that hold them.
+_ASKING = ("rubric",)
+_OF_ASKING = ("rl_code.rewards.rubric",)
 
 _everything = False
 
@@ -67,6 +71,9 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Mapping):
         if value.get("name") in _PROGRAMS:
             yield key, f"the agent or environment {value['name']!r} with a program of its own"
+        settings = value.get("settings", value)
+        if value.get("name") in _ASKING and isinstance(settings, Mapping) and settings.get("url"):
+            yield key, f"the signal {value['name']!r} that asks {settings['url']!r}"
         if isinstance(python := value.get("python"), str) and python:
             yield f"{key}.python", f"the Python {python!r}"
         for name, inner in value.items():
@@ -77,12 +84,12 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _starts_programs(text: str) -> bool:
-    """True for an object of this tree that is one of ``_PROGRAMS``."""
+    """True for an object of this tree that is one of ``_PROGRAMS`` or ``_ASKING``."""
     try:
         found = named.find({}, text, "")
     except ConfigError:  # no object
         return False
-    return getattr(found, "__module__", None) in _OF_PROGRAMS
+    return getattr(found, "__module__", None) in (*_OF_PROGRAMS, *_OF_ASKING)
 
 
 def _outside(text: str) -> bool:

@@ -127,9 +127,7 @@ def versions(group: Group) -> tuple[int, ...]:
     """The versions of the weights that sampled the group's tokens, oldest first; () when nothing
     was sampled.
     """
-    sampled = [
-        np.unique(trajectory.versions[trajectory.sampled]) for trajectory in group.trajectories
-    ]
+    sampled = [np.unique(trajectory.versions[trajectory.sampled]) for trajectory in group.all]
     return tuple(np.unique(np.concatenate(sampled)).tolist()) if sampled else ()
 
 

@@ -224,13 +224,13 @@ class GroupStore:
             "weights": weights,
             "digests": [record.digest for record in groups],
         }
-        trajectories = [t for record in groups for t in record.group.trajectories]
+        trajectories = [t for record in groups for t in record.group.all]
         by = {
             "batch": batch,
             "by": str(self.process.identity),
             "when": time.time(),
             "tokens": sum(len(t.tokens) for t in trajectories),
-            "sampled": sum(int(t.sampled.sum()) for t in trajectories),
+            "sampled": sum(int(t.own_sampled.sum()) for t in trajectories),
         }
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
         what = f"the consumption of step {step}"

@@ -17,6 +17,7 @@ SOURCES = {
     "humaneval": "rl_code.tasks.humaneval:HumanEval",
     "evalplus": "rl_code.tasks.evalplus:EvalPlus",
     "records": "rl_code.tasks.record_source:Records",
+    "subtasks": "rl_code.tasks.subtasks:Subtasks",
     "contradictory": "rl_code.tasks.contradictory:Contradictory",
     "swe": "rl_code.tasks.swe:Swe",
     "harbor": "rl_code.tasks.harbor:Harbor",

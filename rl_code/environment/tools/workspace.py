@@ -55,12 +55,15 @@ class Workspace:
         self._kept: dict[Hashable, Closable] = {}
         # CPU seconds that commands had used in the workspace that this one was forked from.
         self._cpu_s_before = 0.0
+        # The files of a fork whose sandbox is not open yet; None where ``_files`` has them.
+        self._forked: Snapshot | None = None
 
     @property
     def sandbox(self) -> Sandbox:
         """The episode's sandbox, opened on first use."""
         if self._sandbox is None:
-            self._sandbox = self.pool.open(self._files, self.task.world)
+            files = self._files if self._forked is None else self._forked
+            self._sandbox = self.pool.open(files, self.task.world)
         return self._sandbox
 
     @property
@@ -71,7 +74,8 @@ class Workspace:
     @property
     def _opened(self) -> Sandbox | None:
         """The sandbox if the files are there; None while they are still in memory."""
-        return self._sandbox if self.task.world is None else self.sandbox
+        in_memory = self.task.world is None and self._forked is None
+        return self._sandbox if in_memory else self.sandbox
 
     def read(self, path: str) -> str:
         """Text of a file. Raises RefusedPath, or OSError/ValueError when it is no readable text
@@ -118,7 +122,9 @@ class Workspace:
 
         Raises SnapshotError, a ValueError, when the workspace holds what a snapshot cannot.
         """
-        return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
+        if self._sandbox is not None:
+            return self._sandbox.snapshot()
+        return dict(self._files if self._forked is None else self._forked)
 
     def put(self, changes: Changes) -> None:
         """Changes many files at once, in the sandbox.
@@ -139,7 +145,8 @@ class Workspace:
 
     def fork(self) -> Workspace:
         """Another workspace with the same files, of which as much is used up; the work of one does
-        not change the other. Nothing may have been handed in yet.
+        not change the other. Nothing may have been handed in yet. Its sandbox is opened when it is
+        first used, so that forks which wait for their turn hold no processes.
 
         Raises SnapshotError for files that cannot be copied, and SandboxFault.
         """
@@ -148,10 +155,10 @@ class Workspace:
         other = copy.copy(self)
         other.notes = dict(self.notes)
         other._kept = {}
-        if self._sandbox is None:
-            other._files = dict(self._files)
-        else:
-            other._sandbox = self.pool.open(self._sandbox.snapshot(), self.task.world)
+        other._files = dict(self._files)
+        if self._sandbox is not None:
+            other._forked = self._sandbox.snapshot()
+            other._sandbox = None
             other._cpu_s_before = self._cpu_s
         return other
 

@@ -14,7 +14,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.rewards.quality import Quality
-from rl_code.types import Layer, Limits, World
+from rl_code.types import Fork, Layer, Limits, World
 from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
@@ -93,6 +93,35 @@ def test_a_fork_before_any_tool_was_used_and_without_layers(task, sandboxes, tok
     say(two, tokenizer, write("def f(x):\n    return [2 * y for y in x]\n") + SUBMIT)
     say(one, tokenizer, SUBMIT)
     assert two.finish().solved and not one.finish().solved
+
+
+def test_a_fork_knows_where_it_parts_and_holds_no_process_until_it_is_used(
+    layered, sandboxes, tokenizer
+):
+    one = start(layered, sandboxes, tokenizer)
+    assert one.forkable and one.border.turn == 0
+    say(
+        one,
+        tokenizer,
+        write("def f(x):\n    return x + 1") + "<|call|>run\necho a > new.txt<|end|>",
+    )
+    two = one.fork(5)
+    three = two.fork(6)  # it has said nothing yet, so this one parts from the first as well
+    assert two._workspace._sandbox is None and three._workspace._sandbox is None
+    length = len(one.at_work[1])
+    say(one, tokenizer, "<|call|>run\necho b > new.txt<|end|>")
+    say(two, tokenizer, "<|call|>run\ncat new.txt<|end|>")
+    four = two.fork(7)
+    for episode in (two, three, four):
+        say(episode, tokenizer, GOOD + SUBMIT)
+    say(one, tokenizer, SUBMIT)
+    main, *forks = (episode.finish() for episode in (one, two, three, four))
+    assert main.fork is None and all(fork.solved for fork in forks)
+    assert forks[0].fork == forks[1].fork == Fork(0, 1, (length,))
+    assert (forks[2].fork.of, forks[2].fork.turn) == (5, 2)
+    assert any("a" in result.content for result in forks[0].turns[4].results)
+    own = forks[0].own_sampled
+    assert not own[:length].any() and (own[length:] == forks[0].sampled[length:]).all()
 
 
 def test_a_missing_layer_is_a_fault_and_no_reward(layered, sandboxes, tokenizer):

@@ -266,6 +266,18 @@ def test_numbers_that_json_lacks_become_words():
     assert "NaN" in record["trajectories"][0]["logprobs"]
 
 
+def test_notes_of_signals_are_shown_where_there_are_any():
+    group = _group()
+    (one,) = group.trajectories
+    notes = {"rubric": {"answers": {"short": True}, "said": "a\x00b"}}
+    noted = dataclasses.replace(one, reward=dataclasses.replace(one.reward, notes=notes))
+    lines = [
+        json.loads(Words(_bytes_of).lines(0, [Group(group.task, (each,))])) for each in (one, noted)
+    ]
+    plain, shown = (line["trajectories"][0]["reward"] for line in lines)
+    assert "notes" not in plain and shown == plain | {"notes": notes}
+
+
 def test_a_group_has_a_signal_if_its_rewards_differ_by_more_than_rounding():
     group = _group()
     (one,) = group.trajectories

@@ -16,10 +16,10 @@ from rl_code.environment.sandbox.disposable import OutOfBounds
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.tools.api import find_tools
-from rl_code.recording import hunks as hunks_module
 from rl_code.recording import review as review_module
-from rl_code.recording.hunks import hunks
 from rl_code.recording.review import review, without
+from rl_code.rewards import hunks as hunks_module
+from rl_code.rewards.hunks import hunks
 from rl_code.types import Case, Layer, Limits, Task, Tests, World
 from tests.rl_code.environment import scripted
 

@@ -18,10 +18,11 @@ from rl_code.environment.finished import CHEATS, FinishedEpisode, Grade, Usage
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.rewards.combine import SIGNAL_ERROR, SIGNALS, RewardConfig, combine, find_signals
 from rl_code.run.config import RunConfig
-from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
+from rl_code.types import Context, Limits, Reward, Task, Tests, ToolCall, Trajectory, Turn
 from tests.rl_code.signals import signals
 
 TASK = Task("t", (), {}, "a.py", "f", Tests(), Tests(), {})
+LIMITS = Limits(turns=2, tokens=100, turn_tokens=8, test_runs=1, command_s=1.0)
 
 
 def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
@@ -45,14 +46,17 @@ def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
         malformed_calls=malformed,
         scores={"reward": 0.0, "format": 0.5},
     )
-    return FinishedEpisode(TASK, trajectory, {}, {}, grade, Usage.of(trajectory))
+    usage = Usage.of(trajectory)
+    return FinishedEpisode(TASK, trajectory, {}, {}, grade, usage, limits=LIMITS)
 
 
 marks = st.lists(st.booleans(), max_size=4).map(tuple)
 flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, unique=True)
 grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
 episodes = st.builds(finished, grades, st.integers(0, 5))
-# Weights of tests, partial, malformed, integrity, quality, similarity, tested and score.
+# Those that a config may name without settings.
+BARE = [name for name in SIGNALS if name not in ("rubric", "process", "reward_model")]
+# Weights of tests, partial, malformed, integrity, quality, similarity, tested, score and overlong.
 weights = st.tuples(
     st.floats(1, 2),
     st.floats(0, 0.45),
@@ -60,6 +64,7 @@ weights = st.tuples(
     st.floats(0.01, 1),
     st.floats(0, 0.5),
     st.floats(0, 0.45),
+    st.floats(0, 0.5),
     st.floats(0, 0.5),
     st.floats(0, 0.5),
 )
@@ -76,13 +81,13 @@ class Heavy:
 
 
 def weighted(values) -> tuple:
-    return signals(*(dict(name=n, weight=w) for n, w in zip(SIGNALS, values, strict=True)))
+    return signals(*(dict(name=n, weight=w) for n, w in zip(BARE, values, strict=True)))
 
 
 @given(episodes, weights)
 def test_the_total_is_the_sum_of_the_named_components(episode, values):
     reward = combine(episode, weighted(values))
-    assert list(reward.components) == list(SIGNALS) and reward.flags == episode.grade.flags
+    assert list(reward.components) == BARE and reward.flags == episode.grade.flags
     assert reward.total == pytest.approx(sum(reward.components.values()))
 
 

@@ -198,7 +198,8 @@ def test_the_words_are_about_values_that_are_derived():
     with settings.unlocked():
         settings.documents = {}
         settings.train.value = dict(optimizer=dict(learning_rate=1e-3))
-        settings.train.pack = dict(drop_uninformative=False)
+        settings.train.pack.drop_uninformative = False
+        settings.train.teacher = dict(average=0.9)
     config = build(RunConfig, settings)
     for key in derive.WHY:
         if not key.startswith("suites."):

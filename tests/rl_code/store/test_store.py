@@ -15,12 +15,14 @@ import time
 import grain
 import pytest
 
+from rl_code.store import group_records
 from rl_code.store.errors import StoreError
 from rl_code.store.missing import StoreTimeout
 from rl_code.store.reader import RecordReader
 from rl_code.store.source import RecordSource, dataset
 from rl_code.store.steps import step_folder, taken_bytes, taken_path
 from rl_code.store.store import GroupStore
+from rl_code.types import Fork
 from tests.rl_code.store.groups import identical, make_group, make_items
 
 
@@ -210,6 +212,34 @@ def test_a_group_that_does_not_answer_its_item_is_refused(store):
         with pytest.raises(ValueError, match=rf"item \(0, 0\): .*{words}"):
             store.deliver(item, wrong)
     assert store.missing(0) == [item, other]
+
+
+def test_continuations_are_recorded_with_their_group_and_checked_like_it(store):
+    (item,) = make_items(0, 1, version=3)
+    store.plan([item])
+    group = make_group(item)
+    parted = dataclasses.replace(group.trajectories[1], index=7, fork=Fork(1, 1, (40,)))
+    bare = group_records.encode(0, 0, store.process.identity, 0.0, group)
+    assert b"continuations" not in bare and b"fork" not in bare
+    later = dataclasses.replace(
+        parted, contexts=make_group(dataclasses.replace(item, version=4)).trajectories[1].contexts
+    )
+    for wrong, words in (
+        ((dataclasses.replace(parted, index=1),), "continuation 1 is there twice"),
+        ((parted, parted), "continuation 7 is there twice"),
+        ((dataclasses.replace(parted, fork=None),), "parts nowhere"),
+        ((dataclasses.replace(parted, group=9),), "of a continuation, instead of the group's"),
+        ((later,), r"versions \(3, 4\) instead of 3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            store.deliver(item, dataclasses.replace(group, continuations=wrong))
+    whole = dataclasses.replace(group, continuations=(parted,))
+    store.deliver(item, whole)
+    (record,) = store.read(0)
+    assert identical(record.group, whole) and record.group.continuations[0].fork == parted.fork
+    store.consume(0, [record], version=0)
+    # half of 64 tokens of each trajectory, and of the continuation those behind place 40
+    assert store.consumption(0)["sampled"] == 32 + 32 + 24
 
 
 def test_a_damaged_group_is_named_and_can_be_sampled_again(store):

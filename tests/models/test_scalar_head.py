@@ -1,0 +1,54 @@
+"""A scalar head reads one hidden state, in float32, and packing changes nothing."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.methods.dense import Dense
+from models.scalar_head import ScalarHead, with_head
+from rl_code.learner.scored import Text, make_scores, pack_scored
+from tests.models.small import small_model
+
+
+def test_a_head_is_a_product_and_a_bias():
+    head = ScalarHead(3)
+    hidden = jnp.array([[1.0, 2.0, 3.0], [0.0, -1.0, 0.5]], jnp.bfloat16)
+    assert np.asarray(head(hidden)).tolist() == [0.0, 0.0]
+    head.weight[...] = jnp.array([0.5, -1.0, 2.0])
+    head.bias[...] = jnp.array([0.25])
+    # 0.5 - 2 + 6 + 0.25, and 1 + 1 + 0.25
+    assert np.asarray(head(hidden)).tolist() == [4.75, 2.25]
+    assert head(hidden).dtype == jnp.float32
+
+
+def random_head(tied: bool):
+    model = with_head(small_model((Dense(),), num_layers=2, tied_embeddings=tied))
+    model.head.weight[...] = jax.random.normal(jax.random.key(1), (16,))
+    return model
+
+
+def prefix(batch, length: int):
+    """Tokens, positions and ``where`` of the first slots of a batch."""
+    parts = batch.tokens, batch.positions, batch.where
+    return jax.tree.map(lambda x: jnp.asarray(x[:, :length]), parts)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_packed_text_has_the_score_that_it_has_alone(tied):
+    model = random_head(tied)
+    assert not hasattr(model.backbone, "unembed")
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 32, n).tolist() for n in (5, 9, 3, 12, 7)]
+    batch, places = pack_scored([[Text(x)] for x in texts], rows=3, slots=16, most=3)
+    scores = np.asarray(make_scores()(model, batch))
+    assert len(places) == 5 and np.count_nonzero(scores) == 5
+    for text, ((row, index),) in zip(texts, places, strict=True):
+        alone, _ = pack_scored([[Text(text)]], rows=1, slots=16, most=1)
+        one = np.asarray(make_scores()(model, alone))[0, 0]
+        assert scores[row, index] == pytest.approx(one, abs=1e-5)
+        tokens, positions, where = prefix(alone, len(text))
+        hidden = model.backbone.hidden(tokens, positions, where)
+        assert one == pytest.approx(float(model.head(hidden[0, -1])), abs=1e-5)
