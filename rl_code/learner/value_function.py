@@ -182,12 +182,11 @@ def stepped(
     old: Any = value.critic
     norm = critic_norm(change)
     moves = finite & jnp.isfinite(norm) & (norm > 0.0)
+    optimizer = make_optimizer(config, lambda _: norm)
     if offload.is_offloaded(value.opt_state):
-        optimizer = make_optimizer(config, lambda _: norm)
         given = change, value.opt_state, old, moves
         critic, opt_state = offload.update_by_layers(optimizer, *given)
     else:
-        optimizer = make_optimizer(config, critic_norm)
         changes, opt_state = optimizer.update(change, value.opt_state, layouts.float32(old))
         critic, opt_state = jax.tree.map(
             lambda after, before: jnp.where(moves, after, before),

@@ -126,8 +126,9 @@ def test_a_value_function_with_moments_on_the_host_has_the_same_bits(build, back
     for moments in (False, True):
         own = dataclasses.replace(ADAMW, offload=moments)
         value = ValueConfig(optimizer=own, backbone=backbone)
+        model = placed(build.model(), mesh)
         with jax.set_mesh(mesh):
-            state = init_state(placed(build.model(), mesh), ADAMW, value)
+            state = init_state(model, ADAMW, value)
             found = abstract_state(abstract_model(build.model().config, mesh), ADAMW, value)
             wanted = [x.sharding.memory_kind for x in jax.tree.leaves(state)]
             assert [x.sharding.memory_kind for x in jax.tree.leaves(found)] == wanted

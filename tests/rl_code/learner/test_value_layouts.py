@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
+from attention.methods.gated_documents import GatedDocuments
 from models.lora import LoRA, trained, with_trained
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
@@ -150,7 +151,7 @@ def test_documents_have_the_same_gradient_in_micro_batches(build):
     groups = documents.make_groups(build, documents.SIZES)
     batch, _ = pack(groups, advantages_of(documents.SIZES), documents.PACK, version=0)
     batch = targeted(batch)
-    model = build.attending("moba-documents")
+    model = build.model(attention=(GatedDocuments(),), num_layers=1)
     runs = documents.PACK.runs
     one, two = (
         updated(state_of(model, SHARED), batch, SHARED, count, runs)
