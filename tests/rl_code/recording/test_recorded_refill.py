@@ -147,7 +147,9 @@ def test_a_run_that_dies_at_every_write_of_a_refill_ends_as_one_that_did_not(
             except OSError as error:
                 assert "struck" in str(error)
                 deaths += 1
-    assert deaths == len(reached)
+    # The learner may write once more before it sees that the actor's thread has died.
+    assert len(reached) / 2 < deaths <= len(reached)
+    assert mode != "sync" or deaths == len(reached)
     for name in ("plan", "deliver"):
         assert any(f"after {name}" in place for place in reached), reached
     assert weights(tmp_path) == weights(parents(mode))
