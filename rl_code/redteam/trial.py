@@ -19,7 +19,7 @@ from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt
 from rl_code.redteam.files import FILES
-from rl_code.redteam.forgers import ONE_ROW, OPEN
+from rl_code.redteam.forgers import GUESSED_ROWS, OPEN
 from rl_code.redteam.ground import FIXTURE_ROWS, GRADERS, GROUNDS, LIMITS, Attack, task
 from rl_code.rewards.combine import RewardConfig, combine, find_signals
 from rl_code.types import Task, World
@@ -109,7 +109,7 @@ class Trial:
         """Attacks that are paid, always or when they guess right, each on the suite that it is made
         for, several times.
         """
-        for attack, ground in (*OPEN, (ONE_ROW, FIXTURE_ROWS)):
+        for attack, ground in (*OPEN, *((guess, FIXTURE_ROWS) for guess in GUESSED_ROWS)):
             for _ in range(times):
                 outcome = self._graded(self._tasks[ground], attack, ground)
                 yield dataclasses.replace(outcome, kind="open")

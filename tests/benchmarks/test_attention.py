@@ -146,7 +146,7 @@ def test_a_small_run(tmp_path):
     done = programs.run("launch.bench", "attention", "--device=cpu", *small, f"--json={path}")
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
-    assert len(report["correctness"]) == 27 and len(report["decode"]) == 4
+    assert len(report["correctness"]) == 25 and len(report["decode"]) == 4
     assert {row["contender"] for row in report["rows"]} == {*(attention.PEER, *attention.OURS)}
     assert attention.markdown(report).count("\n|") > 12
 

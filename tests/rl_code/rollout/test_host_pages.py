@@ -88,9 +88,10 @@ def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them(name):
     kept, stats = played(engine, model, 1.0, **options)
     assert_same(kept, without)
     assert stats.document_tokens_found > plain.document_tokens_found
-    # other tokens than those of documents came back as well
-    saved = stats.document_tokens_found - plain.document_tokens_found
-    assert plain.prefilled_tokens - stats.prefilled_tokens > saved
+    # other tokens than those of documents came back as well; how many are prefilled at all depends
+    # on which episodes end first
+    assert stats.found_in_tasks > plain.found_in_tasks
+    assert stats.host_tokens == stats.pages_from_host * engine.config.page > 0
 
 
 def test_the_host_keeps_the_pages_that_were_used_last():
