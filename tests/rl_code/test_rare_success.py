@@ -1,4 +1,5 @@
-"""Demonstrations, milestones and sub-tasks in one run: it resumes, replays and forks as any other.
+"""Demonstrations, milestones, sub-tasks and refills in one run: it resumes, replays and forks as any
+other.
 
 Nothing here is replaced: tasks, episodes, sandboxes, engine, store, weights, update.
 """
@@ -24,11 +25,14 @@ from rl_code.run.workdir import STORE
 from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
+from rl_code.types import Group
 from tests.models.small import narrow_preset
 from tests.rl_code.recorded_runs import fail, strike
 
 pytestmark = [pytest.mark.usefixtures("traced_once"), pytest.mark.long]
 STEPS = 3
+# The last step has none, so nobody solves anything there and it is refilled.
+DEMONSTRATED = 2
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +50,7 @@ def make_config() -> RunConfig:
     settings.train.pack.update(rows=6)
     settings.checkpoint.update(every=1)
     with settings.ignore_type(), settings.unlocked():
-        settings.train.demonstrations = {}
+        settings.train.demonstrations = {"steps": DEMONSTRATED}
         settings.train.refill = {"most": 2}
         settings.train.advantage = dict(name="milestones", outcome="pkpo", weight=0.25)
         settings.milestones = {}
@@ -71,13 +75,13 @@ def weights(workdir: Path) -> list[str]:
     return [store.consumption(step)["weights"] for step in store.consumed()]
 
 
-def groups_of(workdir: Path):
+def groups_of(workdir: Path, steps) -> list[Group]:
     store = GroupStore(workdir / STORE)
-    return [record.group for step in store.consumed() for record in store.read(step)]
+    return [record.group for step in steps for record in store.read(step)]
 
 
 def test_every_group_has_one_demonstration_that_solves_its_task(whole):
-    for group in groups_of(whole):
+    for group in groups_of(whole, range(DEMONSTRATED)):
         *own, shown = group.trajectories
         assert shown.demonstrated and shown.solved and shown.status == "submitted"
         assert not any(one.demonstrated for one in own) and len(group.own) == len(own) == 2
@@ -87,11 +91,23 @@ def test_every_group_has_one_demonstration_that_solves_its_task(whole):
             assert one.status == "fault" or len(one.milestones) == messages + 1
     report = audit.check(whole / STORE, 1)
     assert report.problems == [] and report.consumed == STEPS
-    for row in read_metrics(whole):
+    for row in read_metrics(whole)[:DEMONSTRATED]:
         assert row["reward/demonstrated"] == 1.0 and 0.0 < row["policy/demonstrated"] < 1.0
         assert row["policy/demonstrated_logp"] < 0.0
         # of the sampler's own tokens
         assert row["rollout/staleness_max"] > 0 or row["policy/mismatch_max"] < 1e-3
+
+
+def test_a_step_without_demonstrations_is_refilled(whole):
+    last = STEPS - 1
+    assert not any(
+        one.demonstrated for group in groups_of(whole, [last]) for one in group.trajectories
+    )
+    kinds = [item.kind for item in GroupStore(whole / STORE).items(last)]
+    assert "refill" in kinds and set(kinds) == {"train", "refill"}
+    *_, row = read_metrics(whole)
+    assert row["tasks/refills"] > 0 and "reward/demonstrated" not in row
+    assert row["tasks/drawn"] == len(kinds) and row["policy/demonstrated"] == 0.0
 
 
 def test_training_on_it_is_replayed_bit_for_bit(whole):
@@ -129,9 +145,8 @@ def test_a_fork_may_do_without_demonstrations_from_a_step_on(whole, tmp_path):
     plain = dataclasses.replace(
         config, train=dataclasses.replace(config.train, demonstrations=None)
     )
-    fork(whole, tmp_path / "fork", 2, plain)
+    fork(whole, tmp_path / "fork", 1, plain)
     train(plain, tmp_path / "fork")
-    assert weights(tmp_path / "fork")[:2] == weights(whole)[:2]
-    store = GroupStore(tmp_path / "fork" / STORE)
-    last = [record.group for record in store.read(STEPS - 1)]
-    assert not any(one.demonstrated for group in last for one in group.trajectories)
+    assert weights(tmp_path / "fork")[:1] == weights(whole)[:1]
+    later = groups_of(tmp_path / "fork", range(1, STEPS))
+    assert not any(one.demonstrated for group in later for one in group.trajectories)

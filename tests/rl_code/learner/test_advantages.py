@@ -125,6 +125,24 @@ def test_the_expected_gradient_of_pkpo_is_that_of_pass_at_k(p, k):
     assert expected_gradient(PKPO(k=k), p, 5) == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-5)
 
 
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_the_expected_gradient_of_pkpo_is_that_of_the_best_of_k_graded_rewards(k):
+    rewards, chances = np.array([-0.5, 0.3, 1.0]), np.array([0.5, 0.3, 0.2])
+    scores = np.eye(3) - chances  # d log-likelihood of an outcome / d logits of a softmax
+
+    # brute force over all k attempts: d/d logits of the expected best reward
+    exact = np.zeros(3)
+    for drawn in map(list, itertools.product(range(3), repeat=k)):
+        exact += np.prod(chances[drawn]) * max(rewards[drawn]) * scores[drawn].sum(axis=0)
+
+    # and over all groups of four: what the estimator gives on average
+    found = np.zeros(3)
+    for drawn in map(list, itertools.product(range(3), repeat=4)):
+        weights = np.asarray(PKPO(k=k)(outcomes(rewards[drawn])), float)
+        found += np.prod(chances[drawn]) * np.mean(weights[:, None] * scores[drawn], axis=0)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
 @pytest.mark.parametrize("p", [0.1, 0.6])
 def test_the_expected_gradient_of_maxrl_is_that_of_the_mixture(p):
     mixture = sum((1 - p) ** (k - 1) for k in range(1, 5))  # of pass@k / k for k < 5
