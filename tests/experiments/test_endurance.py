@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from configs import ten_thousand
@@ -171,6 +175,51 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     assert steps_done(tmp_path / "run") < 30
     player(tmp_path, plan_lib.load(tmp_path), 30).play()
     assert steps_done(tmp_path / "run") == 30 and plan_lib.load(tmp_path).lives == 2
+
+
+# Plays a plan with TRAINER in a process of its own. Arguments: folder, trainer, full disks.
+PLAYER = """
+import sys, pathlib
+from experiments.endurance import plan, play
+folder, trainer, disks = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+faults = plan.make(10**6, 0, disks, 0, 0.0, 0)
+for fault in faults.faults:
+    fault.step = 3
+command = [sys.executable, "-c", trainer, str(folder / "run"), "1000000"]
+play.Player(folder, faults, command, {}, 10**6, lambda words: None).play()
+"""
+
+
+def names_of(processes: list[psutil.Process]) -> set[str]:
+    """Programs of those processes that have not ended, without their versions."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(process.name().rstrip(".0123456789"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "on_small_disk",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not has_namespaces(), reason="as above"))],
+)
+def test_a_killed_player_leaves_no_trainer_behind(tmp_path, on_small_disk):
+    words = [sys.executable, "-c", PLAYER, str(tmp_path), TRAINER, str(int(on_small_disk))]
+    process = subprocess.Popen(words, cwd=programs.ROOT)
+    seen = tmp_path / "full_disk.log" if on_small_disk else tmp_path / "run" / "metrics.jsonl"
+    names = {"bash", "python"} if on_small_disk else {"python"}
+    player_seen = psutil.Process(process.pid)
+    below: list[psutil.Process] = []
+    while not (seen.exists() and names <= names_of(below)):
+        assert process.poll() is None
+        below = player_seen.children(recursive=True)
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(below, timeout=60)
+    for one in left:
+        one.kill()
+    assert left == []
 
 
 def test_slopes_are_those_of_whole_processes_in_quiet_stretches():
