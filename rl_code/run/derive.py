@@ -55,7 +55,7 @@ WHY = {
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
     "rollout.engine.cache_dtype": "rollout.dtype",
     "rollout.engine.pages": "all open episodes at their longest, and prompts",
-    "train.optimizer.total_steps": "train.steps x train.epochs, without pretraining",
+    "train.optimizer.total_steps": "train.steps x train.epochs",
     "train.value.optimizer.total_steps": "train.steps x train.epochs, and pretraining",
     "train.loss.constant_length": "the most tokens a trajectory can sample",
     "train.pack.rows": "a row for each group, or for each trajectory",
