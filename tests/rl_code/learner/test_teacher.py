@@ -387,8 +387,9 @@ def test_every_mesh_says_the_same(build, trees, mesh):
     model = build.model(num_heads=4, num_kv_heads=2)
     one, batch = said(config, trees, model)
     devices = make_mesh(mesh, jax.devices()[: mesh.devices])
+    copied = fresh(model)
     with jax.set_mesh(devices):
-        placed = jax.device_put(fresh(model), parameter_shardings(model, devices))
+        placed = jax.device_put(copied, parameter_shardings(model, devices))
         rows = NamedSharding(devices, partition_spec(("batch",)))
         other, _ = said(config, trees, placed, rows=rows)
     real = batch.mask > 0
