@@ -77,7 +77,7 @@ def test_the_loss_equals_hand_computed_numbers():
 
 
 def test_a_row_of_several_gives_the_scores_and_the_update_of_each_alone(build):
-    model = with_head(build.toy())
+    model = with_head(build.model())
     head = jax.tree.map(lambda x: x + 0.3 * jnp.cos(jnp.arange(x.size)), model.head)
     model.head = head
     together, places = pack_steps(EXAMPLES, rows=4, slots=40, most=8)
@@ -108,7 +108,7 @@ def test_a_model_learns_labels_that_its_tokens_tell(build):
         tokens = rng.integers(0, VOCAB, 8)
         examples.append(Steps(tokens, (7,), (float(tokens[7] % 2),), (1.0,)))
     batch, places = pack_steps(examples, rows=8, slots=32, most=4)
-    state = init_state(with_head(build.toy()), OPTIMIZER)
+    state = init_state(with_head(build.model()), OPTIMIZER)
     update = make_step_update(OPTIMIZER)
     first = None
     for _ in range(60):

@@ -133,7 +133,9 @@ def test_a_run_with_summaries_is_resumed_and_replayed_to_the_token(tmp_path, mod
     train(make_config(2, **changes), parts)
     train(config, parts)
     rows = read_metrics(whole)
-    assert len(rows) == 4 and all(row["policy/mismatch_max"] < 1e-4 for row in rows)
+    fresh = [row for row in rows if row["rollout/staleness_mean"] == 0.0]
+    assert len(rows) == 4 and len(fresh) == (4 if mode == "sync" else 1)
+    assert all(row["policy/mismatch_max"] < 1e-4 for row in fresh)
     assert all(row["episode/summaries"] > 0 for row in rows)
     for step in range(4):
         for one, other in zip(
