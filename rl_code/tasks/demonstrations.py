@@ -59,6 +59,11 @@ class DemonstrationConfig:
     # Probability that a file of a repository, once read, is changed without a thought, and handed
     # in. Other tasks have nothing to read.
     p_guess: float = 0.0
+    # Probability that the files of a repository are checked first where a tool does that
+    # (``diagnostics``), and that what it tells is used; else the walk goes on without it. Below 1
+    # the tool is shown rarely, and clumsily.
+    p_check: float = 1.0
+    p_heed: float = 1.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -256,14 +261,20 @@ def _walked(
         config.p_test,
         config.p_give_up,
         config.p_guess,
-        words.checks,
+        words.checks and _happens(config.p_check, rng),
         words.blames,
+        _happens(config.p_heed, rng),
     )
     for message in walk:
         for text, answer in words.say(task, message):
             segments.append(Segment(text, True, learned=message.right))
             segments += _given(answer)
     return segments
+
+
+def _happens(probability: float, rng: random.Random) -> bool:
+    """True with a probability; what is certain draws nothing."""
+    return probability >= 1.0 or rng.random() < probability
 
 
 def _drill(asked: Sequence[tuple[str, int]]) -> list[Segment]:

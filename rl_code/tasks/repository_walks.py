@@ -126,11 +126,13 @@ def walk(
     p_guess: float,
     checks: bool = False,
     blames: bool = False,
+    heeds: bool = True,
 ) -> Iterator[Message]:
     """The messages of one episode.
 
     checks: whether there is a tool for ``Check``. blames: whether there is a tool that reads a file
-    with who changed which line, where the task has a past.
+    with who changed which line, where the task has a past. heeds: whether the walk goes where a
+    check says that a name is wrong, and does not search for it.
 
     The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
     ``limits``; budgets of tokens are ignored. Without test runs nothing is tried, and so nothing
@@ -140,7 +142,7 @@ def walk(
     cause = chain.index(task.meta["cause"])
     checks = checks and task.meta["names_may_be_wrong"]
     # a check tells the file
-    told = checks and task.meta["misnamed"] is not None
+    told = checks and heeds and task.meta["misnamed"] is not None
     least = 3 if told else cause + 3 + checks
     if limits.turns < least:
         raise ValueError(f"{limits.turns=} must be at least {least} for {task.id}")

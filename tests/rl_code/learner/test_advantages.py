@@ -236,7 +236,9 @@ def test_bad_rewards_and_names_are_named(build):
     bad = dataclasses.replace(group.trajectories[1], reward=Reward(float("nan"), {}))
     with pytest.raises(ValueError, match=r"task0.*trajectory 1.*nan"):
         group_advantages([build.group([group.trajectories[0], bad])], GRPO())
-    with pytest.raises(ConfigError, match=r"train.advantage = 'best'.*'dr_grpo', 'gae', 'grpo', .*'rloo'"):
+    with pytest.raises(
+        ConfigError, match=r"train.advantage = 'best'.*'dr_grpo', 'gae', 'grpo', .*'rloo'"
+    ):
         named.make(ADVANTAGES, Named("best"), "train.advantage")
     with pytest.raises(ValueError, match=r"task0.*returned 1 advantages for 2 trajectories"):
         group_advantages([group], lambda group: [1.0])
