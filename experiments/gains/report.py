@@ -1,4 +1,4 @@
-"""Updates that it takes to gain so many points of held-out pass@1."""
+"""Updates that it takes to gain so many points of held-out pass@1, and until it is highest."""
 
 from __future__ import annotations
 
@@ -46,12 +46,18 @@ def gains(variants: Mapping[str, Sequence[Path]], points: float) -> rich.table.T
             after = spread([100 * curve[-1][1] for curve in curves])
             found = [updates_to(curve, points / 100) for curve in curves]
             taken = ", ".join("never" if one is None else f"{one:.0f}" for one in found)
+            best = [max(curve, key=lambda point: point[1]) for curve in curves]
+            highest = ", ".join(f"{100 * score:.1f} at {step}" for step, score in best)
             row = (variant, suite, str(len(curves)), before.told(".1f"), after.told(".1f"))
-            rows.append((*row, taken, silent))
+            rows.append((*row, taken, highest, silent))
     return table(
-        ["variant", "suite", "runs", "before RL", "after", f"updates to +{points:g}", "no signal"],
+        [
+            *("variant", "suite", "runs", "first", "last"),
+            *(f"updates to +{points:g}", "highest", "no signal"),
+        ],
         rows,
-        "pass@1 in %: mean [lowest, highest] over runs; updates of each run; share of the groups "
+        "pass@1 in % where a run or a fork begins and after it: mean [lowest, highest] over runs; "
+        "for each run the updates to that gain, and where pass@1 is highest; share of the groups "
         "whose rewards are all equal, over all steps",
         texts=2,
     )

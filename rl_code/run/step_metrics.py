@@ -43,6 +43,14 @@ def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict
     }
 
 
+def all_sampled(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens that the policy sampled for a step: for its trajectories and for what goes on from
+    their turn borders.
+    """
+    counts = [int(t.own_sampled.sum()) for group in groups for t in group.all if not t.demonstrated]
+    return {"lengths/sampled_in_all": float(sum(counts))}
+
+
 @dataclasses.dataclass(frozen=True)
 class ToolCalls:
     """The use of a tool, by name of the metric.
@@ -73,7 +81,11 @@ class ToolCalls:
 
 
 # Those that a config may name in ``metrics.extra``. One with settings is its class.
-METRICS: dict[str, Any] = {"sampled_lengths": sampled_lengths, "tool_calls": ToolCalls}
+METRICS: dict[str, Any] = {
+    "sampled_lengths": sampled_lengths,
+    "all_sampled": all_sampled,
+    "tool_calls": ToolCalls,
+}
 # How many of them raised an exception in a step.
 METRIC_ERRORS = "metrics/errors"
 

@@ -39,4 +39,4 @@ def test_a_row_for_each_variant(tmp_path):
     (row,) = zip(*(column.cells for column in view.columns), strict=True)
     assert row[:3] == ("code", "held_out", "2")
     assert row[3] == "40.0 [40.0, 40.0]" and row[4] == "65.0 [50.0, 80.0]"
-    assert row[5] == "2, never" and row[6].startswith("25.0%")
+    assert row[5:7] == ("2, never", "80.0 at 4, 50.0 at 4") and row[7].startswith("25.0%")
