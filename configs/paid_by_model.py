@@ -24,10 +24,8 @@ from configs import quickstart
 
 # Folders of launch.reward_model, without sight of the truth and with it.
 FOLDERS = {"blind": "runs/blind", "sighted": "runs/sighted"}
-RETRAIN = dict(
-    every=50,
-    fit=dict(updates=60, rows=8, optimizer=dict(learning_rate=3e-4, warmup_steps=5)),
-)
+# Training of a version on the newest outcomes.
+FIT = dict(updates=60, rows=8, optimizer=dict(learning_rate=3e-4, warmup_steps=5))
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -48,8 +46,9 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
     base, more = _steps(arg)
     penalty = dict(name="malformed", weight=0.1)
-    retrain = dict(every=1, fit=dict(RETRAIN["fit"], updates=2)) if arg == "smoke" else RETRAIN
-    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+    smoke = arg == "smoke"
+    retrain = dict(every=1, fit=FIT | dict(updates=2)) if smoke else dict(every=50, fit=FIT)
+    for seed in (0,) if smoke else (0, 1, 2):
         common = {"seed": seed, "train.steps": base + more}
         yield {"variant": "outcome", **common, "reward.signals": ("tests", penalty)}
         for name, folder in FOLDERS.items():

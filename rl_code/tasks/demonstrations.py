@@ -64,6 +64,9 @@ class DemonstrationConfig:
     # the tool is shown rarely, and clumsily.
     p_check: float = 1.0
     p_heed: float = 1.0
+    # Probability that a walk through a repository writes tests of its own before it hands in, where
+    # there is ``write_tests``.
+    p_own_tests: float = 0.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -265,6 +268,8 @@ def _walked(
         words.blames,
         _happens(config.p_heed, rng),
     )
+    if words.writes and config.p_own_tests:
+        walk = repository_walks.with_tests(walk, task, rng, config.p_own_tests)
     for message in walk:
         for text, answer in words.say(task, message):
             segments.append(Segment(text, True, learned=message.right))
