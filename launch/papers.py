@@ -50,11 +50,21 @@ def main(argv: list[str]) -> int:
     code = run(chosen, workdir) if FLAGS.run else 0
     console = command.console()
     console.print(table(chosen, workdir))
-    if FLAGS.only and not FLAGS.run:
-        for paper in chosen:
-            for line in paper.shown_commands(str(workdir)):
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if not FLAGS.run:
+        for line in last_lines(everything, chosen, workdir):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
     return code
+
+
+def last_lines(everything: Sequence[Paper], chosen: Sequence[Paper], workdir: Path) -> list[str]:
+    """The commands of papers that were asked for, else which command shows and runs them."""
+    if FLAGS.only:
+        return [line for paper in chosen for line in paper.shown_commands(str(workdir))]
+    missing = ", ".join(paper.name for paper in papers_lib.missing(everything, workdir, ()))
+    return [
+        f"python -m launch.papers --only={everything[0].name} shows the commands of one.",
+        f"--run runs those that nobody ran: {missing or 'none'}.",
+    ]
 
 
 def run(chosen: Sequence[Paper], workdir: Path) -> int:
@@ -86,22 +96,27 @@ def run(chosen: Sequence[Paper], workdir: Path) -> int:
 
 
 def table(papers: Sequence[Paper], workdir: Path) -> rich.table.Table:
-    """One row for each paper, with what became of it in the workdir."""
+    """One row for each paper, with what became of it in the workdir, if any of them ran there.
+
+    Configs are named from the folder configs on.
+    """
     view = rich.table.Table()
-    for name in ("name", "paper", "claim", "config", "expected", "measured", "commit", "here"):
-        view.add_column(name, overflow="fold")
-    for paper in papers:
+    states = [here(paper, workdir) for paper in papers]
+    names = ["name", "paper", "claim", "config", "expected", "measured", "commit"]
+    for name in names + ["here"] * any(states):
+        view.add_column(name, overflow="fold", no_wrap=name in ("name", "config", "commit"))
+    for paper, state in zip(papers, states, strict=True):
         cells = (
             paper.name,
             f"{paper.title} ({paper.arxiv})",
             paper.claim,
-            "\n".join(paper.configs),
+            "\n".join(config.removeprefix("configs/") for config in paper.configs),
             paper.expected,
             paper.result,
-            ", ".join(paper.commits),
-            here(paper, workdir),
+            "\n".join(paper.commits),
+            state,
         )
-        view.add_row(*map(escape, cells))
+        view.add_row(*map(escape, cells[: len(view.columns)]))
     return view
 
 

@@ -18,6 +18,7 @@ WHOLE_RUNS = {
     "launch/test_roles.py",
     "people/feedback/test_kills.py",
     "rl_code/learner/test_expert_parallel.py",
+    "rl_code/recording/test_replay_signals.py",
     "rl_code/learner/test_meshes.py",
     "rl_code/learner/test_padding.py",
     "rl_code/learner/test_sequence_parallel.py",

@@ -19,7 +19,7 @@ PROGRAM = ("-c", "from experiments.endurance import dying; dying.main()")
 # least once.
 _REQUESTS = 3
 # Sandboxes after which the counts are written down.
-_EVERY = 64
+_EVERY = 8
 
 
 def command(share: float, counts: Path, words: Sequence[str]) -> list[str]:

@@ -66,7 +66,9 @@ class Player:
     ):
         self.folder, self.plan = folder, plan
         self.run = folder / "run"
-        self._command, self._variables = list(command), variables
+        # A killed player leaves no trainer behind, which the next one would meet in the workdir.
+        self._command = [*small_disk.WITH_PARENT, *command]
+        self._variables = variables
         self._room_kib, self._say = room_kib, say
         self._began = 0.0
         self._first = 0

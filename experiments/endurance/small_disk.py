@@ -34,6 +34,9 @@ touch "$whole"
 exit "$code"
 """
 
+# Words in front of a command that is killed when the process that started it ends.
+WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+
 
 class SmallDiskError(RuntimeError):
     """No small disk can be made, or what was on it could not be copied."""
@@ -71,8 +74,9 @@ def start(
     for name in ("disk", "copy"):
         folders[name].mkdir()
     paths = [str(run), *(str(folders[name]) for name in ("disk", "copy", "whole"))]
+    script = ["bash", "-c", _SCRIPT, "small_disk", *paths, str(room_kib), *command]
     process = subprocess.Popen(
-        [*words, "bash", "-c", _SCRIPT, "small_disk", *paths, str(room_kib), *command],
+        [*words, *WITH_PARENT, *script],
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -253,17 +253,39 @@ class Terms:
         )
 
 
+# Means that tell of the policy's samples, so that tokens of demonstrations have no part in them.
+OF_OWN_TOKENS = frozenset(
+    {
+        "policy/kl",
+        "policy/kl_k1",
+        "policy/entropy",
+        "policy/clip_fraction",
+        "policy/truncated_fraction",
+        "policy/step_kl",
+        "policy/mismatch_mean",
+        "policy/mismatch_k1",
+        "policy/mismatch_k3",
+        "weight",
+        "weight_squared",
+    }
+)
+
+
 def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
     """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share
     of the tokens. With demonstrations, policy/demonstrated is the share of tokens that stand in
-    them, and policy/demonstrated_logp the mean of log pi over these.
+    them, policy/demonstrated_logp the mean of log pi over these, and the other means of policy/ are
+    over the policy's own tokens.
     """
     means = finished(terms.means)
-    first = means.pop("weight")
-    second = means.pop("weight_squared")
     if "policy/demonstrated" in means:
         shown = means["policy/demonstrated"]
+        own = 1.0 - shown
+        for name in OF_OWN_TOKENS & means.keys():
+            means[name] /= jnp.where(own > 0.0, own, 1.0)
         means["policy/demonstrated_logp"] /= jnp.where(shown > 0.0, shown, 1.0)
+    first = means.pop("weight")
+    second = means.pop("weight_squared")
     return (
         means
         | terms.maxima
@@ -341,8 +363,6 @@ def policy_loss(
     if shown is not None:
         value = WEIGHTS[config.demonstrated](logp, config.demonstrated_shape)
         surrogate = jnp.where(shown, -advantages * value, surrogate)
-        clipped = clipped & ~shown
-        means |= {"policy/demonstrated": shown, "policy/demonstrated_logp": shown * logp}
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
     loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
     if lesson is not None:
@@ -354,6 +374,9 @@ def policy_loss(
         "policy/truncated_fraction": cut,
         "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -MOST_LOG_RATIO, MOST_LOG_RATIO)),
     }
+    if shown is not None:
+        means = {name: jnp.where(shown, 0.0, x) for name, x in means.items()}
+        means |= {"policy/demonstrated": shown, "policy/demonstrated_logp": shown * logp}
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
     if lesson is not None:

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 from attention.layout import Before
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
+from models.scalar_head import ScalarHead
 from models.sharding import constrain
 from rl_code.learner import balance, distillation, layouts, offload, picks
 from rl_code.learner.batch import Batch
@@ -50,7 +51,6 @@ from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optim
 from rl_code.learner.supervised_batching import SupervisedBatch
 from rl_code.learner.value_config import ValueConfig
 from rl_code.learner.value_function import (
-    ValueHead,
     abstract_value,
     head_stepped,
     init_value,
@@ -178,7 +178,7 @@ def make_update(
             lambda x: jnp.broadcast_to(x, (micro_batches, *x.shape)), state.value.critic.head
         )
 
-        def share(model: Model, head: ValueHead | None, i: jax.Array) -> tuple[jax.Array, Terms]:
+        def share(model: Model, head: ScalarHead | None, i: jax.Array) -> tuple[jax.Array, Terms]:
             lesson = None
             if teacher is not None:
                 lesson = teacher, take(words, i), head_of(teacher, state.model, guide)
@@ -213,7 +213,7 @@ def loss_share(
     before: Before | None = None,
     replay: bool = False,
     teacher: tuple[TeacherConfig, Taught, Model] | None = None,
-    value: tuple[ValueConfig, ValueHead] | None = None,
+    value: tuple[ValueConfig, ScalarHead] | None = None,
 ) -> tuple[jax.Array, Terms]:
     """Share that a micro-batch adds to the loss and the metrics of the whole batch.
 

@@ -1,7 +1,7 @@
 """The value function: an estimate of the reward that is still to come, before each sampled token.
 
 A linear map with a bias from the hidden state of the place that a token is sampled from, in float32
-(``ValueHead``). The hidden states are those of the policy itself, or of a copy of it that is
+(``ScalarHead``). The hidden states are those of the policy itself, or of a copy of it that is
 trained as a value function alone (``ValueConfig.backbone``).
 
 Of a policy with adapters the copy has adapters of its own over the policy's frozen parameters. Of a
@@ -21,12 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array, Float
 
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
-from models.sharding import gathered
+from models.scalar_head import ScalarHead
 from rl_code.learner import layouts, offload
 from rl_code.learner.batch import Batch
 from rl_code.learner.logprobs import Model, target_hidden
@@ -35,28 +34,12 @@ from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optim
 from rl_code.learner.value_config import ValueConfig
 
 
-class ValueHead(nnx.Module):
-    """V = w . h + b, computed in float32."""
-
-    def __init__(self, embed_dim: int):
-        self.weight = nnx.Param(
-            jnp.zeros((embed_dim,), jnp.float32), logical_axes=("embed",), stacks=0
-        )
-        self.bias = nnx.Param(jnp.zeros((1,), jnp.float32), logical_axes=(None,), stacks=0)
-
-    def __call__(self, hidden: Float[Array, "... D"]) -> Float[Array, ...]:
-        """Values, float32."""
-        whole = gathered(self)
-        products = hidden.astype(jnp.float32) * whole.weight[...]
-        return jnp.sum(products, axis=-1) + whole.bias[0]
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Critic:
     """The parameters of a value function."""
 
-    head: ValueHead
+    head: ScalarHead
     # What is trained of the policy's copy: all its parameters but the matrix of logits, or its
     # adapters by their stack. None with a shared backbone.
     backbone: Any = None
@@ -122,9 +105,9 @@ def abstract_value(model: Any, config: ValueConfig) -> ValueState:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _init(
     backbone: Any, embed_dim: int, config: OptimizerConfig
-) -> tuple[ValueHead, Any, jax.Array]:
+) -> tuple[ScalarHead, Any, jax.Array]:
     """(head, moments, number of updates) of a value function."""
-    head = ValueHead(embed_dim)
+    head = ScalarHead(embed_dim)
     moments = make_optimizer(config).init(layouts.float32(Critic(head, backbone)))
     return layouts.pinned((head, moments, jnp.zeros((), jnp.int32)))
 
@@ -171,8 +154,9 @@ def value_loss(
     if clip is not None:
         near = old + jnp.clip(values - old, -clip, clip)
         bounded = 0.5 * jnp.square(near - returns)
-        # a choice and not ``jnp.maximum``, which shares the gradient of equal losses
-        cut = bounded > loss
+        # a choice and not ``jnp.maximum``, which shares the gradient of equal losses; and within
+        # the clip the two differ by rounding alone
+        cut = (jnp.abs(values - old) > clip) & (bounded > loss)
         loss = jnp.where(cut, bounded, loss)
     sums = {"value/loss": loss, "value/clip_fraction": cut}
     sums = {name: jnp.sum(jnp.where(mask > 0.0, x, 0.0)) / tokens for name, x in sums.items()}
@@ -218,7 +202,7 @@ def stepped(
 
 
 def head_stepped(
-    value: ValueState, gradients: ValueHead, config: OptimizerConfig, finite: jax.Array
+    value: ValueState, gradients: ScalarHead, config: OptimizerConfig, finite: jax.Array
 ) -> tuple[ValueState, dict[str, jax.Array]]:
     """``stepped`` with a shared backbone, whose gradients are the policy's."""
     return stepped(value, Critic(gradients), config, finite)

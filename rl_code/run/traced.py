@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from models.lora import trained
 from models.model_config import ModelConfig
+from models.scalar_head import ScalarHead
 from models.sharding import partition_spec, use_mesh
 from models.transformer import Transformer, abstract_model
 from rl_code.learner import offload
@@ -24,7 +25,7 @@ from rl_code.learner.batching import empty_batch
 from rl_code.learner.optimizer import OptimizerConfig, make_optimizer
 from rl_code.learner.update import TrainState, float32, make_update
 from rl_code.learner.value_config import ValueConfig
-from rl_code.learner.value_function import Critic, ValueHead, ValueState, backbone_of
+from rl_code.learner.value_function import Critic, ValueState, backbone_of
 from rl_code.learner.value_update import make_value_update
 from rl_code.rollout.engine import Engine
 from rl_code.run.config import RunConfig
@@ -83,7 +84,7 @@ def _updates(config: RunConfig, model: Transformer) -> dict[str, jax.stages.Trac
 
 def _value(config: ValueConfig, model: Transformer) -> ValueState:
     """The state of a value function, laid out as the policy's."""
-    head = jax.eval_shape(lambda: ValueHead(model.config.embed_dim))
+    head = jax.eval_shape(lambda: ScalarHead(model.config.embed_dim))
     head = _laid_out(head, _mesh_of(model), None)
     critic = Critic(head, None if config.backbone == "shared" else backbone_of(model))
     count = jax.ShapeDtypeStruct((), jnp.int32)

@@ -64,6 +64,13 @@ def test_the_table_of_one_paper_has_its_commands(given, capfd):
     assert "not run" in out and "/runs/a" in out and sys.executable not in out
 
 
+def test_the_whole_table_ends_with_the_papers_that_nobody_ran(given, capfd):
+    assert given(table(one="zipfile -h", two="zipfile -h")) == 0
+    *_, shows, runs = capfd.readouterr().out.splitlines()
+    assert shows == "python -m launch.papers --only=one shows the commands of one."
+    assert runs == "--run runs those that nobody ran: one, two."
+
+
 def test_a_page_is_written(given, tmp_path):
     path = tmp_path / "papers.md"
     assert given(table(good="zipfile -h"), f"--page={path}") == 0

@@ -118,11 +118,11 @@ def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:
     call = Learner.__call__
     done = []
 
-    def struck(learner, state, groups, version, *rest):
+    def struck(learner, state, groups, version, *rest, **more):
         if version == at and not done:
             done.append(version)
             blow()
-        return call(learner, state, groups, version, *rest)
+        return call(learner, state, groups, version, *rest, **more)
 
     patch.setattr(Learner, "__call__", struck)
 

@@ -78,12 +78,15 @@ def test_demonstrations_have_no_part_in_what_is_about_the_sampler():
     _, metrics = run()
     assert metrics["policy/mismatch_max"] == 0.0 and metrics["policy/ess"] == pytest.approx(1.0)
     assert metrics["policy/clip_fraction"] == 0.0 and metrics["policy/truncated_fraction"] == 0.0
-    assert metrics["policy/demonstrated"] == 0.5
+    assert metrics["policy/demonstrated"] == 0.5 and metrics["policy/entropy"] == 1.0
     expected = (math.log(0.1) + math.log(0.4)) / 2
     assert metrics["policy/demonstrated_logp"] == pytest.approx(expected)
     # Two of four tokens have a divergence and an entropy.
     d = 0.3
-    loss = run(ref=jnp.log(P) + d, kl_coef=0.1, entropy_coef=0.2)[0]
+    ref = jnp.log(P) + jnp.where(SHOWN > 0, 2.0, d)
+    loss, metrics = run(ref=ref, kl_coef=0.1, entropy_coef=0.2)
+    assert metrics["policy/kl"] == pytest.approx(math.exp(d) - d - 1, rel=1e-5)
+    assert metrics["policy/kl_k1"] == pytest.approx(-d, rel=1e-5)
     penalties = (2 * 0.1 * (math.exp(d) - d - 1) - 2 * 0.2) / 4
     assert loss == pytest.approx(float(run()[0]) + penalties, rel=1e-5)
 

@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
 
-from models.lora import LoRA, trained
-from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import abstract_model
 from rl_code.checkpoint import arrays, checkpoint
 from rl_code.checkpoint.checkpoint import Checkpoints
@@ -29,7 +27,6 @@ from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import abstract_state, init_state
 from rl_code.learner.value_config import ValueConfig
 from rl_code.learner.value_function import (
-    ValueHead,
     carried,
     init_value,
     scaled_gradient,
@@ -51,7 +48,7 @@ PACK = PackConfig(rows=8, slots=80, targets=64, max_staleness=0, drop_uninformat
 # with b1 = 0 the first moment is the gradient itself
 SHARED = ValueConfig(optimizer=OPTIMIZER, coef=0.5, clip=0.4)
 SEPARATE = dataclasses.replace(SHARED, backbone="separate")
-LOSS = LossConfig()
+LOSS = LossConfig().for_staleness(0)
 values_for = functools.cache(make_token_values)
 value_update_for = functools.cache(make_value_update)
 
@@ -97,17 +94,6 @@ def bits(tree):
 
 
 # --- By hand --------------------------------------------------------------------------------------
-
-
-def test_a_head_is_a_linear_map_in_float32():
-    head = ValueHead(3)
-    hidden = jnp.array([[1.0, 2.0, -1.0], [0.0, 4.0, 0.5]], jnp.bfloat16)
-    assert head(hidden).tolist() == [0.0, 0.0]
-    head.weight[...] = jnp.array([0.5, 0.25, 2.0])
-    head.bias[...] = jnp.array([0.125])
-    found = head(hidden)
-    # 0.5 + 0.5 - 2 + 0.125 and 1 + 1 + 0.125
-    assert found.dtype == jnp.float32 and found.tolist() == [-0.875, 2.125]
 
 
 # values 1, old 0: V - G = 1 - G; brought to within 0.5: 0.5 - G
@@ -176,9 +162,9 @@ def test_a_shared_backbone_gets_the_weighted_gradient_and_the_head_its_own(build
     assert_close(mu(state.value.opt_state).head, grads[1])
     wanted = jax.tree.map(lambda x, y: x + SHARED.coef * y, mu(plain.opt_state), grads[0])
     assert_close(mu(state.opt_state), wanted, rtol=1e-4)
-    assert metrics["value/loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["value/loss"] == pytest.approx(float(loss), rel=1e-5)
     policy = metrics["train/policy_loss"]
-    assert metrics["train/loss"] == pytest.approx(policy + SHARED.coef * loss, rel=1e-4)
+    assert metrics["train/loss"] == pytest.approx(float(policy + SHARED.coef * loss), rel=1e-4)
     assert state.value.updates == 1 and 0 < metrics["value/clip_fraction"] < 1
 
 
@@ -211,7 +197,8 @@ def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, 
     loss, grads = naive(model, head, batch, config.clip)
     state, metrics = value_update_for(config, 2)(state, batch)
     assert bits((state.model, state.opt_state, state.step)) == before
-    assert metrics["value/loss"] == pytest.approx(loss, rel=1e-5) and metrics["value/finite"] == 1.0
+    assert metrics["value/loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert metrics["value/finite"] == 1.0
     found = mu(state.value.opt_state)
     assert_close(found.head, grads[1])
     if config.backbone == "separate":
@@ -235,79 +222,6 @@ def test_what_is_not_finite_changes_no_bit(build, model, config):
     assert after == before
 
 
-# --- Layouts of tokens and of devices -------------------------------------------------------------
-
-
-def values_of(model, batch, config=SHARED, micro_batches=1, runs=0):
-    critic = state_of(model, config).value.critic
-    return np.asarray(values_for(micro_batches, runs)(model, critic, batch))
-
-
-def test_values_do_not_depend_on_the_packing(build, model):
-    groups = build.groups(SIZES, seed=1)
-    credit = advantages_of(SIZES)
-    batch, _ = pack(groups, credit, PACK, version=0)
-    together = values_of(model, batch, micro_batches=2)
-    number = 0
-    for group in groups:
-        for trajectory in group.trajectories:
-            alone, _ = pack([build.group([trajectory])], [[1.0]], PACK, version=0)
-            wanted = values_of(model, alone)[alone.mask > 0]
-            found = together[(batch.trajectories == number) & (batch.mask > 0)]
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-            number += 1
-
-
-@pytest.mark.parametrize(
-    "mesh", [MeshConfig(data=2, fsdp=2, tensor=2), MeshConfig(data=2, context=2, tensor=2)]
-)
-@pytest.mark.parametrize("config", [SHARED, SEPARATE])
-@pytest.mark.long
-def test_updates_on_a_mesh_are_those_of_one_device(build, config, mesh):
-    model = build.model(num_heads=4)
-    batch = packed(build)
-    shared = config.backbone == "shared"
-
-    def updated(state, batch):
-        if shared:
-            return update_for(LOSS, OPTIMIZER, 2, value=config)(state, batch)
-        return value_update_for(config, 2)(state, batch)
-
-    wanted_values = values_of(model, batch, config)
-    wanted, metrics = jax.device_get(updated(state_of(model, config), batch))
-    devices = make_mesh(mesh)
-    placed = jax.device_put(fresh(model), parameter_shardings(model, devices))
-    with jax.set_mesh(devices):
-        state = state_of(placed, config)
-        if mesh.fsdp:
-            assert state.value.critic.head.weight[...].sharding.spec == partition_spec(("embed",))
-        rows = jax.device_put(batch, NamedSharding(devices, partition_spec(("batch",))))
-        values = values_for(2)(state.model, state.value.critic, rows)
-        assert values.is_fully_replicated
-        np.testing.assert_allclose(np.asarray(values), wanted_values, rtol=1e-4, atol=1e-5)
-        before = [x.sharding for x in jax.tree.leaves(state)]
-        state, found = updated(state, rows)
-        assert [x.sharding for x in jax.tree.leaves(state)] == before
-        state, found = jax.device_get((state, found))
-    assert_close(mu(state.value.opt_state), mu(wanted.value.opt_state))
-    assert_close(mu(state.opt_state), mu(wanted.opt_state))
-    assert_close(found, metrics)
-
-
-@pytest.mark.parametrize("name", ["moba-documents", "nsa"])
-@pytest.mark.long
-def test_layers_that_choose_blocks_have_values(build, name):
-    model = build.attending(name)
-    runs = dataclasses.replace(PACK, runs=12)
-    batch, _ = pack(build.groups(SIZES, seed=1), advantages_of(SIZES), runs, version=0)
-    values = values_of(model, batch, runs=12)
-    hidden, _, _ = target_hidden(model, batch, 12, None, False)
-    head = state_of(model, SHARED).value.critic.head
-    wanted = np.asarray(hidden) @ np.asarray(head.weight[...]) + np.asarray(head.bias[...])
-    real = batch.mask > 0
-    np.testing.assert_allclose(values[real], wanted[real], rtol=1e-4, atol=1e-5)
-
-
 # --- States ---------------------------------------------------------------------------------------
 
 
@@ -322,19 +236,6 @@ def test_a_separate_backbone_is_a_copy_without_the_matrix_of_logits(build):
     # none of the policy's parameters has moments twice
     moments = arrays.describe(mu(init_value(untied, SHARED).opt_state))
     assert len(moments) == 2
-
-
-def test_adapters_have_a_value_function_of_their_own_adapters(build):
-    model = build.model(lora=LoRA(rank=2, alpha=3.0), num_heads=4)
-    batch = packed(build)
-    state = state_of(model, SEPARATE)
-    assert len(jax.tree.leaves(state.value.critic.backbone)) == len(jax.tree.leaves(trained(model)))
-    before = bits(state.model)
-    state, _ = value_update_for(SEPARATE, 1)(state, batch)
-    assert bits(state.model) == before
-    first = values_for(1)(model, state.value.critic, batch)
-    merged = dataclasses.replace(state.value.critic, backbone=trained(model))
-    assert not np.allclose(first, values_for(1)(model, merged, batch))
 
 
 @pytest.mark.parametrize("config", [SHARED, SEPARATE])

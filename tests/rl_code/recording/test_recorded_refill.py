@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.metrics.values import read_metrics
 from rl_code.recording.fork import fork
 from rl_code.run.config import RunConfig
 from rl_code.run.workdir import STORE
-from rl_code.schedule import Schedule
 from rl_code.store import audit
+from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.tasks.refill import RefillConfig
@@ -54,6 +55,13 @@ def weights(workdir: Path) -> list[str]:
     return [store.consumption(step)["weights"] for step in store.consumed()]
 
 
+def batches(workdir: Path) -> list[list[tuple[int, int, str]]]:
+    """The groups of each step, in order: number, task, and the kind of the item."""
+    store = GroupStore(workdir / STORE)
+    steps = [store.items(step) for step in store.consumed()]
+    return [[(item.group, item.task, item.kind) for item in items] for items in steps]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_is_refilled_keeps_its_bound_and_can_be_replayed(parents, mode):
     workdir, config = parents(mode), make_config(mode)
@@ -85,27 +93,71 @@ def test_a_refilled_run_that_was_interrupted_ends_as_one_that_was_not(
     assert audit.check(tmp_path / STORE, 1).problems == []
 
 
-def test_a_run_that_died_when_it_had_planned_a_refill_ends_as_one_that_did_not(
-    parents, tmp_path, monkeypatch
+def is_of_a_refill(plan_or_item) -> bool:
+    """True for an item of a refill, and for a part of a plan that is one."""
+    items = [plan_or_item] if isinstance(plan_or_item, Item) else plan_or_item
+    return items[0].kind == "refill"
+
+
+def kill_everywhere(patch: pytest.MonkeyPatch) -> list[str]:
+    """Makes a run fail before and after every write of a refill, and of the end of a step, at each
+    of these places once; returns the places, as they are reached.
+    """
+    reached: list[str] = []
+
+    def killing(owner, name, wanted):
+        write = getattr(owner, name)
+
+        def killed(self, what, *rest, **named):
+            def die(when: str) -> None:
+                place = f"{when} {name} {what if isinstance(what, int) else where(what)}"
+                if wanted(what) and place not in reached:
+                    reached.append(place)
+                    fail()
+
+            die("before")
+            out = write(self, what, *rest, **named)
+            die("after")
+            return out
+
+        patch.setattr(owner, name, killed)
+
+    def where(what) -> str:
+        return str(what if isinstance(what, Item) else what[0])
+
+    killing(GroupStore, "plan", is_of_a_refill)
+    killing(GroupStore, "deliver", is_of_a_refill)
+    killing(GroupStore, "consume", lambda step: True)
+    killing(Checkpoints, "save", lambda step: True)
+    return reached
+
+
+@pytest.mark.parametrize("mode", ["one_step", "sync"])
+def test_a_run_that_dies_at_every_write_of_a_refill_ends_as_one_that_did_not(
+    parents, tmp_path, monkeypatch, mode
 ):
-    config = make_config("one_step")
-    announce = Schedule._announce
-    done = []
-
-    def dying(schedule, items):
-        announce(schedule, items)
-        if items[0].kind == "refill" and items[0].step > 0 and not done:
-            done.append(items)
-            fail()
-
+    config = make_config(mode)
     with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "_announce", dying)
-        with pytest.raises(OSError, match="struck"):
-            train(config, tmp_path)
-    assert done
-    train(config, tmp_path)
-    assert weights(tmp_path) == weights(parents("one_step"))
-    assert audit.check(tmp_path / STORE, 1).problems == []
+        reached = kill_everywhere(patch)
+        deaths = 0
+        while True:
+            try:
+                train(config, tmp_path)
+                break
+            except OSError as error:
+                assert "struck" in str(error)
+                deaths += 1
+    # The learner may write once more before it sees that the actor's thread has died.
+    assert len(reached) / 2 < deaths <= len(reached)
+    assert mode != "sync" or deaths == len(reached)
+    for name in ("plan", "deliver"):
+        assert any(f"after {name}" in place for place in reached), reached
+    assert weights(tmp_path) == weights(parents(mode))
+    assert batches(tmp_path) == batches(parents(mode))
+    assert deterministic(tmp_path) == deterministic(parents(mode))
+    report = audit.check(tmp_path / STORE, MODES[mode])
+    assert report.problems == [] and report.consumed == STEPS
+    assert report.staleness_max <= MODES[mode]
 
 
 @pytest.mark.parametrize(("mode", "step"), [("one_step", 3), ("sync", 2), ("in_flight", 2)])
