@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from rl_code.learner.advantages import credits_of, per_turn, reads_values
 from rl_code.learner.batch import Batch
+from rl_code.learner.border_values import Judged, error_metrics, judged
 from rl_code.learner.gae import of_trajectory
 from rl_code.learner.value_config import ValueConfig
 from rl_code.types import Group, Trajectory
@@ -46,11 +47,14 @@ def with_values(
     returns = np.zeros(values.shape, np.float32)
     advantages = np.array(batch.advantages)
     seen: list[_Seen] = []
+    borders: list[Judged] = []
     for group in groups:
         size = len(group.trajectories)
         at = [places.get(n, np.zeros(0, int)) for n in range(number, number + size)]
         own = [values.flat[where] for where in at]
         number += size
+        if group.continuations and config.gamma == 1.0:
+            borders += judged(group, own)
         for trajectory, where, before in zip(group.trajectories, at, own, strict=True):
             if not len(where):
                 continue
@@ -64,7 +68,7 @@ def with_values(
                 advantages.flat[where] = credit
     known = np.where(batch.mask > 0.0, values, 0.0).astype(np.float32)
     changed = dataclasses.replace(batch, advantages=advantages, values=known, returns=returns)
-    return changed, _metrics(seen)
+    return changed, _metrics(seen) | error_metrics(borders)
 
 
 def _places(batch: Batch) -> dict[int, np.ndarray]:

@@ -43,8 +43,49 @@ def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict
     }
 
 
-# Those that a config may name in ``metrics.extra``.
-METRICS: dict[str, Metric] = {"sampled_lengths": sampled_lengths}
+def all_sampled(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens that the policy sampled for a step: for its trajectories and for what goes on from
+    their turn borders.
+    """
+    counts = [int(t.own_sampled.sum()) for group in groups for t in group.all if not t.demonstrated]
+    return {"lengths/sampled_in_all": float(sum(counts))}
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCalls:
+    """The use of a tool, by name of the metric.
+
+    calls/TOOL: calls of an episode. calls/TOOL_used: share of the episodes with a call.
+    calls/TOOL_solved: share of these that solve their task, and calls/TOOL_unused_solved that of
+    the others; no number where there are none.
+    """
+
+    # Names of tools.
+    tools: tuple[str, ...]
+
+    def __call__(self, groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+        episodes = [trajectory for group in groups for trajectory in group.own]
+        solved = np.array([one.solved for one in episodes])
+        found = {}
+        for tool in self.tools:
+            calls = [call.name for one in episodes for turn in one.turns for call in turn.calls]
+            found[f"calls/{tool}"] = calls.count(tool) / len(episodes)
+            used = np.array(
+                [any(c.name == tool for t in one.turns for c in t.calls) for one in episodes]
+            )
+            found[f"calls/{tool}_used"] = float(used.mean())
+            for name, part in (("solved", used), ("unused_solved", ~used)):
+                if part.any():
+                    found[f"calls/{tool}_{name}"] = float(solved[part].mean())
+        return found
+
+
+# Those that a config may name in ``metrics.extra``. One with settings is its class.
+METRICS: dict[str, Any] = {
+    "sampled_lengths": sampled_lengths,
+    "all_sampled": all_sampled,
+    "tool_calls": ToolCalls,
+}
 # How many of them raised an exception in a step.
 METRIC_ERRORS = "metrics/errors"
 

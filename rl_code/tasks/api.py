@@ -18,6 +18,8 @@ SOURCES = {
     "evalplus": "rl_code.tasks.evalplus:EvalPlus",
     "records": "rl_code.tasks.record_source:Records",
     "subtasks": "rl_code.tasks.subtasks:Subtasks",
+    "first": "rl_code.tasks.first:First",
+    "sums": "rl_code.tasks.sums:Sums",
     "contradictory": "rl_code.tasks.contradictory:Contradictory",
     "swe": "rl_code.tasks.swe:Swe",
     "harbor": "rl_code.tasks.harbor:Harbor",
