@@ -23,7 +23,8 @@ from rl_code.environment.summaries import longest_context
 from rl_code.environment.tools.api import find_tools
 from rl_code.run import lineage
 from rl_code.run import origin as origin_lib
-from rl_code.run.config import RunConfig, check_chooses
+from rl_code.run.agreement import check_chooses
+from rl_code.run.config import RunConfig
 from rl_code.run.origin import Origin
 from rl_code.run.sections import LoraConfig, TokenizerConfig
 from rl_code.tasks.demonstrations import Segment
