@@ -1,7 +1,6 @@
 """The table of papers that are reproduced here: its rows, its page, and the runs that it lacks.
 
-The rows are data, ``configs/papers/table.toml``. A row that names no ``measured`` was not run; a
-row whose algorithm is not in the tree yet has ``in_tree = false`` and no command.
+The rows are data, ``configs/papers/table.toml``. A row that names no ``measured`` was not run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "configs" / "papers" / "table.toml"
 # The word of a command that stands for the folder of all runs.
 WORKDIR = "{workdir}"
-NOT_IN_TREE = "not in the tree yet"
 NOT_RUN = "not run"
 # Seconds between two looks at a command that runs.
 _LOOK_S = 0.1
@@ -43,12 +41,10 @@ class Paper:
     claim: str
     # Result that is expected at this size.
     expected: str
-    # False where the algorithm is not there yet; such a row has neither config nor command.
-    in_tree: bool = True
+    # Commands that measure it, one after another.
+    commands: tuple[str, ...]
     # Files of the configs, as on the command line.
     configs: tuple[str, ...] = ()
-    # Commands that measure it, one after another.
-    commands: tuple[str, ...] = ()
     # Result of the runs so far; "" where nobody ran it.
     measured: str = ""
     # Commits at which that was measured.
@@ -60,12 +56,12 @@ class Paper:
         wrong = ""
         if not self.name.isidentifier():
             wrong = f"name={self.name!r} must be letters, digits and underscores"
-        elif self.in_tree != bool(self.commands):
-            wrong = f"in_tree={self.in_tree} with commands={self.commands}: both or neither"
+        elif not self.commands:
+            wrong = "commands=() must name what measures it"
         elif bool(self.measured) != bool(self.commits):
             wrong = f"measured={self.measured!r} with commits={self.commits}: both or neither"
-        elif self.measured and not (self.in_tree and self.page):
-            wrong = "what was measured needs in_tree and a page"
+        elif self.measured and not self.page:
+            wrong = "what was measured needs a page"
         elif others := [line for line in self.commands if not line.startswith("python -m ")]:
             wrong = f"the command {others[0]!r} must begin with python -m"
         if wrong:
@@ -74,8 +70,6 @@ class Paper:
     @property
     def result(self) -> str:
         """Text of the column "measured"."""
-        if not self.in_tree:
-            return NOT_IN_TREE
         return self.measured or NOT_RUN
 
     def shown_commands(self, workdir: str) -> list[str]:
@@ -132,20 +126,14 @@ def done(paper: Paper, workdir: Path) -> dict[str, Any] | None:
 
 
 def missing(papers: Sequence[Paper], workdir: Path, asked: Collection[str]) -> list[Paper]:
-    """The papers to run: those in the tree that nobody ran, here or elsewhere.
+    """The papers to run: those that nobody ran, here or elsewhere.
 
-    asked: names that were asked for, which are run here wherever else they were measured. Raises
-    ConfigError for one that is not in the tree yet.
+    asked: names that were asked for, which are run here wherever else they were measured.
     """
-    for paper in papers:
-        if paper.name in asked and not paper.in_tree:
-            raise ConfigError(f"--only={paper.name}: its algorithm is {NOT_IN_TREE}")
     return [
         paper
         for paper in papers
-        if paper.in_tree
-        and (not paper.measured or paper.name in asked)
-        and done(paper, workdir) is None
+        if (not paper.measured or paper.name in asked) and done(paper, workdir) is None
     ]
 
 
@@ -209,7 +197,6 @@ def page(papers: Sequence[Paper], workdir: str) -> str:
     counts = [
         sum(bool(paper.measured) for paper in papers),
         sum(paper.result == NOT_RUN for paper in papers),
-        sum(not paper.in_tree for paper in papers),
     ]
     lines = [
         "# Papers",
@@ -224,8 +211,7 @@ def page(papers: Sequence[Paper], workdir: str) -> str:
         "| command | `python -m launch.papers` |",
         "| hardware | 2 CPU cores |",
         "| expected | the column of that name |",
-        f"| measured | {counts[0]} papers measured, {counts[1]} not run, {counts[2]} not in the "
-        "tree yet |",
+        f"| measured | {counts[0]} papers measured, {counts[1]} not run |",
         "| commit | the column of that name |",
         "",
         "| name | paper | claim | expected here | measured | commit |",
@@ -246,11 +232,10 @@ def page(papers: Sequence[Paper], workdir: str) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "The commands, and the configs that they read:", ""]
     for paper in papers:
-        if paper.in_tree:
-            names = ", ".join(f"`{config}`" for config in paper.configs)
-            lines += [f"## {paper.name}", "", *([names, ""] if names else [])]
-            lines += [f"    {line}" for line in paper.shown_commands(workdir)]
-            lines.append("")
+        names = ", ".join(f"`{config}`" for config in paper.configs)
+        lines += [f"## {paper.name}", "", *([names, ""] if names else [])]
+        lines += [f"    {line}" for line in paper.shown_commands(workdir)]
+        lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -2,8 +2,8 @@
 
 What: the quickstart with three updates on each batch, so that the ratio leaves 1 and its bounds
   take hold. GRPO clips each token to [0.8, 1.2] and averages over trajectories (2402.03300). DAPO
-  has the upper bound 1.28, averages over tokens and leaves out groups without a signal
-  (2503.14476); here the batch then shrinks, where the paper draws more tasks. GSPO clips the ratio
+  has the upper bound 1.28, averages over tokens, draws further tasks in place of groups without a
+  signal and makes long episodes pay (2503.14476). GSPO clips the ratio
   of the whole trajectory (2507.18071), CISPO the weight of a token and not its gradient
   (2506.13585). All variants of a seed start from one warm start.
 Command: python -m launch.sweep --config=configs/papers/clipping.py --workdir=runs/papers/clipping
@@ -26,6 +26,17 @@ VARIANTS = {
     # with the bounds of section 5.1 of the paper
     "gspo": ("gspo", 3e-4, 4e-4, "sequence", True),
     "cispo": ("cispo", 1.0, 0.28, "token", True),
+}
+# What a variant has beside them.
+BESIDE = {
+    "dapo": {
+        "train.refill": dict(most=2),
+        "reward.signals": (
+            "tests",
+            dict(name="malformed", weight=0.1),
+            dict(name="overlong", weight=0.1),
+        ),
+    },
 }
 # The variant that the others are compared with.
 BASE = "grpo"
@@ -54,7 +65,9 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
     names = dict.fromkeys((BASE, arg)) if arg in VARIANTS else VARIANTS
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for name in names:
-            yield {"variant": name, "seed": seed} | overrides(*VARIANTS[name])
+            yield (
+                {"variant": name, "seed": seed} | overrides(*VARIANTS[name]) | BESIDE.get(name, {})
+            )
 
 
 def overrides(loss: str, low: float, high: float, aggregation: str, drop: bool) -> dict:

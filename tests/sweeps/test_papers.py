@@ -65,10 +65,9 @@ def test_a_commit_of_a_row_stands_on_its_page(paper):
     ("changes", "words"),
     [
         ({"name": "two words"}, "name='two words' must be letters"),
-        ({"in_tree": False}, "in_tree=False with commands"),
-        ({"commands": ()}, "in_tree=True with commands=()"),
+        ({"commands": ()}, "commands=() must name what measures it"),
         ({"measured": "x"}, "measured='x' with commits=()"),
-        ({"measured": "x", "commits": ("abc",)}, "needs in_tree and a page"),
+        ({"measured": "x", "commits": ("abc",)}, "needs a page"),
         ({"commands": ("bash x",)}, "'bash x' must begin with python -m"),
     ],
 )
@@ -94,20 +93,16 @@ def test_a_table_with_a_mistake_is_refused(tmp_path, text, words):
 
 def test_states_of_a_row():
     assert row().result == "not run"
-    assert row(in_tree=False, commands=()).result == "not in the tree yet"
     assert row(measured="+2", commits=("abc",), page="docs/x.md").result == "+2"
 
 
 def test_missing_are_those_that_nobody_ran_and_those_asked_for(tmp_path):
     new = row(name="new")
     known = row(name="known", measured="+2", commits=("abc",), page="docs/x.md")
-    later = row(name="later", in_tree=False, commands=())
-    every = [new, known, later]
+    every = [new, known]
     assert papers.missing(every, tmp_path, ()) == [new]
     assert papers.missing([known], tmp_path, ["known"]) == [known]
-    with pytest.raises(ConfigError, match="--only=later: its algorithm is not in the tree yet"):
-        papers.missing([later], tmp_path, ["later"])
-    with pytest.raises(ConfigError, match="--only=nwe: no such paper; there are new, known, later"):
+    with pytest.raises(ConfigError, match="--only=nwe: no such paper; there are new, known"):
         papers.select(every, ["nwe"])
 
 
