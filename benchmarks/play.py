@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import random
 import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 
-import psutil
 import rich.console
 import rich.table
 from absl import flags
 
 from benchmarks.results import define_counts, hardware, save
+from benchmarks.sandbox_kills import losing
 from models.tokenizer import Tokenizer
 from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Rewarder
 from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
@@ -38,8 +35,8 @@ flags.DEFINE_integer("episodes", 128, "Episodes of a round, of play.", lower_bou
 flags.DEFINE_float("kill", 0.05, "Share of sandboxes killed in the last round, of play.", 0, 1)
 
 _LIMITS = Limits(turns=6, tokens=4000, turn_tokens=1000, test_runs=2, command_s=30.0)
-# About as many requests as an episode makes of one of its sandboxes: each is the last with this
-# chance in ``--kill``.
+# About as many requests as an episode makes of one of its sandboxes. A kill comes before one of
+# them.
 _REQUESTS = 6
 _CALLS = 6
 
@@ -64,9 +61,9 @@ def main() -> None:
 
         for threads in map(int, options.threads):
             rounds.append(timed(threads, tasks, play))
-        with losing(options.kill / _REQUESTS, options.seed) as killed:
+        with losing(options.kill, _REQUESTS, options.seed) as kills:
             last = timed(int(options.threads[-1]), tasks, play)
-        rounds.append(last | {"killed": len(killed)})
+        rounds.append(last | {"killed": kills.killed})
     report = {"hardware": hardware(), "start_s": round(started_s, 3), "rounds": rounds}
     console.print(table(report))
     console.print(f"from nothing to the end of a first command: {report['start_s']} s")
@@ -135,37 +132,6 @@ def timed(threads: int, tasks: list[Task], play: Callable[[Task], Trajectory]) -
         "rebuilt": sum(one.rebuilt or 0 for one in trajectories),
         "killed": 0,
     }
-
-
-@contextlib.contextmanager
-def losing(chance: float, seed: int) -> Generator[list[Connection]]:
-    """While it is open, each request of a sandbox is its last with this chance."""
-    rng = random.Random(seed)
-    send = Connection.send
-    killed: list[Connection] = []
-
-    def send_or_lose(connection: Connection, *args, **options):
-        if connection not in killed and rng.random() < chance:
-            killed.append(connection)
-            kill(connection)
-        return send(connection, *args, **options)
-
-    Connection.send = send_or_lose
-    try:
-        yield killed
-    finally:
-        Connection.send = send
-
-
-def kill(connection: Connection) -> None:
-    """Kills a session and all of its processes, as soon as it has been forked."""
-    info = Path(f"/proc/self/fdinfo/{connection.slot.handle}").read_text()
-    keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-    while not (found := psutil.Process(keeper).children(recursive=True)):
-        time.sleep(0.001)
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def table(report: dict) -> rich.table.Table:

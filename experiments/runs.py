@@ -27,5 +27,5 @@ def trained(run: Path) -> Iterator[tuple[int, Group]]:
     store = GroupStore(run / STORE)
     for step in store.consumed():
         for item in store.items(step):
-            if item.kind == "train":
+            if item.trained:
                 yield step, store.record(step, item.number).group

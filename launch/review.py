@@ -76,7 +76,7 @@ def recorded(workdir: Path) -> list[Group]:
     store = GroupStore(workdir / STORE)
     if not store.is_consumed(step):
         raise ConfigError(f"--step={step}: not on record in {workdir}; {on_record(workdir)}")
-    items = [item for item in store.items(step) if item.kind == "train"]
+    items = [item for item in store.items(step) if item.trained]
     return [store.record(step, item.number).group for item in items]
 
 

@@ -363,6 +363,11 @@ class Tokenizer:
                 at = place + 1
         return "".join(pieces)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Text -> id of every token."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
     def token_id(self, token: str) -> int:
         """Id of a token by its text; raises ValueError when there is no such token."""
         token_id = self._backend.token_to_id(token)

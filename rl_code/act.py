@@ -127,8 +127,15 @@ def make_actor(
         run.episode,
         config,
         on_loaded,
-        NoteBook(store, run.tools, config.max_staleness).task,
+        NoteBook(
+            store,
+            run.tools,
+            config.max_staleness,
+            run.config.memory,
+            run.config.train.group_size,
+        ).task,
         run.config.rollout.forks,
+        run.demonstrator(),
     )
 
 

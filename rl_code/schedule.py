@@ -13,22 +13,33 @@ dropped. A long episode delays its step; it never misses it. There are three mod
 
 In the first two modes the plan names the version. A group that another actor samples again is
 therefore the same group, token for token.
+
+With ``train.refill`` a step grows while the learner waits for it: where groups have nothing to
+teach, further tasks are planned. Their groups are sampled by the newest weights, which are those
+that the step trains. What is planned follows from groups on record, so a learner that was killed
+plans the same again.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
+from rl_code.config import named
+from rl_code.learner.advantages import ADVANTAGES, informative
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.run import lineage
 from rl_code.run.run import Run
+from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
+from rl_code.tasks.refill import RefillConfig
 from rl_code.tasks.screening import TaskPool
+from rl_code.types import Group
 
 
 class Schedule:
@@ -45,6 +56,8 @@ class Schedule:
       seed: the seed of all random keys.
       fits: whether the prompt of a task is one that can be played. A task that is drawn and is not
         gives way to the next one, so every plan, also after a restart, has the same tasks.
+      refill: bounds of further tasks for a step; None for none.
+      teaches: whether a group has something to teach.
     """
 
     def __init__(
@@ -61,6 +74,8 @@ class Schedule:
         samples: int,
         seed: int,
         fits: Callable[[int], bool] = lambda task: True,
+        refill: RefillConfig | None = None,
+        teaches: Callable[[Group], bool] = lambda group: True,
     ):
         self.next_step = next_step
         self._config, self._store, self._pool = config, store, pool
@@ -76,6 +91,9 @@ class Schedule:
         self._left_out = 0
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
+        self._refill, self._teaches = refill, teaches
+        self._refilling = jax.random.key(seed + 3)
+        self._refilled: dict[str, float] = {}
 
     def plan(
         self, version: int, wait: Callable[[int, Sequence[int]], Sequence[GroupRecord]]
@@ -131,6 +149,77 @@ class Schedule:
         )
         return number
 
+    def fill(
+        self, step: int, wait: Callable[[int, Sequence[int]], Sequence[GroupRecord]]
+    ) -> list[Item]:
+        """The items that a planned step trains on. With a refill, it waits for their groups, and
+        plans further ones until as many teach something as a step has, or ``most`` are planned.
+
+        wait: as ``plan`` takes it. Raises StoreError where the step has more items than that.
+        """
+        planned = [item for item in self._store.items(step) if item.trained]
+        if self._refill is None:
+            return planned
+        # A learner that was killed may have planned some of the others before.
+        items = [item for item in planned if item.kind == "train"]
+        taken = {item.task for item in items}
+        places = itertools.count()
+        words = _words(jax.random.fold_in(self._refilling, step))
+        most = self._refill.most * self._tasks
+        teaching = rounds = 0
+        looked: list[Item] = []
+        while True:
+            records = wait(step, [item.number for item in items[len(looked) :]])
+            teaching += sum(self._teaches(record.group) for record in records)
+            looked = [*items]
+            count = min(self._tasks - teaching, most - len(items))
+            if count <= 0:
+                break
+            rounds += 1
+            version = None if self._config.mode == "in_flight" else step
+            first = items[-1].number + 1
+            further = [
+                Item(step, at, task, self._group_size, "refill", version, at, words)
+                for at, task in enumerate(self._draw_further(step, count, places, taken), first)
+            ]
+            self._announce(further)
+            items += further
+        there = [item for item in self._store.items(step) if item.trained]
+        if there != items:
+            raise StoreError(
+                f"step {step} has {len(there)} groups on record and {len(items)} by its plan: was "
+                "train.refill or train.advantage another one when they were planned?"
+            )
+        self._refilled = {
+            "tasks/drawn": float(len(items)),
+            "tasks/thrown_away": float(len(items) - teaching),
+            "tasks/refills": float(rounds),
+        }
+        return items
+
+    def refilled(self) -> dict[str, float]:
+        """Metrics of the last ``fill``: tasks/drawn (groups that were sampled for the step),
+        tasks/thrown_away (those that teach nothing), and tasks/refills (how often more were
+        drawn). {} without a refill.
+        """
+        return self._refilled
+
+    def _draw_further(
+        self, step: int, count: int, places: Iterator[int], taken: set[int]
+    ) -> list[int]:
+        """Further tasks of a step. places: of the draws for the step. taken: tasks that it has
+        already; those that are drawn are added.
+        """
+        chosen: list[int] = []
+        while len(chosen) < count:
+            task = self._pool.another(step, next(places), taken)
+            taken.add(task)
+            if self._fits(task):
+                chosen.append(task)
+            else:
+                self._left_out += 1
+        return chosen
+
     def _draw(self) -> list[int]:
         """The tasks that a step trains on."""
         chosen: list[int] = []
@@ -163,6 +252,7 @@ def make_schedule(
     this many; all steps of the run by default.
     """
     config, train = run.config, run.config.train
+    advantage = named.make(ADVANTAGES, train.advantage, "config.train.advantage")
     return Schedule(
         config.asynchrony,
         store,
@@ -175,6 +265,8 @@ def make_schedule(
         samples=train.screening.samples if train.screening else 0,
         seed=config.seed,
         fits=lambda number: run.fits_training(run.tasks[number]),
+        refill=train.refill,
+        teaches=functools.partial(informative, advantage=advantage),
     )
 
 

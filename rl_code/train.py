@@ -37,9 +37,10 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.host.stop import Stopped, StopRequest
-from rl_code.learner.learner import Learner
-from rl_code.learner.update import TrainState, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState
 from rl_code.metrics.progress import Progress
+from rl_code.rollout import late_credit
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
     GroupSource,
@@ -47,7 +48,7 @@ from rl_code.rollout.group_source import (
     InLearnerThread,
     StopWaiting,
 )
-from rl_code.run import provenance
+from rl_code.run import provenance, teaching
 from rl_code.run.config import RunConfig, check_rows, refuse_sync
 from rl_code.run.journal import Journal
 from rl_code.run.retraining import retraining
@@ -118,7 +119,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     """The RL steps that are still to be done."""
     config = run.config.train
     every = run.config.checkpoint.every
-    learn = Learner(config, run.rows_sharding, model)
+    learn = teaching.learner(run, config, model)
     keep = run.config.checkpoint.keep
     with Checkpoints(run.workdir, run.config, keep=keep, may_change=MAY_CHANGE) as checkpoints:
         state, start, position = _restore(run, model, checkpoints)
@@ -138,23 +139,25 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Plan: the tasks of every step that may begin with the weights there are now.
                 # Then wait for G episodes of each task of this one, sampled and graded by actors
-                # here or elsewhere.
+                # here or elsewhere, and plan more where the config wants full batches.
                 with _saved_when_stopped(checkpoints, step, state, position):
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
-                    items = [item for item in store.items(step) if item.kind == "train"]
+                    items = schedule.fill(step, source.wait)
                     begun = learn.begin(state, (run.prompt(tasks[item.task]) for item in items))
                     records = source.wait(step)
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()
 
                 # Learn: advantages, batch, update.
-                state, learned = learn(state, groups, step, begun)
+                credited = late_credit.late(store, groups, run.config.memory)
+                state, learned = learn(state, groups, step, begun, credited)
                 batch = learned.pop("batch/crc32")
                 trained = time.perf_counter()
                 if not learned["train/finite"]:
-                    # With several epochs some of the step's updates may have been made already.
-                    if config.epochs == 1:
+                    # With several epochs, or a value function, some of the step's updates may have
+                    # been made already.
+                    if config.epochs == 1 and config.value is None:
                         checkpoints.save(step, state, position)
                     raise _not_finite(step, checkpoints, run.workdir)
 
@@ -183,6 +186,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 pool.record(dict(zip(played, (group.solved for group in groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
+                looked |= schedule.refilled()
                 rest = _measured(times, source, publisher) | looked | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
                 rest |= keeper.metrics() | evaluated | retold
@@ -237,8 +241,8 @@ def _restore(
 
     Raises ConfigError if more steps are done than the config asks for.
     """
-    state = init_state(model, run.config.train.optimizer)
-    restored = checkpoints.restore(state)
+    state = first_state(run.config.train, model)
+    restored = teaching.restored(run.config.train, state, run.workdir, checkpoints.restore)
     if restored is None:
         return state, 0, {"tasks": None, "planned": 0}
     if restored.step > run.config.train.steps:

@@ -126,6 +126,11 @@ class Limits:
             )
 
     @property
+    def most_sampled(self) -> int:
+        """The most tokens that the policy can sample in one trajectory."""
+        return min(self.turns * self.turn_tokens, self.tokens)
+
+    @property
     def longest_wait_s(self) -> float:
         """Wall-clock seconds within which a message is answered and an episode graded, whatever a
         model does.
@@ -295,9 +300,10 @@ class Context:
     # whole context, -1 for padding (``environment.documents``). None in a run without documents,
     # whose records then do not hold the field.
     documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # Pairs (place, version) in order: keys from this place on were computed with this version of
-    # the weights. With it a trajectory that several versions sampled can be sampled again. None
-    # where one version computed all keys, or computed them again for each token.
+    # Pairs (place, version) in order: keys from this place of the whole context on were computed
+    # with this version of the weights. With it a trajectory that several versions sampled can be
+    # sampled again. None where one version computed all keys, or computed them again for each
+    # token.
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
@@ -362,6 +368,10 @@ class Trajectory:
     # The shares of visible and of hidden tests that the work passes; None where nothing was graded
     # or there are no tests of both kinds. A policy whose shares part learns the visible tests.
     passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # For each visible and then each hidden test "" if the work passes it, or what the test said. It
+    # is on record where a teacher reads it (``learner.feedback``); None elsewhere, and where
+    # nothing was graded.
+    test_errors: tuple[str, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Number of times that its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Scores that an environment of others gives the work, by name, "reward" among them; None
@@ -369,6 +379,13 @@ class Trajectory:
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Where it parts from the trajectory that it continues; None for one played from the prompt on.
     fork: Fork | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # True for a demonstration, which no weights sampled: its log-probabilities are 0, as those of a
+    # demonstrator who is sure of each token, and its versions are that with which the rest of its
+    # group was begun. None for a trajectory of the policy's.
+    demonstrated: bool | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # The share of milestones that the work had reached before the first turn of the assistant and
+    # after each; None where they were not measured, and of a fault.
+    milestones: tuple[float, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -450,6 +467,15 @@ def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int)
     return np.concatenate(parts[::-1])
 
 
+def root_of(contexts: Sequence[Context], index: int) -> int:
+    """Index of the context with whose tokens context ``index`` begins: 0 where these are those of
+    the group's prompt.
+    """
+    while contexts[index].parent >= 0 and contexts[index].kept:
+        index = contexts[index].parent
+    return index
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """G trajectories that answer one task, in order of their index."""
@@ -476,7 +502,12 @@ class Group:
         return [(fork, tuple(found[fork])) for fork in sorted(found, key=lambda fork: fork.turn)]
 
     @property
+    def own(self) -> tuple[Trajectory, ...]:
+        """The trajectories of the policy's: all but demonstrations."""
+        return tuple(one for one in self.trajectories if not one.demonstrated)
+
+    @property
     def solved(self) -> tuple[int, int]:
-        """(episodes solved, episodes graded); a fault of the sandbox is not graded."""
-        graded = [one for one in self.trajectories if one.status != "fault"]
+        """(episodes of the policy's solved, episodes graded); a fault of the sandbox is not."""
+        graded = [one for one in self.own if one.status != "fault"]
         return sum(one.solved for one in graded), len(graded)

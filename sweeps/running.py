@@ -93,7 +93,8 @@ def execute(
             for process in [process for process in active if process.poll() is not None]:
                 run = active.pop(process)
                 code = process.wait()
-                stopped = code == INTERRUPTED and interrupts.count
+                # a signal that is passed on late finds a run without its handler
+                stopped = code in (INTERRUPTED, -signal.SIGTERM) and interrupts.count
                 if not stopped and not record(run, code, process.seconds):
                     failed.append(Failure(run, code))
             time.sleep(0.05)

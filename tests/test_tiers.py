@@ -18,6 +18,7 @@ WHOLE_RUNS = {
     "launch/test_roles.py",
     "people/feedback/test_kills.py",
     "rl_code/learner/test_expert_parallel.py",
+    "rl_code/recording/test_replay_signals.py",
     "rl_code/learner/test_meshes.py",
     "rl_code/learner/test_padding.py",
     "rl_code/learner/test_sequence_parallel.py",
@@ -29,6 +30,7 @@ WHOLE_RUNS = {
     "rl_code/test_asynchrony.py",
     "rl_code/test_kill.py",
     "rl_code/run/test_run_with_documents.py",
+    "rl_code/run/test_run_with_summaries.py",
 }
 
 

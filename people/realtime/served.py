@@ -122,6 +122,10 @@ class Served:
                 f"run.train.loss.kl_coef={self.run.train.loss.kl_coef} must be 0: versions follow "
                 "each other without end, and have no reference"
             )
+        if self.run.train.teacher is not None:
+            raise ValueError(
+                "run.train.teacher must be None: answers that people got have no teacher context"
+            )
         if self.feedback.database:
             raise ValueError(
                 f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "

@@ -40,7 +40,9 @@ class Versions:
                 model = sft.warm_start(run, self._stop).model
             else:
                 model = run.init_model()
-            self.write(version, init_state(model, run.config.train.optimizer), "the start", {})
+            train = run.config.train
+            state = init_state(model, train.optimizer, train.value)
+            self.write(version, state, "the start", {})
 
     def made_of(self, version: int) -> str | None:
         """Source of a version (``made_of``); None for one that is not there, or not whole."""
@@ -78,7 +80,8 @@ class Versions:
     def _like(self) -> Any:
         """Shapes, dtypes and shardings of a state."""
         run = self._run
-        state = init_state(run.init_model(), run.config.train.optimizer)
+        train = run.config.train
+        state = init_state(run.init_model(), train.optimizer, train.value)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )

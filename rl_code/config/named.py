@@ -10,6 +10,8 @@ method does the work. A member without settings is the object itself.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -19,6 +21,9 @@ from typing import Any
 
 from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
+
+# Of a section that is written out as a text.
+_MOST_LETTERS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +41,17 @@ class Named:
 
     @classmethod
     def from_config(cls, value: Any, path: str) -> Named:
-        """Reads a name, or a section with the key ``name`` whose other keys are settings.
+        """Reads a name, or a section with the key ``name`` whose other keys are settings. The
+        command line, to which a name is a text, may write such a section as a text too.
 
         Raises:
           ConfigError: ``value`` is neither; names ``path``.
         """
-        if isinstance(value, str):
-            return cls(value)
         section = value.to_dict() if hasattr(value, "to_dict") else value
+        if isinstance(value, str):
+            section = section_in(value)
+            if section is None:
+                return cls(value)
         if isinstance(section, Mapping) and isinstance(section.get("name"), str):
             rest = {key: item for key, item in section.items() if key != "name"}
             # the form that ``config.to_dict`` writes
@@ -54,6 +62,17 @@ class Named:
             f"{path} = {section!r}: expected a name, package.module:object, or a section with the "
             "key name and the member's settings"
         )
+
+
+def section_in(text: str) -> Mapping[str, Any] | None:
+    """The section that a text writes out as Python does, {"name": ...}; None for another text."""
+    # a bound, since a config may come from anybody
+    if not text.startswith("{") or len(text) > _MOST_LETTERS:
+        return None
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        found = ast.literal_eval(text)
+        return found if isinstance(found, Mapping) else None
+    return None
 
 
 def reads_as_object(text: str) -> bool:

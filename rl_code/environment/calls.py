@@ -64,6 +64,8 @@ class Calls:
         self.workspace = new_workspace()
         # None before an edit.
         self.first_edit: FirstEdit | None = None
+        # True if a call since the last ``take_changed`` may have changed files.
+        self._changed = False
         # Number of times that a lost sandbox was built again.
         self.rebuilt = 0
         # Wall-clock seconds that calls took, those in which a sandbox was lost left out.
@@ -146,6 +148,11 @@ class Calls:
         """
         self._done.append(action)
         return action(self.workspace)
+
+    def take_changed(self) -> bool:
+        """True if calls since the last time that this was asked may have changed files."""
+        changed, self._changed = self._changed, False
+        return changed
 
     @property
     def no_edit_passed(self) -> bool | None:
@@ -233,6 +240,7 @@ class Calls:
             self.workspace.tests_failed = None
             result = self.do(functools.partial(execute, call, frame.tools))
             frame.results.append(result)
+            self._changed |= tool.edits or tool.runs_commands
             self._note_edit(tool, ok=result.ok)
             if self.workspace.handed_in is not None:
                 return None

@@ -23,15 +23,19 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.calls import Calls
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
-from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten
-from rl_code.environment.grading import grade_work
+from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten, Summarised
+from rl_code.environment.grading import grade_in_words, grade_work
+from rl_code.environment.milestones import Milestones, MilestonesConfig
+from rl_code.environment.notes import as_read_by
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.suites.applied import texts_before
+from rl_code.environment.summaries import Closing, SummariesConfig, closes
 from rl_code.environment.tools.api import check, offered
+from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import (
@@ -45,6 +49,9 @@ from rl_code.types import (
     Trajectory,
     Turn,
 )
+
+# Characters that are kept of what a test said.
+_MOST_SAID = 400
 
 # Of work that was not handed in.
 NOT_GRADED = Grade(submitted=False)
@@ -73,8 +80,12 @@ class Episode(SampledEpisode):
         limits: Limits,
         reward: Rewarder,
         documents: DocumentsConfig | None = None,
+        summaries: SummariesConfig | None = None,
+        closing: Closing | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        keep_test_errors: bool = False,
+        milestones: MilestonesConfig | None = None,
     ):
         super().__init__(task, group, index)
         self.protocol = protocol
@@ -98,11 +109,24 @@ class Episode(SampledEpisode):
             tokenizer=tokenizer,
             limits=limits,
             documents=documents,
+            summaries=summaries,
+            closing=closing,
         )
-        new_workspace = functools.partial(Workspace, task, pool, limits, verbose=protocol.verbose)
+        # The request at the end, and how the episode ended while it is answered.
+        self._closing = closing
+        self._ended = ""
+        new_workspace = functools.partial(
+            Workspace, as_read_by(task, index), pool, limits, verbose=protocol.verbose
+        )
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
+        # None where milestones are not measured.
+        self._milestones = Milestones(task, milestones, dict(task.files)) if milestones else None
+        self._potentials: tuple[float, ...] | None = None
         self._malformed_calls = 0
         self._grade_s = 0.0
+        # Whether ``Trajectory.test_errors`` are kept, and those of what was graded last.
+        self._keep_test_errors = keep_test_errors
+        self._test_errors: tuple[str, ...] | None = None
         # As ``Trajectory.scores``.
         self._scores: Mapping[str, float] | None = None
         # As ``Trajectory.fork``.
@@ -127,17 +151,14 @@ class Episode(SampledEpisode):
         """The most tokens that may be sampled for the next message of the assistant, its stop token
         included; 0 when the episode is over.
         """
-        if self.over:
-            return 0
-        places = self._frames.places_left(self._frame)
-        return min(self.limits.turn_tokens, places, self._frames.samples_left)
+        return 0 if self.over else self._frames.budget
 
     @property
     def documents(self) -> list[int] | None:
         """Document number of each place of the context at work, so far (``Context.documents``);
         None without documents. A message that is being sampled is not yet part of it.
         """
-        return self._frame.transcript.documents
+        return self._frame.documents
 
     def start(self) -> list[int]:
         """Ids of the prompt, padding of documents included, which are the same for every episode of
@@ -149,40 +170,40 @@ class Episode(SampledEpisode):
         if self._started:
             raise ValueError(f"{self._name} was started twice")
         tokens, kinds = self._prompt or self._frames.prompt(self._frame)
-        if len(tokens) >= self.limits.tokens:
+        if len(tokens) >= self._frame.tokens:
             raise ValueError(
                 f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in "
-                f"{self.limits.tokens=}"
+                f"{self._frame.tokens} tokens of a context, with {self.limits.tokens=}"
             )
         self._frame.transcript.add_given("prompt", tokens, kinds)
         return [*tokens]
 
     @property
     def _started(self) -> bool:
-        return bool(self._frames.own.transcript.turns)
+        return bool(self._frames.first.transcript.turns)
 
     @property
     def forkable(self) -> bool:
         """True at a turn border of the episode's own context: started, not over, and no sub-agent
         at work.
         """
-        return self._started and not self.over and not self._frame.number
+        return self._started and not self.over and self._frame.asked_by is None
 
     @property
     def border(self) -> Fork:
         """The place at which an episode that is forked now parts from this one."""
         lengths = tuple(len(frame.transcript) for frame in self._frames.all)
-        return Fork(self.index, self._frames.own.messages, lengths)
+        return Fork(self.index, self._frame.messages, lengths)
 
     @property
     def at_work(self) -> tuple[int, list[int]]:
         """Index of the context at work, and its tokens so far, without what is being sampled."""
-        return self._frame.number, list(self._frame.transcript.tokens)
+        return self._frame.number, [*self._frame.kept, *self._frame.transcript.tokens]
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the episode's prompt, once it has started."""
-        return self._frames.own.transcript.turns[0].end
+        return self._frames.first.transcript.turns[0].end
 
     def fork(self, index: int) -> Episode:
         """Another episode of the same group that has come the same way: the same tokens, and a
@@ -204,14 +225,16 @@ class Episode(SampledEpisode):
         border = self.border
         if self._fork is None or self._fork.lengths != border.lengths:
             other._fork = border
+        other._milestones = self._milestones and self._milestones.copy()
         return other
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> list[int] | Elsewhere | Rewritten | None:
         """Takes one message of the assistant. Returns the ids that follow it, padding of documents
-        included; where they stand in another context, since a sub-agent begins or has answered,
-        which one it is; or None when the episode is over. (Only agents of others rewrite contexts.)
+        included; where they stand in another context, since a sub-agent begins or has answered or
+        the message was a summary, which one it is; or None when the episode is over. (Only agents
+        of others rewrite contexts.)
 
         Args:
           tokens: the sampled tokens. The last is a stop token, unless the budget or the protocol's
@@ -226,11 +249,28 @@ class Episode(SampledEpisode):
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         frame = self._frame
+        if frame.summary_due is not None:
+            frame.transcript.add_sampled(tokens, logprobs, versions, ())
+            return self._go_on_from(frame.summary_due, cut=tokens[-1] not in self.stop_ids)
         self._append_sampled(frame, tokens, logprobs, versions)
         following = self._carry_out()
         if following is None or self._frame is frame:
             return following
         return Elsewhere(self._frame.number, following)
+
+    def _go_on_from(self, due: SummariesConfig | Closing, *, cut: bool) -> Summarised | None:
+        """Begins the next context with the last message, a summary, whose calls are not carried
+        out. None where the episode is over: there is no room for a message, or this was the one
+        that was asked for at its end.
+        """
+        if isinstance(due, Closing):
+            self.status = self._ended
+            return None
+        whole = self._frames.summarised(due, cut=cut)
+        if whole is None:
+            self.status = "token_limit"
+            return None
+        return Summarised(self._frame.number, whole)
 
     def _carry_out(self) -> list[int] | None:
         """Carries out the calls of the last message, and goes on with the context that asked for it
@@ -243,15 +283,12 @@ class Episode(SampledEpisode):
             if asked is not None:
                 return asked
             if self.over:
-                self._frames.end_all()
-                return None
+                return self._close()
             # An observation after which no token could be sampled ends the context. It is left out,
             # so that no trajectory is longer than the limit.
             if not frame.answered and frame.messages < frame.turns and self._frames.samples_left:
-                observation, kinds = self._frames.observation(frame)
-                if len(observation) < self._frames.places_left(frame):
-                    results = tuple(frame.results)
-                    frame.transcript.add_given("tool", observation, kinds, results)
+                observation = self._frames.follow(frame)
+                if observation is not None:
                     return observation
             self._frames.end(frame)
             if frame.asked_by is None:
@@ -259,12 +296,28 @@ class Episode(SampledEpisode):
                 return None
             self._frames.return_to(frame.asked_by, frame)
 
+    def _close(self) -> list[int] | None:
+        """Asks for a last message where the config wants one; None where the episode ends without
+        it.
+        """
+        if self._closing is not None and closes(self.status):
+            asked = self._frames.close(self._closing)
+            if asked is not None:
+                self._ended, self.status = self.status, ""
+                return asked
+        self._frames.end_all()
+        return None
+
     def _answered(self, frame: Frame) -> list[int] | None:
         """Carries out the calls of a message of this context, and notes whether the episode is over
         with it. Returns as ``Calls.carry_out``.
         """
         try:
             asked = self._calls.carry_out(self._frames)
+            if self._milestones is not None:
+                changed = self._calls.take_changed()
+                files = self._calls.attempt(self._calls.files_after) if changed else None
+                self._milestones.note(files)
         except SandboxFault as fault:
             self._note(fault)
             frame.results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
@@ -296,6 +349,7 @@ class Episode(SampledEpisode):
         files: Snapshot = {}
         verdict = NOT_GRADED
         first_edit_passed = self._calls.no_edit_passed
+        errors = None
         try:
             files = self._calls.files_after()
             self.close()  # nothing the agent left running sees or touches what is graded
@@ -303,6 +357,11 @@ class Episode(SampledEpisode):
                 self._on_work(self.task, self.index, files if self.status == "submitted" else None)
             if self.status == "submitted":
                 verdict = self._grade(files)
+                errors = self._test_errors
+            if self.status != "fault" and self._milestones is not None:
+                self._potentials = self._milestones.potentials(
+                    files, verdict, self._pool, self.limits
+                )
             if self.status != "fault":
                 first_edit_passed = self._calls.first_edit_passed(files, verdict, self._grade)
         except SandboxFault as fault:
@@ -314,6 +373,7 @@ class Episode(SampledEpisode):
             # The signals read the trajectory, so it is made before its reward is known.
             flags = Reward(0.0, {}, verdict.flags)
             trajectory = self._trajectory(flags, verdict, first_edit_passed)
+            trajectory = dataclasses.replace(trajectory, test_errors=errors)
             try:
                 finished = FinishedEpisode(
                     task=self.task,
@@ -323,6 +383,7 @@ class Episode(SampledEpisode):
                     grade=verdict,
                     usage=Usage.of(trajectory),
                     sandboxes=self._pool,
+                    limits=self.limits,
                 )
                 return dataclasses.replace(trajectory, reward=self._reward(finished))
             except SandboxFault as fault:  # of a signal that runs code
@@ -331,7 +392,11 @@ class Episode(SampledEpisode):
 
     def _grade(self, files: Snapshot) -> Grade:
         """Grade of files, as if they were handed in. Raises SandboxFault."""
-        return grade_work(self.task, files, self._pool, self.limits)
+        if not self._keep_test_errors:
+            return grade_work(self.task, files, self._pool, self.limits)
+        grade, errors = grade_in_words(self.task, files, self._pool, self.limits)
+        self._test_errors = tuple(one_line(error, _MOST_SAID) for error in errors)
+        return grade
 
     def _trajectory(
         self,
@@ -358,6 +423,7 @@ class Episode(SampledEpisode):
             rebuilt=self._calls.rebuilt or None,
             scores=self._scores,
             fork=self._fork,
+            milestones=None if self.status == "fault" else self._potentials,
         )
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.types import Reward, Task, Trajectory
+from rl_code.types import Limits, Reward, Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
 # did not write, a value whose ``__eq__`` says that it equals anything, a test that passed beside a
@@ -121,6 +121,8 @@ class FinishedEpisode:
     # Notes on record (``Reward.notes``) of an episode that is played again; empty for a new one. A
     # signal that asks somebody else, who may answer otherwise today, pays by them.
     recorded: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    # Limits that it was played with; None where they are not known.
+    limits: Limits | None = None
 
 
 # What pays a finished episode. Raises SandboxFault where the sandbox is at fault.

@@ -2,7 +2,8 @@
 
 One context is at work at a time. When a message asks a sub-agent, a new context begins with the
 question, and the one that asked waits. When the sub-agent is done, it goes on where it stopped,
-with the sub-agent's last message as the result of the call.
+with the sub-agent's last message as the result of the call. Where the agent was asked for a summary
+(``summaries``), a new context of its own begins with it, and the one before is given up.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.documents import OUTSIDE, DocumentsConfig
 from rl_code.environment.parts import encode, prompt_parts, result_parts
 from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.summaries import (
+    Closing,
+    SummariesConfig,
+    left_out,
+    longest_context,
+    most_sampled,
+)
 from rl_code.environment.tools.sub_agent import answer_of
 from rl_code.environment.tools.tool import Delegation, Tool
 from rl_code.environment.transcript import Transcript
@@ -34,6 +42,17 @@ class Elsewhere:
 
     # True if ``tokens`` are the whole context instead, and the one before is given up.
     whole: ClassVar[bool] = False
+    # True if the contexts of the record are those that were announced this way, in their order. A
+    # program of others may go back to any of its contexts, and drop some.
+    in_order: ClassVar[bool] = True
+
+
+class Summarised(Elsewhere):
+    """Continuation in a new context that begins with the summary of the one before. ``tokens`` are
+    the whole context.
+    """
+
+    whole = True
 
 
 class Rewritten(Elsewhere):
@@ -42,6 +61,7 @@ class Rewritten(Elsewhere):
     """
 
     whole = True
+    in_order = False
 
 
 @dataclasses.dataclass
@@ -54,9 +74,14 @@ class Frame:
     task: Task
     tools: Mapping[str, Tool]
     transcript: Transcript
-    # The most messages of the assistant, and places.
+    # The most messages of the assistant, and places of the whole context.
     turns: int
     tokens: int
+    # Index of the context that it continues; -1 for a root. What it keeps of that one: tokens from
+    # its start, and the document number of each; None for that without documents.
+    parent: int = -1
+    kept: tuple[int, ...] = ()
+    kept_documents: tuple[int, ...] | None = None
     # The context that waits for its result, and the name of the tool that it called; None for the
     # episode's own.
     asked_by: Frame | None = None
@@ -71,6 +96,25 @@ class Frame:
     # The text of its last message, and whether that is the last message of a sub-agent.
     said: str = ""
     answered: bool = False
+    # Settings of the summary that its next message is, or of the last message of the episode; both
+    # end it. None for a message of work.
+    summary_due: SummariesConfig | Closing | None = None
+
+    @property
+    def length(self) -> int:
+        """Places of the whole context."""
+        return len(self.kept) + len(self.transcript)
+
+    @property
+    def documents(self) -> list[int] | None:
+        """Document number of each place of the whole context; None without documents."""
+        own = self.transcript.documents
+        return own if own is None or not self.kept else [*(self.kept_documents or ()), *own]
+
+    def context(self) -> Context:
+        """Record of the context so far."""
+        found = self.transcript.context()
+        return dataclasses.replace(found, parent=self.parent, kept=len(self.kept))
 
     def copy(self) -> Frame:
         """Another context that has come the same way, between two messages."""
@@ -85,7 +129,8 @@ class Frame:
 class Frames:
     """All contexts of an episode so far, and the one at work.
 
-    task, tools: of the episode's own context, which is there from the start.
+    task, tools: of the episode's own context, which is there from the start. summaries: None where
+    none is asked for.
     """
 
     def __init__(
@@ -97,6 +142,8 @@ class Frames:
         tokenizer: Tokenizer,
         limits: Limits,
         documents: DocumentsConfig | None,
+        summaries: SummariesConfig | None = None,
+        closing: Closing | None = None,
     ):
         self._task = task
         self._tools = tools
@@ -104,15 +151,21 @@ class Frames:
         self._tokenizer = tokenizer
         self._limits = limits
         self._documents = documents
-        self.own = Frame(0, task, tools, self._transcript(), limits.turns, limits.tokens)
-        self.at_work = self.own
-        self.all = [self.own]
+        self._summaries = summaries
+        self._most_sampled = most_sampled(limits, summaries, closing)
+        self._longest = longest_context(summaries, limits)
+        self.first = Frame(0, task, tools, self._transcript(), limits.turns, self._longest)
+        self.at_work = self.first
+        self.all = [self.first]
+        # Summaries that the agent may still be asked for.
+        self._summaries_left = summaries.most if summaries and not task.prefill else 0
 
     def copy(self) -> Frames:
-        """Others that have come the same way, between two messages of the episode's own context."""
+        """Others that have come the same way, between two messages while no sub-agent is asked."""
         other = copy.copy(self)
         other.all = [frame.copy() for frame in self.all]
-        other.own = other.at_work = other.all[0]
+        other.first = other.all[0]
+        other.at_work = other.all[self.at_work.number]
         return other
 
     def places_left(self, frame: Frame) -> int:
@@ -120,7 +173,7 @@ class Frames:
         all contexts.
         """
         places = sum(len(one.transcript) for one in self.all)
-        return min(frame.tokens - len(frame.transcript), self._limits.tokens - places)
+        return min(frame.tokens - frame.length, self._limits.tokens - places)
 
     @property
     def samples_left(self) -> int:
@@ -128,7 +181,15 @@ class Frames:
         for them (``derive.sampled_tokens``). A single context never reaches this limit.
         """
         sampled = sum(one.transcript.sampled for one in self.all)
-        return self._limits.turns * self._limits.turn_tokens - sampled
+        return self._most_sampled - sampled
+
+    @property
+    def budget(self) -> int:
+        """The most tokens of the next message of the context at work."""
+        frame = self.at_work
+        due = frame.summary_due
+        most = self._limits.turn_tokens if due is None else due.tokens
+        return min(most, self.places_left(frame), self.samples_left)
 
     def prompt(self, frame: Frame) -> tuple[list[int], list[int] | None]:
         """Ids of a context's prompt, and document number of each place (``Context.documents``)."""
@@ -137,22 +198,101 @@ class Frames:
         )
         return encode(parts, self._tokenizer, self._documents)
 
-    def observation(self, frame: Frame) -> tuple[list[int], list[int] | None]:
-        """Ids of the results of a message, and what each place is; a message that was cut is closed
-        first, by a stop token that nobody sampled.
+    def follow(self, frame: Frame) -> list[int] | None:
+        """Appends the results of a message, and the request for a summary where one is due. Returns
+        their ids; None, and nothing is appended, where no token could be sampled behind them.
+        """
+        results = list(frame.results)
+        tokens, kinds = self._observation(frame, results)
+        due = self._summary_due(frame.length + len(tokens), frame)
+        if due is not None:
+            tokens, kinds = self._observation(frame, results, due.request)
+            if len(tokens) >= self.places_left(frame):
+                results = left_out(results)
+                tokens, kinds = self._observation(frame, results, due.request)
+        if len(tokens) >= self.places_left(frame):
+            return None
+        frame.transcript.add_given("tool", tokens, kinds, tuple(results))
+        frame.summary_due = due
+        return tokens
+
+    def close(self, closing: Closing) -> list[int] | None:
+        """Appends the results of the agent's last message, and the request for one more. Returns
+        their ids; None, and nothing is appended, where there is no room for it.
+        """
+        frame = self.at_work
+        results = list(frame.results)
+        tokens, kinds = self._observation(frame, results, closing.request)
+        if len(tokens) >= self.places_left(frame) or not self.samples_left:
+            return None
+        frame.transcript.add_given("tool", tokens, kinds, tuple(results))
+        frame.summary_due = closing
+        return tokens
+
+    def _summary_due(self, places: int, frame: Frame) -> SummariesConfig | None:
+        """Settings of the summary of a context of so many places; None where none is due. Contexts
+        of sub-agents are not summarised.
+        """
+        summaries = self._summaries
+        if summaries is None or not self._summaries_left or frame.asked_by is not None:
+            return None
+        return summaries if places >= summaries.trigger else None
+
+    def _observation(
+        self, frame: Frame, results: list[ToolResult], request: str = "", *, behind: int = 0
+    ) -> tuple[list[int], list[int] | None]:
+        """Ids of results behind a message and of a request, and what each place is. A message that
+        was cut is closed first, by a stop token that nobody sampled.
+
+        behind: places outside of documents that come first, and are no part of the context yet.
         """
         closing = self._protocol.stop_tokens[0] if frame.cut else ""
         parts = result_parts(
-            self._protocol, frame.results, self._tools, self._documents, self._tokenizer.marks
+            self._protocol, results, self._tools, self._documents, self._tokenizer.marks, request
         )
-        number = max(frame.transcript.documents or [0])
         return encode(
             [(closing, False), *parts],
             self._tokenizer,
             self._documents,
-            at=len(frame.transcript),
-            number=number,
+            at=frame.length + behind,
+            number=max(frame.documents or [0]),
         )
+
+    def summarised(self, due: SummariesConfig, *, cut: bool) -> list[int] | None:
+        """Gives up the context at work, whose last message is a summary, for one that begins with
+        the prompt and this summary. Returns the whole of it; None where no token could be sampled
+        behind that.
+
+        due: the settings of the summary. cut: True if it ended without a stop token.
+        """
+        frame = self.at_work
+        start = frame.transcript.turns[-1].start
+        summary = frame.transcript.tokens[start:]
+        prompt = self.first.transcript.turns[0].end
+        kinds = self.first.transcript.documents
+        child = dataclasses.replace(
+            frame,
+            number=len(self.all),
+            transcript=self._transcript(),
+            parent=frame.number,
+            kept=tuple(self.first.transcript.tokens[:prompt]),
+            kept_documents=None if kinds is None else tuple(kinds[:prompt]),
+            pending=collections.deque(),
+            results=[],
+            cut=cut,
+            summary_due=None,
+        )
+        told, more = self._observation(child, [], due.go_on, behind=len(summary))
+        tokens = summary + told
+        if len(tokens) >= self.places_left(child) or not self.samples_left:
+            return None
+        outside = None if more is None else [OUTSIDE] * len(summary) + more
+        child.transcript.add_given("prompt", tokens, outside)
+        child.cut = False
+        self.all.append(child)
+        self.at_work = child
+        self._summaries_left -= 1
+        return [*child.kept, *tokens]
 
     def end(self, frame: Frame) -> None:
         """Puts the results of a context's last message on record, without an observation."""
@@ -181,7 +321,7 @@ class Frames:
             },
             transcript=self._transcript(),
             turns=allowed.turns,
-            tokens=min(allowed.tokens, self._limits.tokens),
+            tokens=min(allowed.tokens, self._longest),
             asked_by=frame,
             called=call.name,
         )
@@ -212,7 +352,7 @@ class Frames:
             for frame in self.all
             for turn in frame.transcript.turns
         )
-        return tuple(frame.transcript.context() for frame in self.all), turns
+        return tuple(frame.context() for frame in self.all), turns
 
     def _transcript(self) -> Transcript:
         return Transcript(self._tokenizer, None if self._documents is None else [])

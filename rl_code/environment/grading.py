@@ -22,7 +22,7 @@ from rl_code.types import Limits, Suite, Task, Tests
 
 # Exceptions that grading may raise because of the graded work: files that cannot be handled, values
 # that are nested or large without end. Any other exception is a bug and ends the run.
-_PROVOKED = (OSError, RecursionError, MemoryError)
+PROVOKED = (OSError, RecursionError, MemoryError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def grade_in_words(
             mark(task, tests, files, pool, limits.command_s, deadline)
             for tests in (both, *(Tests(suite=suite) for suite in suites))
         ]
-    except _PROVOKED as error:
+    except PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         cause = f"{type(error).__name__}: {error}"
         count = len(visible) + len(hidden)

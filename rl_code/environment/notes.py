@@ -17,6 +17,10 @@ from rl_code.types import Task
 
 # Key of ``Task.meta``: the notes as pairs of a name and a text, the oldest first.
 NOTES = "notes"
+# Key of ``Task.meta``: a note that some episodes of the group do not read, so that the others tell
+# its worth: (its name, the index of the first of them, where it was stored: step, number of the
+# group, index of the episode).
+LEFT_OUT = "note_left_out"
 
 
 def scope_of(task: Task) -> tuple[str, str]:
@@ -33,4 +37,22 @@ def with_notes(task: Task, notes: Mapping[str, str]) -> Task:
     """The task with these notes; as it is where there are none."""
     if not notes:
         return task
+    return dataclasses.replace(task, meta={**task.meta, NOTES: tuple(notes.items())})
+
+
+def without_note(task: Task, name: str, first: int, stored: tuple[int, int, int]) -> Task:
+    """The task of a group whose episodes from index ``first`` on do not read a note.
+
+    stored: step, number of the group and index of the episode that stored it.
+    """
+    left_out = name, first, stored
+    return dataclasses.replace(task, meta={**task.meta, LEFT_OUT: left_out})
+
+
+def as_read_by(task: Task, index: int) -> Task:
+    """The task with the notes that the episode of this index in its group reads."""
+    name, first, _ = task.meta.get(LEFT_OUT, ("", index + 1, None))
+    if index < first:
+        return task
+    notes = {other: text for other, text in notes_of(task).items() if other != name}
     return dataclasses.replace(task, meta={**task.meta, NOTES: tuple(notes.items())})

@@ -70,18 +70,20 @@ def result_parts(
     tools: Mapping[str, Tool],
     documents: DocumentsConfig | None,
     marks: Marks,
+    request: str = "",
 ) -> list[Part]:
     """Results of a message's calls as parts of the observation; one plain part if ``documents`` is
     None or leaves results out.
 
-    marks: those of the tokenizer, which are quoted in what the results say. Raises ValueError for
-    a protocol that leaves out some of the documents.
+    marks: those of the tokenizer, which are quoted in what the results and the request say.
+    request: text behind the results that asks for another message than calls; "" for none. Raises
+    ValueError for a protocol that leaves out some of the documents.
     """
     if documents is None or not documents.results:
         quoted = [
             dataclasses.replace(result, content=marks.quote(result.content)) for result in results
         ]
-        return [(protocol.observation(quoted), False)]
+        return [(_told(protocol, quoted, marks.quote(request)), False)]
     # a call that failed has no document: its result is about the call
     which = [result.ok and tools[result.name].documents for result in results]
     marked = [
@@ -93,7 +95,12 @@ def result_parts(
         for result, is_document in zip(results, which, strict=True)
         if is_document
     ]
-    return _put_in(protocol.observation(marked), inside)
+    return _put_in(_told(protocol, marked, marks.quote(request)), inside)
+
+
+def _told(protocol: Protocol, results: Sequence[ToolResult], request: str) -> str:
+    """Text behind a message: its results, and a request where there is one."""
+    return protocol.requested(results, request) if request else protocol.observation(results)
 
 
 def encode(

@@ -1,29 +1,33 @@
 """Credit: from the rewards of a group to the advantage of every sampled token, on the host in
 numpy.
 
-Implements GRPO (2402.03300), Dr.GRPO (2503.20783) and RLOO (2402.14740), which give each trajectory
-one number. Departures:
+Implements GRPO (2402.03300), Dr.GRPO (2503.20783), RLOO (2402.14740), PKPO (2505.15201) and MaxRL
+(2602.02710), which give each trajectory one number. Departures:
 - The standard deviation of GRPO is that of the population.
 - A trajectory that is not valid (a fault of the sandbox) is left out of its group's statistics, and
   its advantage is 0.
 - If all rewards of a group are equal but for rounding, its advantages are exactly 0.
+- Weights of PKPO are those of a sum over trajectories. Here they are G times as large, since losses
+  are means over trajectories: with k = 1 they would be the rewards themselves.
+- MaxRL divides by the share of solved trajectories. For rewards of 0 and 1 that is their mean.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
 tokens. Credit of turns by what goes on from their ends is in ``monte_carlo``, and by what is paid
 at each of them in ``process_credit``.
+tokens. One that has ``reads_values = True`` is called with the values of the group's trajectories
+and the section ``train.value`` too (``gae.GAE``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from rl_code.learner.monte_carlo import MonteCarlo
-from rl_code.learner.process_credit import ProcessCredit
 from rl_code.learner.rounding import differ
 from rl_code.types import Group, Trajectory
 
@@ -76,13 +80,76 @@ class RLOO:
         return (centred * count / max(count - 1.0, 1.0)).astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., Advantage]] = {
+@dataclasses.dataclass(frozen=True)
+class PKPO:
+    """Weights whose gradient is that of the expected best reward of k attempts, without bias
+    (2505.15201, the estimator with the baseline "leave one out minus one"):
+
+        A_i = k * mean over all sets of k - 1 others of max(R_i - max of the set, 0).
+
+    A trajectory is credited with what it adds to the best of a set. So no advantage is below 0, and
+    where most solve a task a solution is worth little. A group of fewer than k trajectories that
+    count is weighted as with k = their number.
+    """
+
+    # Attempts of which the best one counts. With 1 the method would be "rloo".
+    k: int = 4
+
+    def __post_init__(self):
+        if self.k < 2:
+            raise ValueError(f"k={self.k} must be at least 2; the advantage for k=1 is 'rloo'")
+
+    def __call__(self, group: Group) -> np.ndarray:
+        rewards, valid = rewards_of(group)
+        out = np.zeros(len(rewards), np.float32)
+        places = np.flatnonzero(valid)
+        if not differ(rewards[valid]):
+            return out
+        k = min(self.k, len(places))
+        # The j-th smallest of n - 1 others is the best of C(j - 1, k - 2) of the sets of k - 1.
+        others = len(places) - 1
+        shares = [math.comb(j, k - 2) / math.comb(others, k - 1) for j in range(others)]
+        for at in places:
+            rest = np.sort(rewards[places[places != at]])
+            out[at] = k * np.dot(shares, np.maximum(rewards[at] - rest, 0.0))
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxRL:
+    """(R_i - mean) / share of the group that solved the task (2602.02710).
+
+    With rewards of 0 and 1 and G trajectories, the expected gradient is that of the sum over
+    k = 1..G-1 of pass@k / k. (The paper's sum ends with k = G; its baseline takes the last term,
+    since a group without a solution is credited with 0.) In the limit of large groups that is the
+    gradient of log pass@1. Where rewards of failures differ, a group without a solution is scaled
+    as if it had one.
+    """
+
+    def __call__(self, group: Group) -> np.ndarray:
+        rewards, valid = rewards_of(group)
+        centred, count = _centre(rewards, valid)
+        solved = sum(group.trajectories[at].solved for at in np.flatnonzero(valid))
+        return (centred * count / max(solved, 1)).astype(np.float32)
+
+
+# One with a file of its own is imported when a config names it.
+ADVANTAGES: dict[str, Any] = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "rloo": RLOO,
-    "monte_carlo": MonteCarlo,
-    "process": ProcessCredit,
+    "pkpo": PKPO,
+    "maxrl": MaxRL,
+    "gae": "rl_code.learner.gae:GAE",
+    "monte_carlo": "rl_code.learner.monte_carlo:MonteCarlo",
+    "process": "rl_code.learner.process_credit:ProcessCredit",
+    "milestones": "rl_code.learner.milestones:Milestones",
 }
+
+
+def reads_values(advantage: Any) -> bool:
+    """True if a member makes advantages of values."""
+    return getattr(advantage, "reads_values", False)
 
 
 def rewards_of(group: Group) -> tuple[Float[np.ndarray, " G"], Bool[np.ndarray, " G"]]:
@@ -119,20 +186,30 @@ def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list
       ValueError: a reward or an advantage is not finite, or the member returned another number of
         values than there are trajectories or sampled tokens; names task and index.
     """
-    out = []
-    for group in groups:
-        rewards, valid = rewards_of(group)
-        if not np.isfinite(rewards).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
-        values = list(advantage(group))
-        if len(values) != len(group.trajectories):
-            raise ValueError(
-                f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
-                f"{len(group.trajectories)} trajectories"
-            )
-        out.append([value if counts else 0.0 for value, counts in zip(values, valid, strict=True)])
-    return out
+    return [credits_of(group, advantage) for group in groups]
+
+
+def credits_of(group: Group, advantage: Advantage, *more: Any) -> list[Credit]:
+    """``group_advantages`` of one group. more: what the member is called with beside it, as one
+    that ``reads_values`` is.
+    """
+    rewards, valid = rewards_of(group)
+    if not np.isfinite(rewards).all():
+        bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
+    values = list(advantage(group, *more))
+    if len(values) != len(group.trajectories):
+        raise ValueError(
+            f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
+            f"{len(group.trajectories)} trajectories"
+        )
+    return [value if counts else 0.0 for value, counts in zip(values, valid, strict=True)]
+
+
+def informative(group: Group, advantage: Advantage) -> bool:
+    """True if an advantage of the group is not 0. Raises ValueError as ``group_advantages``."""
+    (values,) = group_advantages([group], advantage)
+    return any(np.any(value) for value in values)
 
 
 def _centre(

@@ -58,3 +58,10 @@ class Batch:
     # Choices of the sampler for each target (``Context.choices``), by name, [R, M, ...]. None in a
     # run that notes nothing.
     choices: dict[str, jax.Array] | None = None
+    # float32 [R, M], the value before each target when the step began, and what the value function
+    # learns to predict there. None in a run without values.
+    values: jax.Array | None = None
+    returns: jax.Array | None = None
+    # float32 [R, M], 1 for a target that a demonstrator chose. None in a run without
+    # demonstrations in its groups.
+    demonstrated: jax.Array | None = None

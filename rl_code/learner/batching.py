@@ -66,6 +66,13 @@ class PackConfig:
     # Devices over which the slots of a row are cut. Documents then lie on one of them each, where
     # they can (``row_slots``).
     parts: int = follows("mesh.context", 1)
+    # True if groups may hold demonstrations.
+    demonstrated: bool = follows("train.demonstrations", False)
+    # The greatest staleness of tokens that are credited in a later step than their group
+    # (``rl_code.rollout.late_credit``).
+    late_staleness: int = follows("memory.oldest", 0)
+    # Names of the parts of an episode whose tokens are not trained (``learner.parts``).
+    untrained: tuple[str, ...] = follows("train.parts", ())
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -136,6 +143,7 @@ def pack(
     *,
     version: int,
     choices: Mapping[str, jax.ShapeDtypeStruct] = MappingProxyType({}),
+    late: int = 0,
 ) -> tuple[Batch, dict[str, float]]:
     """Packs groups into a Batch of numpy arrays.
 
@@ -149,6 +157,7 @@ def pack(
         or one for each of its sampled tokens.
       version: the version of the learner's weights.
       choices: what the batch has of ``Batch.choices`` for each target (``picks.shapes``).
+      late: how many of the last groups are of earlier steps, and may have ``late_staleness``.
 
     Returns the batch and its metrics: pack/rows (rows that are used), pack/fill and
     pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
@@ -163,9 +172,9 @@ def pack(
         older than max_staleness or newer than ``version``. The message names task, index and
         numbers.
     """
-    chosen, count, counts = select(groups, advantages, config, version)
-    pieces = [piece for examples in chosen for piece in _pieces(examples, config)]
-    rows = _first_fit(pieces, config)
+    chosen, count, counts = select(groups, advantages, config, version, late)
+    rows = laid_out(chosen, config)
+    pieces = [piece for members in rows for piece in members]
     used = sum(piece.tokens for piece in pieces)
     targets = sum(piece.targets for piece in pieces)
     if len(rows) > config.rows:
@@ -176,13 +185,7 @@ def pack(
         )
     batch = empty_batch(config, config.rows, count, choices)
     for row, members in enumerate(rows):
-        slots = _slots_of(config)
-        taken = sum(int(_taken(piece, config).sum()) for piece in members)
-        slots.spare = max(0, slots.spare - taken)
-        writer = RowWriter(batch, row, slots, version)
-        segments = itertools.count(1)  # 0 marks padding
-        for piece in members:
-            writer.write(piece, segments)
+        write_row(batch, row, members, config, version)
     unshared = sum(example.unshared for piece in pieces for example in piece.examples)
     metrics = {
         "pack/fill": used / max(len(rows) * config.slots, 1),
@@ -233,6 +236,7 @@ def empty_batch(
         documents=None if config.documents is None else slots(),
         order=None if config.documents is None else slots(),
         choices=picks.empty(choices, rows, config.targets),
+        demonstrated=targets(0, np.float32) if config.demonstrated else None,
     )
 
 
@@ -284,6 +288,28 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
     return pieces
 
 
+def laid_out(chosen: Sequence[Sequence[Example]], config: PackConfig) -> list[list[Piece]]:
+    """The pieces of each row, for the examples of each group; as many rows as it takes.
+
+    Raises ValueError for a trajectory that fits no row.
+    """
+    pieces = [piece for examples in chosen for piece in _pieces(list(examples), config)]
+    return _first_fit(pieces, config)
+
+
+def write_row(
+    batch: Batch, row: int, members: Sequence[Piece], config: PackConfig, version: int
+) -> None:
+    """Writes pieces into an empty row of a batch of numpy arrays, in place."""
+    slots = _slots_of(config)
+    taken = sum(int(_taken(piece, config).sum()) for piece in members)
+    slots.spare = max(0, slots.spare - taken)
+    writer = RowWriter(batch, row, slots, version)
+    segments = itertools.count(1)  # 0 marks padding
+    for piece in members:
+        writer.write(piece, segments)
+
+
 def _first_fit(pieces: list[Piece], config: PackConfig) -> list[list[Piece]]:
     """The pieces of each row, by first fit, the largest first. Pieces of equal size keep their
     order, so the same groups always give the same batch.
@@ -323,13 +349,16 @@ def select(
     advantages: Sequence[Sequence[Credit]],
     config: PackConfig,
     version: int,
+    late: int = 0,
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
-    """``examples_of`` with the limits of the config."""
+    """``examples_of`` with the limits of the config. late: as of ``pack``."""
+    own = len(groups) - late
     return examples_of(
         groups,
         advantages,
         drop_uninformative=config.drop_uninformative,
-        max_staleness=config.max_staleness,
+        max_staleness=[config.max_staleness] * own + [config.late_staleness] * late,
         version=version,
         documents=config.documents,
+        untrained=config.untrained,
     )

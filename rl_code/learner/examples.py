@@ -16,6 +16,7 @@ from rl_code.environment.documents import (
     seen_as,
 )
 from rl_code.learner.advantages import Credit
+from rl_code.learner.parts import trained
 from rl_code.types import Context, Group, Trajectory, whole_of
 
 
@@ -93,21 +94,23 @@ def examples_of(
     advantages: Sequence[Sequence[Credit]],
     *,
     drop_uninformative: bool,
-    max_staleness: int,
+    max_staleness: Sequence[int],
     version: int,
     documents: DocumentsConfig | None = None,
+    untrained: Sequence[str] = (),
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
     """Returns the examples of each group, the number of all trajectories, and metrics of the
     trajectories that are left out.
 
-    Arguments and errors are those of ``batching.pack`` and ``PackConfig``.
+    max_staleness: of each group. The other arguments and the errors are those of ``batching.pack``
+    and ``PackConfig``.
     """
     if len(advantages) != len(groups):
         raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
     chosen: list[list[Example]] = []
     counts = {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}
     number = 0
-    for group, values in zip(groups, advantages, strict=True):
+    for group, values, oldest in zip(groups, advantages, max_staleness, strict=True):
         size = len(group.trajectories)
         examples: list[Example] = []
         if len(values) != size:
@@ -120,6 +123,8 @@ def examples_of(
             number += size
             continue
         for trajectory, advantage in zip(group.trajectories, values, strict=True):
+            if untrained:
+                trajectory, advantage = trained(trajectory, advantage, untrained)
             if trajectory.status == "fault":
                 counts["pack/faults"] += 1
             elif not any(context.sampled.any() for context in trajectory.contexts):
@@ -129,7 +134,7 @@ def examples_of(
                 _check_documents(trajectory, documents)
                 example = Example.of(trajectory, number, advantage, documents)
                 examples.append(example)
-                _check(example, examples[0], max_staleness, version)
+                _check(example, examples[0], oldest, version)
             number += 1
     return chosen, number, {name: float(count) for name, count in counts.items()}
 

@@ -50,6 +50,32 @@ class Model(Protocol):
         """[..., D] -> float32 [..., V]."""
 
 
+def target_logits(
+    model: Model, hidden: Float[Array, "R M D"], temperature: float
+) -> Float[Array, "R M V"]:
+    """Float32 logits of each target / temperature, from the hidden states before the targets."""
+    # targets are cut like the tokens of rows, where they can be
+    places = None if hidden.shape[1] % context_size() else "slots"
+    hidden = constrain(hidden, "batch", places, None)
+    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", places, "vocab")
+    return logits / temperature if temperature != 1.0 else logits
+
+
+def logprobs_of(
+    logits: Float[Array, "R M V"], targets: Int[Array, "R M"], entropy_gradient: bool = False
+) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
+    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits).
+
+    The entropy carries a gradient only when asked to.
+    """
+    norm = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if not entropy_gradient:
+        logits = jax.lax.stop_gradient(logits)
+    log_probs = logits - (norm if entropy_gradient else jax.lax.stop_gradient(norm))[..., None]
+    return chosen - norm, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
 def target_logprobs(
     model: Model,
     hidden: Float[Array, "R M D"],
@@ -57,23 +83,8 @@ def target_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits /
-    temperature).
-
-    The entropy carries a gradient only when asked to.
-    """
-    # targets are cut like the tokens of rows, where they can be
-    places = None if targets.shape[1] % context_size() else "slots"
-    hidden = constrain(hidden, "batch", places, None)
-    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", places, "vocab")
-    if temperature != 1.0:
-        logits = logits / temperature
-    norm = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if not entropy_gradient:
-        logits = jax.lax.stop_gradient(logits)
-    log_probs = logits - (norm if entropy_gradient else jax.lax.stop_gradient(norm))[..., None]
-    return chosen - norm, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    """``logprobs_of`` the targets that follow these hidden states."""
+    return logprobs_of(target_logits(model, hidden, temperature), targets, entropy_gradient)
 
 
 def batch_logprobs(
@@ -96,21 +107,17 @@ def batch_logprobs(
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
     """
-    rest = (runs, before, replay)
-    return compared_logprobs(model, batch, temperature, entropy_gradient, *rest)[:2]
+    hidden, _, _ = target_hidden(model, batch, runs, before, replay)
+    return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 
 
-def compared_logprobs(
-    model: Model,
-    batch: Batch,
-    temperature: float,
-    entropy_gradient: bool,
-    runs: int,
-    before: Before | None,
-    replay: bool,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None, Routing | None]:
-    """``batch_logprobs``; of a batch with choices, how those of the model agree with them; and of a
-    model with experts, where the tokens went.
+def target_hidden(
+    model: Model, batch: Batch, runs: int, before: Before | None = None, replay: bool = False
+) -> tuple[Float[Array, "R M D"], Float[Array, "R M 2"] | None, Routing | None]:
+    """The hidden states that predict a batch's targets; of a batch with choices, how those of the
+    model agree with them; and of a model with experts, where the tokens went.
+
+    Arguments and errors as for ``batch_logprobs``.
     """
     rows = (batch.tokens, batch.positions, tokens_of(batch))
     documents = batch.documents is not None
@@ -120,6 +127,4 @@ def compared_logprobs(
     else:
         noted = picks.noted(batch, replay)
         hidden, shares, routing = model.hidden_noted(*rows, noted, runs, documents=documents)
-    hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-    logp, entropy = target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
-    return logp, entropy, shares, routing
+    return jnp.take_along_axis(hidden, batch.sources[..., None], axis=1), shares, routing

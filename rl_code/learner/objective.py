@@ -29,6 +29,8 @@ from jaxtyping import Array, Bool, Int
 from rl_code.config import named
 from rl_code.config.named import Named
 from rl_code.config.read_config import follows
+from rl_code.learner.demonstrated import WEIGHTS
+from rl_code.learner.distillation import Lesson, finished
 from rl_code.learner.losses import (
     LOSSES,
     MOST_LOG_RATIO,
@@ -78,6 +80,11 @@ class LossConfig:
     correction_low: float = 0.0
     # "truncated" lowers greater ratios to it; the "masked_*" corrections give them the weight 0.
     correction_high: float = 2.0
+    # Weight of tokens of demonstrations (``train.demonstrations``), a key of
+    # ``demonstrated.WEIGHTS``.
+    demonstrated: Literal["importance", "shaped", "imitated"] = "shaped"
+    # g of "shaped": the probability at which a demonstrated token counts most.
+    demonstrated_shape: float = 0.1
     # The logits are divided by it, as the sampler did.
     temperature: float = follows("rollout.sampling.temperature", 1.0)
 
@@ -87,6 +94,7 @@ class LossConfig:
             "aggregation": AGGREGATIONS,
             "kl_estimator": KL,
             "correction": ("auto", *CORRECTIONS),
+            "demonstrated": WEIGHTS,
         }
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
@@ -95,6 +103,10 @@ class LossConfig:
                 )
         if self.constant_length is not None and self.constant_length <= 0:
             raise ValueError(f"constant_length={self.constant_length} must be positive")
+        if not 0.0 < self.demonstrated_shape < math.inf:
+            raise ValueError(
+                f"demonstrated_shape={self.demonstrated_shape} must be above 0 and finite"
+            )
         if not 0.0 <= self.correction_low <= self.correction_high:
             raise ValueError(
                 f"correction_low={self.correction_low} must be in [0, "
@@ -241,11 +253,37 @@ class Terms:
         )
 
 
+# Means that tell of the policy's samples, so that tokens of demonstrations have no part in them.
+OF_OWN_TOKENS = frozenset(
+    {
+        "policy/kl",
+        "policy/kl_k1",
+        "policy/entropy",
+        "policy/clip_fraction",
+        "policy/truncated_fraction",
+        "policy/step_kl",
+        "policy/mismatch_mean",
+        "policy/mismatch_k1",
+        "policy/mismatch_k3",
+        "weight",
+        "weight_squared",
+    }
+)
+
+
 def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
     """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share
-    of the tokens.
+    of the tokens. With demonstrations, policy/demonstrated is the share of tokens that stand in
+    them, policy/demonstrated_logp the mean of log pi over these, and the other means of policy/ are
+    over the policy's own tokens.
     """
-    means = dict(terms.means)
+    means = finished(terms.means)
+    if "policy/demonstrated" in means:
+        shown = means["policy/demonstrated"]
+        own = 1.0 - shown
+        for name in OF_OWN_TOKENS & means.keys():
+            means[name] /= jnp.where(own > 0.0, own, 1.0)
+        means["policy/demonstrated_logp"] /= jnp.where(shown > 0.0, shown, 1.0)
     first = means.pop("weight")
     second = means.pop("weight_squared")
     return (
@@ -269,6 +307,8 @@ def policy_loss(
     lengths: Tokens,
     staleness: Int[Array, "R M"],
     denominators: Denominators,
+    lesson: Lesson | None = None,
+    demonstrated: Tokens | None = None,
 ) -> tuple[jax.Array, Terms]:
     """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
 
@@ -279,6 +319,8 @@ def policy_loss(
       sampler: log mu.
       ref: log-probabilities of the reference policy; needed if kl_coef is not 0.
       entropy: the entropy of each token's distribution, in nats.
+      lesson: a teacher's part of the loss, whose advantages are ``advantages``; None for none.
+      demonstrated: 1 for tokens that a demonstrator chose; None where there are none.
     Values where mask is 0 do not matter, even NaN.
 
     Raises:
@@ -300,11 +342,16 @@ def policy_loss(
     prox = jax.lax.stop_gradient(logp if prox is None else real(prox))
     means = {}
     log_w = prox - sampler
+    shown = None if demonstrated is None else (demonstrated > 0.0) & (mask > 0.0)
+    if shown is not None:
+        log_w = jnp.where(shown, 0.0, log_w)
+        entropy = jnp.where(shown, 0.0, entropy)
     kl = jnp.zeros_like(logp)
     if ref is not None:
         d = jax.lax.stop_gradient(real(ref)) - logp
         means = {"policy/kl": KL["k3"](d), "policy/kl_k1": KL["k1"](d)}
         kl = config.kl_coef * KL[config.kl_estimator](d)
+        kl = kl if shown is None else jnp.where(shown, 0.0, kl)
     if config.kl_estimator == "k1":
         advantages = advantages - jax.lax.stop_gradient(per_trajectory(kl * mask, trajectories))
         kl = jnp.zeros_like(kl)
@@ -313,8 +360,13 @@ def policy_loss(
     )
     weight, cut = correction_weights(config, log_w, mask, trajectories, lengths)
     surrogate = weight * surrogate
+    if shown is not None:
+        value = WEIGHTS[config.demonstrated](logp, config.demonstrated_shape)
+        surrogate = jnp.where(shown, -advantages * value, surrogate)
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
     loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
+    if lesson is not None:
+        loss += jnp.sum(share * lesson.loss)
 
     means |= mismatch(log_w) | {
         "policy/entropy": entropy,
@@ -322,8 +374,13 @@ def policy_loss(
         "policy/truncated_fraction": cut,
         "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -MOST_LOG_RATIO, MOST_LOG_RATIO)),
     }
+    if shown is not None:
+        means = {name: jnp.where(shown, 0.0, x) for name, x in means.items()}
+        means |= {"policy/demonstrated": shown, "policy/demonstrated_logp": shown * logp}
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
+    if lesson is not None:
+        means |= {name: x / denominators.tokens for name, x in lesson.sums.items()}
     stale = jnp.where(mask > 0.0, staleness, 0)
     old = per_trajectory(stale, trajectories, jax.ops.segment_max)
     means["rollout/staleness_mean"] = jnp.sum(mask * old / lengths) / denominators.trajectories

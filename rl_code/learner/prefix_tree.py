@@ -286,6 +286,12 @@ class RowWriter:
         """
         batch = self.batch
         first = self.target
+        trajectory = example.trajectory
+        if trajectory.demonstrated and batch.demonstrated is None:
+            raise ValueError(
+                f"task {trajectory.task_id!r} trajectory {trajectory.index} is a demonstration; "
+                "set config.train.demonstrations"
+            )
         for context, indices, end in zip(
             example.trajectory.contexts, example.sampled, ends, strict=True
         ):
@@ -316,3 +322,5 @@ class RowWriter:
         batch.mask[span] = 1.0
         batch.trajectories[span] = example.number
         batch.lengths[span] = example.targets
+        if batch.demonstrated is not None:
+            batch.demonstrated[span] = bool(trajectory.demonstrated)

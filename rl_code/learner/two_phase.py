@@ -27,6 +27,7 @@ from attention.layout import Before
 from models.lora import trained
 from models.sharding import constrain
 from rl_code.learner.batch import Batch
+from rl_code.learner.distillation import Taught, TeacherConfig, head_of
 from rl_code.learner.logprobs import Model, batch_logprobs
 from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
 from rl_code.learner.two_phase_batching import Prompts
@@ -69,10 +70,15 @@ def residual_bytes(prefilled: Prefilled) -> int:
 
 
 def make_two_phase_update(
-    loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
+    loss: LossConfig,
+    optimizer: OptimizerConfig,
+    micro_batches: int,
+    runs: int = 0,
+    teacher: TeacherConfig | None = None,
 ) -> tuple[Callable[[Model, Prompts], Prefilled], Callable[..., tuple]]:
     """Makes the two programs: prefill(model, prompts) -> Prefilled, and
-    update(state, prefilled, batch, prox=None, ref=None) -> (state, metrics).
+    update(state, prefilled, batch, prox=None, ref=None, taught=None, guide=None) -> (state,
+    metrics).
 
     ``state.model`` must be the model that was prefilled with. The state that is passed in is
     donated. The batch comes from ``two_phase_batching.pack_completions``. Everything else is as in
@@ -98,15 +104,20 @@ def make_two_phase_update(
         batch: Batch,
         prox: jax.Array | None = None,
         ref: jax.Array | None = None,
+        taught: Taught | None = None,
+        guide: Any = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths)
         micro = split((batch, prox, ref), micro_batches)
+        words = split(taught, micro_batches)
         prompts = split(prefilled.prompts, micro_batches)
 
         def share(model: Model, keys: Any, i: jax.Array) -> tuple:
-            return loss_share(
-                loss, runs, total, model, take(micro, i), _before(take(prompts, i), keys)
-            )
+            lesson = None
+            if teacher is not None:
+                lesson = teacher, take(words, i), head_of(teacher, state.model, guide)
+            before = _before(take(prompts, i), keys)
+            return loss_share(loss, runs, total, model, take(micro, i), before, teacher=lesson)
 
         value, terms, grads, d_keys = accumulate(
             share, state.model, prefilled.keys, used(micro[0].mask)

@@ -20,16 +20,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array, Float
 
 from attention.layout import Before
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
+from models.scalar_head import ScalarHead
 from models.sharding import constrain
-from rl_code.learner import balance, offload, picks
+from rl_code.learner import balance, distillation, layouts, offload, picks
 from rl_code.learner.batch import Batch
-from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
+from rl_code.learner.distillation import Taught, TeacherConfig, head_of
+from rl_code.learner.layouts import float32
+from rl_code.learner.logprobs import (
+    Model,
+    batch_logprobs,
+    logprobs_of,
+    target_hidden,
+    target_logits,
+    target_logprobs,
+)
 from rl_code.learner.objective import (
     Denominators,
     LossConfig,
@@ -40,6 +49,14 @@ from rl_code.learner.objective import (
 )
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.learner.supervised_batching import SupervisedBatch
+from rl_code.learner.value_config import ValueConfig
+from rl_code.learner.value_function import (
+    abstract_value,
+    head_stepped,
+    init_value,
+    scaled_gradient,
+    value_loss,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -53,45 +70,42 @@ class TrainState:
     opt_state: Any
     # int32 scalar, the number of updates made.
     step: jax.Array
+    # The value function, a ``value_function.ValueState``; None for none.
+    value: Any = None
+    # The moving average of what is trained, which teaches (``teacher.first_state``); None for none.
+    # An update does not see it.
+    average: Any = None
 
 
-def init_state(model: Model, config: OptimizerConfig) -> TrainState:
+def init_state(
+    model: Model, config: OptimizerConfig, value: ValueConfig | None = None
+) -> TrainState:
     """The state before the first update. Moments are float32 for parameters of every dtype, and
     sharded like the parameters.
 
     The first update donates the state, and ``model`` with it. Keep a copy if it is needed later.
+    value: the value function that is trained too; None for none.
     """
     state = TrainState(model, *_init(model, config))
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    if config.offload:
-        moments = offload.host_shardings(state.opt_state)
-        shardings = dataclasses.replace(shardings, opt_state=moments)
-    return jax.device_put(state, shardings)
+    state = layouts.placed(state, config)
+    return dataclasses.replace(state, value=value and init_value(model, value))
 
 
-def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
+def abstract_state(
+    model: Model, config: OptimizerConfig, value: ValueConfig | None = None
+) -> TrainState:
     """Shapes, dtypes and layouts of ``init_state``, of an abstract model whose leaves say their
     shardings. Nothing is allocated.
     """
-    lowered = _init.lower(model, config)
-    opt_state, step = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        lowered.out_info,
-        lowered.compile().output_shardings,
-    )
-    if config.offload:
-        opt_state = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            opt_state,
-            offload.host_shardings(opt_state),
-        )
-    return TrainState(model, opt_state, step)
+    opt_state, step = layouts.of_results(_init.lower(model, config))
+    opt_state = layouts.offloaded(opt_state, config)
+    return TrainState(model, opt_state, step, value and abstract_value(model, value))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
     moments = make_optimizer(config).init(float32(trained(model)))
-    return _pin((moments, jnp.zeros((), jnp.int32)))
+    return layouts.pinned((moments, jnp.zeros((), jnp.int32)))
 
 
 def make_token_logprobs(
@@ -124,17 +138,24 @@ def make_update(
     micro_batches: int,
     runs: int = 0,
     replay: bool = False,
+    teacher: TeacherConfig | None = None,
+    value: ValueConfig | None = None,
 ) -> Callable[..., tuple]:
-    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
-    donated.
+    """An update(state, batch, prox=None, ref=None, taught=None, guide=None) -> (state, metrics);
+    the state passed in is donated.
 
-    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
+    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. taught: a teacher's words
+    on the targets, with the config ``teacher``; guide: as for ``distillation.head_of``. Metrics are
+    float32 scalars.
     The state comes back as it was, bit for bit, in two cases. When the loss or a gradient is not
     finite, train/finite is 0. When the gradient is 0, train/no_signal is 1: no group says in which
     direction to go, and only momentum, weight decay and the schedule would move the parameters.
-    Parts of the loss beside the policy's (the divergence from a reference, the entropy, the load of
-    experts) have gradients of their own, so that an update with them is made as ever.
-    runs, replay: as for ``batch_logprobs``.
+    Parts of the loss beside the policy's (the divergence from a reference or a teacher, the
+    entropy, the load of experts) have gradients of their own, so that an update with them is made
+    as ever.
+    runs, replay: as for ``batch_logprobs``. value: of a value function with a shared backbone,
+    which is updated too, from ``batch.returns``; None for none, or for one with updates of its own
+    (``value_update``).
 
     Raises (at the first call with such a batch):
       ValueError: the rows do not divide into micro-batches, kl_coef is not 0 without ref, or as
@@ -142,18 +163,43 @@ def make_update(
     """
 
     def update(
-        state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
+        state: TrainState,
+        batch: Batch,
+        prox: jax.Array | None = None,
+        ref: jax.Array | None = None,
+        taught: Taught | None = None,
+        guide: Any = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths, batch.segments)
         micro = split((batch, prox, ref), micro_batches)
+        words = split(taught, micro_batches)
+        # The head comes once for each micro-batch, so that each has a gradient for it. It is small.
+        heads = value and jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (micro_batches, *x.shape)), state.value.critic.head
+        )
 
-        def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
-            return loss_share(loss, runs, total, model, take(micro, i), replay=replay)
+        def share(model: Model, head: ScalarHead | None, i: jax.Array) -> tuple[jax.Array, Terms]:
+            lesson = None
+            if teacher is not None:
+                lesson = teacher, take(words, i), head_of(teacher, state.model, guide)
+            of_value = None if value is None else (value, head)
+            part = take(micro, i)
+            return loss_share(loss, runs, total, model, part, None, replay, lesson, of_value)
 
-        value, terms, grads, _ = accumulate(share, state.model, None, used(micro[0].mask))
+        found, terms, grads, of_heads = accumulate(share, state.model, heads, used(micro[0].mask))
         terms, load = balance.finished(picks.finished(terms))
         metrics = policy_metrics(terms) | counts(batch, total)
-        return apply(state, grads, value, optimizer, metrics, load)
+        if value is None:
+            return apply(state, grads, found, optimizer, metrics, load)
+        # the head's gradient has the weight 1, and the objective has the loss with its own
+        found = found - (1.0 - value.coef) * metrics["value/loss"]
+        of_head = jax.tree.map(lambda x: jnp.sum(x, axis=0), of_heads)
+        sound = jnp.isfinite(optax.tree.norm(of_head))
+        found = jnp.where(sound, found, jnp.nan)
+        state, metrics = apply(state, grads, found, optimizer, metrics, load)
+        finite = metrics["train/finite"] > 0.0
+        after, of_value = head_stepped(state.value, of_head, value.optimizer, finite)
+        return dataclasses.replace(state, value=after), metrics | of_value
 
     return jit_step(update)
 
@@ -166,31 +212,60 @@ def loss_share(
     micro: tuple,
     before: Before | None = None,
     replay: bool = False,
+    teacher: tuple[TeacherConfig, Taught, Model] | None = None,
+    value: tuple[ValueConfig, ScalarHead] | None = None,
 ) -> tuple[jax.Array, Terms]:
     """Share that a micro-batch adds to the loss and the metrics of the whole batch.
 
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
+    teacher: its config, its words on the targets, and the model whose ``logits`` are its own.
+    value: a value function with a shared backbone, and its head. Its loss is added with the weight
+    1, but passes only ``coef`` times its gradient on to the model.
     """
     batch, prox, ref = micro
-    logp, entropy, shares, routing = compared_logprobs(
-        model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before, replay
-    )
-    value, terms = policy_loss(
+    hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
+    logits = target_logits(model, hidden, loss.temperature)
+    logp, entropy = logprobs_of(logits, batch.targets, loss.entropy_coef != 0.0)
+    lesson = None
+    if teacher is not None:
+        config, taught, head = teacher
+        lesson = distillation.lesson(
+            config,
+            taught,
+            policy=jax.nn.log_softmax(logits),
+            chosen=logp,
+            prox=prox,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            teacher=lambda: jax.nn.log_softmax(
+                target_logits(head, taught.hidden, loss.temperature)
+            ),
+        )
+    found, terms = policy_loss(
         loss,
         logp=logp,
         prox=prox,
         sampler=batch.logprobs,
         ref=ref,
         entropy=entropy,
-        advantages=batch.advantages,
+        advantages=lesson.advantages if lesson else batch.advantages,
         mask=batch.mask,
         trajectories=batch.trajectories,
         lengths=batch.lengths,
         staleness=batch.staleness,
         denominators=total,
+        lesson=lesson,
+        demonstrated=batch.demonstrated,
     )
+    if value is not None:
+        of_value, value_head = value
+        values = value_head(scaled_gradient(hidden, of_value.coef))
+        given = (batch.values, batch.returns, batch.mask, total.tokens, of_value.clip)
+        more, of_values = value_loss(values, *given)
+        found = found + more
+        terms = dataclasses.replace(terms, means=terms.means | of_values)
     terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
-    return balance.with_load(value, terms, model, routing, total.slots)
+    return balance.with_load(found, terms, model, routing, total.slots)
 
 
 def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
@@ -310,8 +385,8 @@ def used(mask: jax.Array) -> jax.Array:
 
 
 def accumulate(
-    loss: Callable[[Model, Any, jax.Array], tuple[jax.Array, Terms]],
-    model: Model,
+    loss: Callable[[Any, Any, jax.Array], tuple[jax.Array, Terms]],
+    model: Any,
     parts: Any,
     count: jax.Array,
 ) -> tuple[jax.Array, Terms, Any, Any]:
@@ -376,13 +451,15 @@ def apply(
             balance.moved(model, load),
             model,
         )
-        new = TrainState(moved, moments, state.step + moves)
+        new = dataclasses.replace(state, model=moved, opt_state=moments, step=state.step + moves)
     else:
         optimizer = make_optimizer(config, gradient_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, float32(old))
         model = with_trained(state.model, optax.apply_updates(old, updates))
         new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
-        new = jax.tree.map(lambda after, before: jnp.where(moves, after, before), new, state)
+        policy = dataclasses.replace(state, value=None)
+        new = jax.tree.map(lambda after, before: jnp.where(moves, after, before), new, policy)
+        new = dataclasses.replace(new, value=state.value)
     metrics = metrics | {
         "train/loss": value,
         "train/grad_norm": norm,
@@ -391,21 +468,3 @@ def apply(
         "train/no_signal": (finite & ~signal).astype(jnp.float32),
     }
     return new, metrics
-
-
-def float32(tree: Any) -> Any:
-    """The same pytree with float32 leaves."""
-    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-
-
-def _pin(tree: Any) -> Any:
-    """Parameters and moments laid out by their logical axes, everything else replicated."""
-
-    def pin(leaf: Any) -> Any:
-        if not isinstance(leaf, nnx.Variable):
-            return constrain(leaf)
-        if not jax.tree.leaves(leaf):  # where another optimizer keeps this parameter's moments
-            return leaf
-        return leaf.replace(constrain(leaf[...], *leaf.get_metadata("logical_axes")))
-
-    return jax.tree.map(pin, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import shutil
@@ -34,7 +35,9 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.evaluation import suite
 from rl_code.host.files import write_atomically
-from rl_code.learner.update import TrainState, abstract_state, init_state
+from rl_code.learner.teacher import first_state
+from rl_code.learner.update import TrainState, abstract_state
+from rl_code.learner.value_function import abstract_value, carried
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.values import METRICS_FILE, read_metrics
 from rl_code.metrics.writers import JsonLines, MetricLog, TensorBoard
@@ -42,7 +45,7 @@ from rl_code.recording import fork_changes, fork_position, kept_config
 from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
 from rl_code.rewards import reward_model
-from rl_code.run import lineage, origin, provenance
+from rl_code.run import lineage, origin, provenance, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.lineage import Fork
 from rl_code.run.retraining import retrained
@@ -109,7 +112,7 @@ def fork(
         with Run(config, draft, "learner") as run:
             _check_state(run, before)
             position = fork_position.at_fork(parent, own, run, step, reach)
-            _share_state(parent, own, draft, step, config, position)
+            _share_state(parent, own, draft, step, run, position)
         _provide_version(parent, own, draft, step, config)
         os.sync()  # what the name stands for is on the disk before the name is
         if workdir.exists():
@@ -271,12 +274,16 @@ def _share_state(
     own: RunConfig,
     draft: Path,
     step: int,
-    config: RunConfig,
+    run: Run,
     position: dict[str, Any],
 ) -> None:
     """The parent's checkpoints up to the step, from which earlier versions can be made again, and
-    that of the step itself, which is made where the parent has none.
+    that of the step itself, which is made where the parent has none, and where the fork has
+    another value function.
     """
+    config = run.config
+    # the config by which the parent's state before the step was made, or carried over
+    there = lineage.config_at(parent, own, step)
     saved = [at for at in checkpoint.steps(parent) if at <= step]
     for at in saved:
         if at < step:
@@ -284,13 +291,19 @@ def _share_state(
     (draft / "checkpoints").mkdir(exist_ok=True)
     if pins := [at for at in checkpoint_record.pinned(parent / "checkpoints") if at <= step]:
         checkpoint_record.pin(draft / "checkpoints", pins)
-    if step in saved:
+    keeps_value = _value_shapes(run, there) == _value_shapes(run, config)
+    if step in saved and keeps_value:
         same = own.checkpoint.best == config.checkpoint.best
         changes = {} if same else {"score": None}
         whole = read_config.to_dict(config)
         _share_checkpoint(parent, draft, step, config=whole, position=position, **changes)
         return
     state = _state_at(parent, own, step)
+    if not keeps_value:
+        over: Any = state.step.sharding
+        with jax.set_mesh(over.mesh):
+            value = carried(state.value, state.model, config.train.value)
+        state = dataclasses.replace(state, value=value)
     keep = len(saved) + 1
     # All keys may change: older checkpoints of a fork are of its parent's config.
     sections = tuple(json.loads(read_config.to_json(config)))
@@ -298,12 +311,24 @@ def _share_state(
         checkpoints.save(step, state, position)
 
 
+def _value_shapes(run: Run, config: RunConfig) -> dict[str, str]:
+    """Names, dtypes and shapes of a config's value function."""
+    value = config.train.value
+    if value is None:
+        return {}
+    with jax.set_mesh(run.mesh):
+        return arrays.describe(abstract_value(abstract_model(run.model_config, run.mesh), value))
+
+
 def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
     """The state before a step without a checkpoint, by training again from the one before it."""
     start = nearest(GroupStore(parent / STORE), parent, step)
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
-        if start == step == 0:
-            return init_state(sft.initial_model(run), own.train.optimizer)
+        train = lineage.config_at(parent, own, step).train
+        if start == step:
+            fresh = first_state(train, sft.initial_model(run))
+            load = functools.partial(checkpoint.load, parent, step=step)
+            return teaching.restored(train, fresh, parent, load, step).state if step else fresh
         with Progress(f"training again from step {start}", step - start) as progress:
             for done in replay(run, start, step):
                 if not done.same:

@@ -40,7 +40,10 @@ _LEARNING = (
     "train.epochs",
     "train.advantage",
     "train.continuations",
+    "train.value",
     "train.loss",
+    "train.teacher",
+    "train.parts",
     "train.pack",
     "train.micro_batches",
 )

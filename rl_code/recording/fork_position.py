@@ -21,14 +21,14 @@ from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Reach
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.tasks.order import Shuffled
+from rl_code.tasks.order import Order, order_of
 
 # So far a task is looked for in the order of tasks.
 _MOST_LEFT_OUT = 1000
 # Keys on which the list of tasks depends, or what screening tells of them.
 _TASKS = (
     "tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening",
-    "train.curriculum", "train.forgeable",
+    "train.curriculum", "train.forgeable", "train.shuffled",
 )  # fmt: skip
 
 
@@ -57,7 +57,9 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
             return _planned_again(parent, own, before, records, step, planned)
     # Where the draws do not depend on results, the number of tasks that were drawn says all.
     pool = run.task_pool(None)
-    order = None if _tasks_differ(before, config) else Shuffled(len(run.tasks), config.seed)
+    order = None
+    if not _tasks_differ(before, config):
+        order = order_of(len(run.tasks), config.seed, shuffled=config.train.shuffled)
     drawn = _drawn(GroupStore(parent / STORE), records, planned, order)
     return {"tasks": pool.position_after(drawn), "planned": planned}
 
@@ -75,9 +77,7 @@ def _tasks_differ(one: RunConfig, other: RunConfig) -> bool:
     )
 
 
-def _drawn(
-    store: GroupStore, records: dict[int, Record], planned: int, order: Shuffled | None
-) -> int:
+def _drawn(store: GroupStore, records: dict[int, Record], planned: int, order: Order | None) -> int:
     """Number of tasks drawn when ``planned`` steps were planned.
 
     order: of the tasks, where the fork has those of its parent.
@@ -90,13 +90,14 @@ def _drawn(
     below = [at for at in known if at <= planned and (at or len(known) == 1)]
     nearest = max(below, default=min(known, key=lambda at: abs(at - planned)))
     between = range(min(nearest, planned), max(nearest, planned))
+    # Those of a refill are drawn beside the order.
     items = [item for at in between for item in store.items(at) if item.kind == "train"]
     if planned < nearest:
         return known[nearest] - len(items)
     return _behind(items, known[nearest], order)
 
 
-def _behind(items: Sequence[Item], drawn: int, order: Shuffled | None) -> int:
+def _behind(items: Sequence[Item], drawn: int, order: Order | None) -> int:
     """Number of tasks drawn when the last of these items was, ``drawn`` being drawn before the
     first: between them may be tasks that did not fit, which are in no plan.
     """
@@ -138,6 +139,6 @@ def _planned_again(
         schedule = make_schedule(run, store, pool, position["planned"], steps=planned)
         for at in range(start, step):
             schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])
-            items = [item for item in store.items(at) if item.kind == "train"]
+            items = [item for item in store.items(at) if item.trained]
             pool.record({item.task: store.record(at, item.number).group.solved for item in items})
         return {"tasks": pool.position(), "planned": schedule.next_step}

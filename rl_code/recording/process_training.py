@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,13 @@ from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.read_config import ConfigError, at_least, to_dict
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.optimizer import OptimizerConfig
-from rl_code.learner.step_scores import StepBatch, border_scores, make_step_update, pack_steps
+from rl_code.learner.scored import ScoredBatch, make_scored_update, pack_scored, scores_in
 from rl_code.learner.update import TrainState, init_state
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.writers import JsonLines, MetricLog
 from rl_code.recording import kept_config
 from rl_code.rewards import process_model
-from rl_code.rewards.calibration import auc, ece, reliability
+from rl_code.rewards.calibration import auc, ece, reliability, sigmoid
 from rl_code.rewards.process_model import Description
 from rl_code.rewards.reward_model_folder import names_of
 from rl_code.rewards.step_labels import Estimation, Labelled, labelled, split
@@ -104,7 +104,7 @@ def read_labels(config: ProcessModelConfig) -> list[Labelled]:
         ]
         records = read_ahead(store.folder, store.places(steps))
         own = list(labelled((record.group for record in records), config.estimation, config.ends))
-        if not any(len(one.steps.places) > config.ends for one in own):
+        if not any(len(one.text.places) > config.ends for one in own):
             raise ConfigError(
                 f"config.runs: {run} has no continuations on record in its {len(steps)} steps from "
                 f"{config.first} on; run it with rollout.forks"
@@ -191,7 +191,7 @@ class _Training:
         self._config, self._folder = config, folder
         self._training, self._held_out = training, held_out
         self._rows = NamedSharding(mesh, partition_spec(("batch",)))
-        longest = max(len(one.steps.tokens) for one in (*training, *held_out))
+        longest = max(len(one.text.tokens) for one in (*training, *held_out))
         self._slots = config.slots or longest
         self._align = 1
         self._judged: dict[str, Any] = {}
@@ -202,7 +202,7 @@ class _Training:
         self._align = model.config.alignment
         self._slots += -self._slots % self._align
         attention = names_of(model.config.attention, "config.backbone")
-        update = make_step_update(config.optimizer, config.micro_batches)
+        update = make_scored_update(config.optimizer, "outcomes", config.micro_batches)
         state = init_state(model, config.optimizer)
         with Checkpoints(self._folder, config, keep=2, may_change=_MAY_CHANGE) as checkpoints:
             restored = checkpoints.restore(state)
@@ -245,16 +245,19 @@ class _Training:
             first = position % count if epoch == position // count else 0
             yield from (self._training[number] for number in order[first:])
 
-    def _batch(self, position: int) -> tuple[StepBatch, int]:
+    def _batch(self, position: int) -> tuple[ScoredBatch, int]:
         """The batch from a position on, and the position behind it."""
-        examples = (one.steps for one in self._order(position))
-        batch, taken = self._packed(examples)
+        batch, taken = self._packed(self._order(position))
         return batch, position + len(taken)
 
-    def _packed(self, examples: Any) -> tuple[StepBatch, list[tuple[int, int]]]:
+    def _packed(self, found: Iterable[Labelled]) -> tuple[ScoredBatch, list[list[tuple[int, int]]]]:
         c = self._config
-        return pack_steps(
-            examples, rows=c.rows, slots=self._slots, most=c.borders, align=self._align
+        return pack_scored(
+            ([one.text] for one in found),
+            rows=c.rows,
+            slots=self._slots,
+            most=c.borders,
+            align=self._align,
         )
 
     def _judge(self, state: TrainState) -> dict[str, Any]:
@@ -265,16 +268,19 @@ class _Training:
         scores: list[float] = []
         at = 0
         while at < len(self._held_out):
-            batch, taken = self._packed(one.steps for one in self._held_out[at:])
-            found = np.asarray(border_scores(state.model, jax.device_put(batch, self._rows)))
-            for (row, first), one in zip(taken, self._held_out[at:], strict=False):
-                scores += found[row, first : first + len(one.steps.places)].tolist()
+            batch, taken = self._packed(self._held_out[at:])
+            found = np.asarray(
+                scores_in(state.model, jax.device_put(batch, self._rows)), np.float64
+            )
+            for [(row, first)], one in zip(taken, self._held_out[at:], strict=False):
+                own = found[row, first : first + len(one.text.places)]
+                scores += sigmoid(own).tolist()
             at += len(taken)
-        labels = [label for one in self._held_out for label in one.steps.labels]
+        labels = [label for one in self._held_out for label in one.text.labels]
         ends = [
-            self._config.ends and number == len(one.steps.places) - 1
+            self._config.ends and number == len(one.text.places) - 1
             for one in self._held_out
-            for number in range(len(one.steps.places))
+            for number in range(len(one.text.places))
         ]
         kinds = {"borders": [not end for end in ends], "ends": ends}
         return {kind: measures(scores, labels, which) for kind, which in kinds.items()}

@@ -12,7 +12,6 @@ from absl import logging
 from models.transformer import Transformer
 from rl_code import sft
 from rl_code.checkpoint import checkpoint
-from rl_code.learner.update import init_state
 from rl_code.metrics.progress import Progress
 from rl_code.recording.replay_training import on_record, replay
 from rl_code.run.run import Run
@@ -82,8 +81,10 @@ class RecordedVersions:
             model = sft.initial_model(self._learner)
             if version == 0:
                 return model
-            state = init_state(model, self._learner.config.train.optimizer)
-            return checkpoint.load(self.workdir, state, step=version).state.model
+            # the model alone: before a fork there may have been another state beside it
+            wanted = {"model": model}
+            found = checkpoint.load(self.workdir, wanted, step=version, partial=True)
+            return found.state["model"]
 
     def _make(self, versions: Sequence[int], models: LocalWeights) -> None:
         """Repeats training from the nearest checkpoint before the first of the versions."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ import numpy as np
 from rl_code import sft
 from rl_code.checkpoint import checkpoint
 from rl_code.config import read_config
-from rl_code.learner.learner import Learner
-from rl_code.learner.update import TrainState, init_state
-from rl_code.run import lineage
+from rl_code.learner.teacher import first_state, with_average
+from rl_code.learner.update import TrainState
+from rl_code.learner.value_function import carried
+from rl_code.rollout import late_credit
+from rl_code.run import lineage, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
 from rl_code.run.workdir import MAY_CHANGE, STORE
@@ -67,22 +70,29 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
         with _with_config(run, config) as part:
             with jax.set_mesh(part.mesh):
                 model = sft.initial_model(part)
-                learn = Learner(config.train, part.rows_sharding, model)
-                fresh = init_state(model, config.train.optimizer)
+                learn = teaching.learner(part, config.train, model)
+                fresh = first_state(config.train, model)
                 if state is not None:
+                    state = with_average(config.train, state)
                     # onto the devices of this part, whose mesh may be another one
+                    value = carried(state.value, state.model, config.train.value)
+                    state = dataclasses.replace(state, value=value)
                     state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, fresh))
                 elif start:
-                    state = checkpoint.load(run.workdir, fresh, step=start).state
+                    load = functools.partial(checkpoint.load, run.workdir, step=start)
+                    kept = teaching.restored(config.train, fresh, run.workdir, load, start)
+                    state = kept.state
                 else:
                     state = fresh
             del fresh
             read = read_ahead(store.folder, store.places(found))
             for step, records in itertools.groupby(read, key=lambda record: record.step):
                 by_number = {record.number: record.group for record in records}
-                items = [item.number for item in store.items(step) if item.kind == "train"]
+                items = [item.number for item in store.items(step) if item.trained]
+                groups = [by_number[number] for number in items]
+                credited = late_credit.late(store, groups, config.memory)
                 with jax.set_mesh(part.mesh):
-                    state, _ = learn(state, [by_number[number] for number in items], step)
+                    state, _ = learn(state, groups, step, late=credited)
                     rollout = config.rollout
                     weights = in_dtype(state.model, rollout.dtype, rollout.weights)
                     now = Version.of(step + 1, weights).checksum

@@ -72,6 +72,21 @@ def find(workdir: Path, step: int, task: str) -> Recorded:
     )
 
 
+def _demonstrated_again(run: Run, found: Recorded, recorded: Trajectory) -> Trajectory:
+    """A demonstration as it is played now. Raises ConfigError."""
+    (version,) = set(recorded.versions[recorded.sampled].tolist())
+    made = run.demonstrator()
+    if made is None:
+        raise ConfigError(
+            f"config.train.demonstrations = None: task {recorded.task_id!r} trajectory "
+            f"{recorded.index} is a demonstration, which cannot be played again without"
+        )
+    with contextlib.closing(made) as demonstrator:
+        return demonstrator.play(
+            found.record.group.task, recorded.group, recorded.index, found.item.seed, version
+        )
+
+
 def play_again(
     config: RunConfig,
     workdir: Path,
@@ -97,11 +112,16 @@ def play_again(
         if found.role == "actor":
             learner = stack.enter_context(Run(config, workdir, "learner"))
         stack.enter_context(jax.set_mesh(run.mesh))
-        wanted = sorted({version for t in trajectories for version in versions_of(t)})
-        models = RecordedVersions(learner, run).get(wanted)
+        sampled = [t for t in trajectories if not t.demonstrated]
+        wanted = sorted({version for t in sampled for version in versions_of(t)})
+        models = RecordedVersions(learner, run).get(wanted) if sampled else {}
         scheduler = run.scheduler(config.rollout.sampling)
         run.recall(trajectories)
         for recorded in trajectories:
+            if recorded.demonstrated:
+                now = _demonstrated_again(run, found, recorded)
+                yield Again(recorded, now, trajectory_difference.of_trajectories(recorded, now))
+                continue
             now = sample_again(
                 scheduler,
                 recorded,

@@ -142,6 +142,7 @@ def make(
         "last_update": metrics,
         "judged": judged,
     }
+    report = json.loads(json.dumps(report))  # as it is read later
     _write(
         folder, config, origin, tokenizer, Weights(model, scale, _digest(trained), metrics), report
     )

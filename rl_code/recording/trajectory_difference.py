@@ -71,6 +71,8 @@ def of_trajectories(there: Trajectory, here: Trajectory) -> Difference | None:
         other = _plain(getattr(here, kind))
         if one != other:
             return Difference(kind.replace("_", " "), here.index, None, one, other)
+    if there.milestones != here.milestones:
+        return Difference("milestones", here.index, None, there.milestones, here.milestones)
     if _reward(there) != _reward(here):
         return Difference("reward", here.index, None, _reward(there), _reward(here))
     return None

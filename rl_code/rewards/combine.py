@@ -28,6 +28,7 @@ from rl_code.environment.tools.text import cut_middle
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.noted import Noted
+from rl_code.rewards.overlong import Overlong
 from rl_code.rewards.quality import Quality
 from rl_code.rewards.score import Score
 from rl_code.rewards.similarity import similarity
@@ -47,6 +48,7 @@ SIGNALS: dict[str, Any] = {
     "similarity": similarity,
     "tested": Tested,
     "score": Score,
+    "overlong": Overlong,
     "rubric": "rl_code.rewards.rubric:Rubric",
     "process": "rl_code.rewards.process:ProcessReward",
     "reward_model": "rl_code.rewards.reward_model:RewardModel",

@@ -21,21 +21,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention.methods.api import METHODS
-from models import pretrained
 from models.model_config import ModelConfig
 from models.scalar_head import abstract_scored
 from models.sharding import MeshConfig, make_mesh
 from rl_code.checkpoint import checkpoint
 from rl_code.checkpoint.record import CheckpointError
-from rl_code.config import named, read_config
+from rl_code.config import read_config
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.host.files import write_atomically
-from rl_code.learner.step_scores import Steps, border_scores, pack_steps
+from rl_code.learner.scored import Text, pack_scored, scores_in
+from rl_code.rewards import reward_model_folder
+from rl_code.rewards.calibration import sigmoid
 
 FILE = "process_model.json"
-MODEL = "model"
 # The shortest row, and the fewest borders, of a program that scores; longer ones are twice as long.
 _LEAST_SLOTS, _LEAST_BORDERS = 128, 8
 
@@ -71,17 +70,7 @@ def read(folder: Path) -> Description:
 
 def shape_of(folder: Path) -> ModelConfig:
     """Shape of the backbone, in float32. Raises ConfigError."""
-    description = read(folder)
-    path = f"{folder / FILE}: attention"
-    for one in description.attention:
-        if one.name not in METHODS:  # a file must not have code of its own run
-            raise ConfigError(f"{path}: no method of attention is called {one.name!r}")
-    try:
-        shape = pretrained.read_config(folder / MODEL)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{folder}: {error}") from error
-    methods = tuple(named.make(METHODS, one, path) for one in description.attention)
-    return dataclasses.replace(shape, attention=methods)
+    return reward_model_folder.shape_of(folder, read(folder).attention, FILE)
 
 
 class Scorer:
@@ -113,16 +102,16 @@ class Scorer:
         if not len(places):
             return []
         zeros = (0.0,) * len(places)
-        batch, _ = pack_steps(
-            [Steps(tokens.tolist(), places, zeros, zeros)],
+        batch, _ = pack_scored(
+            [[Text(tokens.tolist(), places, zeros, zeros)]],
             rows=1,
             slots=_doubled(_LEAST_SLOTS * self._shape.alignment, len(tokens)),
             most=_doubled(_LEAST_BORDERS, len(places)),
             align=self._shape.alignment,
         )
         with self._lock, jax.set_mesh(self._mesh):
-            found = border_scores(self._model, jax.device_put(batch))
-        return np.asarray(found)[0, : len(places)].tolist()
+            found = np.asarray(scores_in(self._model, jax.device_put(batch)), np.float64)
+        return sigmoid(found[0, : len(places)]).tolist()
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,7 +20,7 @@ from jaxtyping import Float64
 from models.scalar_head import ScoredTransformer
 from rl_code.config.read_config import at_least
 from rl_code.learner.optimizer import OptimizerConfig
-from rl_code.learner.scored import Kind, Text, make_scored_update, make_scores, pack_scored
+from rl_code.learner.scored import Kind, Text, make_scored_update, pack_scored, scores_in
 from rl_code.learner.update import init_state
 
 
@@ -65,7 +65,7 @@ def units_of(
 ) -> list[tuple[Text, ...]]:
     """Texts to learn from in a random order, or pairs of them with the good one first."""
     if config.kind == "outcomes":
-        units = [(Text(one.tokens, float(one.good)),) for one in outcomes]
+        units = [(Text.whole(one.tokens, float(one.good)),) for one in outcomes]
     else:
         by_task: dict[str, list[Outcome]] = {}
         for one in outcomes:
@@ -75,7 +75,10 @@ def units_of(
             good, bad = ([x for x in own if x.good == kind] for kind in (True, False))
             pairs = list(itertools.product(good, bad))
             chosen = rng.permutation(len(pairs))[: config.pairs]
-            units += [(Text(pairs[i][0].tokens, 1.0), Text(pairs[i][1].tokens)) for i in chosen]
+            units += [
+                (Text.whole(pairs[i][0].tokens, 1.0), Text.whole(pairs[i][1].tokens))
+                for i in chosen
+            ]
     return [units[i] for i in rng.permutation(len(units))]
 
 
@@ -147,8 +150,8 @@ def scores_of(
     with jax.set_mesh(mesh):
         while len(found) < len(texts):
             left = texts[len(found) : len(found) + rows * most]
-            units = [[Text(tokens)] for tokens in left]
+            units = [[Text.whole(tokens)] for tokens in left]
             batch, places = pack_scored(units, rows=rows, slots=slots, most=most, align=align)
-            scores = np.asarray(make_scores()(model, jax.device_put(batch)), np.float64)
+            scores = np.asarray(scores_in(model, jax.device_put(batch)), np.float64)
             found += [float(scores[place]) for (place,) in places]
     return np.array(found, np.float64)

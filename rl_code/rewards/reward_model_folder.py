@@ -83,17 +83,19 @@ def names_of(methods: tuple[Method, ...], key: str) -> tuple[Named, ...]:
     return tuple(Named(names[type(one)], read_config.to_dict(one)) for one in methods)
 
 
-def shape_of(folder: Path, description: Description) -> ModelConfig:
-    """Shape of the backbone, in float32. Raises ConfigError."""
-    for one in description.attention:
-        if one.name not in METHODS:
-            raise ConfigError(f"{folder / FILE}: no method of attention is called {one.name!r}")
+def shape_of(folder: Path, attention: tuple[Named, ...], file: str = FILE) -> ModelConfig:
+    """Shape of the backbone, in float32, whose methods of attention stand in a file of the folder.
+    Raises ConfigError.
+    """
+    path = f"{folder / file}: attention"
+    for one in attention:
+        if one.name not in METHODS:  # a file must not have code of its own run
+            raise ConfigError(f"{path}: no method of attention is called {one.name!r}")
     try:
         shape = pretrained.read_config(folder / MODEL)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{folder}: {error}") from error
-    path = f"{folder / FILE}: attention"
-    methods = tuple(named.make(METHODS, one, path) for one in description.attention)
+    methods = tuple(named.make(METHODS, one, path) for one in attention)
     return dataclasses.replace(shape, attention=methods)
 
 

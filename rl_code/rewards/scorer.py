@@ -19,7 +19,7 @@ from models.sharding import MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
 from rl_code.checkpoint import checkpoint
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.learner.scored import Text, make_scores, pack_scored
+from rl_code.learner.scored import Text, pack_scored, scores_in
 from rl_code.rewards import reward_model_folder
 from rl_code.rewards.calibration import sigmoid
 from rl_code.rewards.reward_model_folder import Weights
@@ -43,7 +43,7 @@ class Scorer:
         self.folder, self.versions = folder, versions
         self.description = reward_model_folder.read(folder)
         self.tokenizer: Tokenizer = reward_model_folder.tokenizer_of(folder)
-        self.shape = reward_model_folder.shape_of(folder, self.description)
+        self.shape = reward_model_folder.shape_of(folder, self.description.attention)
         self.mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
         self._weights: dict[int, Weights] = {}
         # loading twice would cost memory, and programs of several threads the same device
@@ -82,11 +82,11 @@ class Scorer:
     def score(self, tokens: Sequence[int], version: int = 0) -> tuple[float, float]:
         """(The score of one text, the probability that it stands for). Raises ConfigError."""
         batch, _ = pack_scored(
-            [[Text(tokens)]], rows=1, slots=self.slots, most=1, align=self.shape.alignment
+            [[Text.whole(tokens)]], rows=1, slots=self.slots, most=1, align=self.shape.alignment
         )
         with self._lock, jax.set_mesh(self.mesh):
             weights = self._load(version)
-            found = make_scores()(weights.model, jax.device_put(batch))
+            found = scores_in(weights.model, jax.device_put(batch))
         score = float(np.asarray(found)[0, 0])
         return score, probability(score, weights.scale)
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from rl_code.learner.monte_carlo import borders_of
-from rl_code.learner.step_scores import Steps
+from rl_code.learner.scored import Text
 from rl_code.types import Group, Trajectory
 
 Estimation = Literal["soft", "hard"]
@@ -28,7 +28,7 @@ class Labelled:
     """A recorded trajectory with the labels of its turns."""
 
     task_id: str
-    steps: Steps
+    text: Text
 
 
 def labelled(
@@ -57,8 +57,8 @@ def labelled(
             if found:
                 places, labels = zip(*found, strict=True)
                 tokens = trajectory.contexts[0].tokens.tolist()
-                steps = Steps(tokens, places, labels, (1.0,) * len(places))
-                yield Labelled(group.task.id, steps)
+                text = Text(tokens, places, labels, (1.0,) * len(places))
+                yield Labelled(group.task.id, text)
 
 
 def borders_in(trajectory: Trajectory) -> list[int]:

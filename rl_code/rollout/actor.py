@@ -16,13 +16,14 @@ from absl import logging
 from rl_code.environment.episode import Episode
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.types import Task
+from rl_code.types import Group, Task
 from rl_code.weights.versions import Subscriber
 
 # Most groups claimed in one turn, so that actors which start together share a step.
@@ -55,7 +56,8 @@ class Actor:
 
     tasks: by index. on_loaded: called with the version of weights that were just loaded. prepare:
     makes of a task the one that a step's episodes get. forks: where episodes that are trained on
-    are forked.
+    are forked. demonstrator: plays the last trajectory of the groups that have a demonstration;
+    None for none.
     """
 
     def __init__(
@@ -70,12 +72,16 @@ class Actor:
         on_loaded: Callable[[int], None] = lambda version: None,
         prepare: Callable[[Task, int], Task] = lambda task, step: task,
         forks: ForksConfig | None = None,
+        demonstrator: Demonstrator | None = None,
     ):
         self._scheduler, self._store, self._work, self._weights = scheduler, store, work, weights
         self._tasks, self._make_episode = tasks, make_episode
         self._config, self._on_loaded = config, on_loaded
         self._prepare = prepare
         self._forks = forks
+        self._demonstrator = demonstrator
+        # Groups that lack nothing but their demonstration, by item.
+        self._sampled: dict[Item, Group] = {}
         self._claimed: collections.deque[Item] = collections.deque()  # not begun
         self._faulted: set[Item] = set()  # whose episodes all ended in a fault of the sandbox
         self._loaded: int | None = None
@@ -103,12 +109,15 @@ class Actor:
         self._begin()
         self._note_idle(not self._scheduler.groups)
         if not self._scheduler.groups:
-            return bool(self._claimed)
+            return self._await_demonstration() or bool(self._claimed)
         for item, group in self._scheduler.step():
             if all(trajectory.status == "fault" for trajectory in group.trajectories):
                 self._play_again(item)
+            elif self._has_demonstration(item):
+                self._sampled[item] = group
             else:
                 self._store.deliver(item, group)
+        self._deliver_demonstrated()
         self._note_idle(not self._scheduler.groups)
         return True
 
@@ -146,6 +155,8 @@ class Actor:
     def close(self) -> None:
         """Gives up what is in progress; others may take it over."""
         self._scheduler.abort()
+        if self._demonstrator is not None:
+            self._demonstrator.close()
         self._work.close()
 
     def _claim(self) -> None:
@@ -206,12 +217,38 @@ class Actor:
         self._faulted.add(item)
         self._submit(item)
 
+    def _has_demonstration(self, item: Item) -> bool:
+        return self._demonstrator is not None and self._demonstrator.wanted(item)
+
+    def _deliver_demonstrated(self) -> None:
+        """Delivers the groups whose demonstrations are there."""
+        for item, group in list(self._sampled.items()):
+            shown = self._demonstrator.take(item)
+            if shown is not None:
+                del self._sampled[item]
+                whole = dataclasses.replace(group, trajectories=(*group.trajectories, shown))
+                self._store.deliver(item, whole)
+
+    def _await_demonstration(self) -> bool:
+        """Waits a moment for a demonstration, if a group lacks one; True if one does."""
+        if not self._sampled:
+            return False
+        self._demonstrator.wait(_LONGEST_POLL_S)
+        self._deliver_demonstrated()
+        return True
+
     def _submit(self, item: Item) -> None:
+        task = self._prepare(self._tasks[item.task], item.step)
+        size = item.group_size
+        if self._has_demonstration(item):
+            version = self._loaded if item.version is None else item.version
+            self._demonstrator.begin(item, task, version)
+            size -= 1
         self._scheduler.submit(
-            self._prepare(self._tasks[item.task], item.step),
+            task,
             self._make_episode,
             group=item.group,
-            group_size=item.group_size,
+            group_size=size,
             key=item.seed,
             tag=item,
             forks=self._forks if item.kind == "train" else None,

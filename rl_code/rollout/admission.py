@@ -116,6 +116,8 @@ class Admission:
         self._pool.new_weights()
         self._prompt_pool.new_weights()
         for row in [each for one in self.rows for each in one.contexts or [one]]:
+            if row.over and not recompute:
+                continue  # its keys are gone
             if recompute:
                 self._pool.forget(row)
                 row.keys = []
@@ -177,21 +179,26 @@ class Admission:
         """The row of another context of the same episode, which takes the place of ``row``; it
         lacks the tokens that ``there`` has for it.
         """
-        other = self._rewritten(row, there) if there.whole else self._beside(row, there)
+        other = self._beside(row, there) if there.in_order else self._rewritten(row, there)
         self.rows[self.rows.index(row)] = other
         return other
 
     def _beside(self, row: Row, there: Elsewhere) -> Row:
-        """The row of a sub-agent's context that begins, or of one that waited for its answer.
-        ``row`` leaves its pages meanwhile.
+        """The row of a context that begins with a summary or a question to a sub-agent, or of one
+        that waited for an answer. ``row`` leaves its pages meanwhile, or for good.
         """
         contexts = row.contexts or [row]
         if there.context == len(contexts):
-            prompt = min(len(there.tokens), self._pool.engine.config.prompt_length)
+            longest = self._pool.engine.config.prompt_length
+            # behind a summary, what the cache may have is the prompt of the episode
+            prompt = row.prompt if there.whole else min(len(there.tokens), longest)
             contexts.append(self._row(row, there.context, prompt))
         for context in contexts:
             context.contexts = contexts
-        if row.held:
+        if there.whole:
+            self._pool.forget(row)
+            row.over = True
+        elif row.held:
             self._pool.save(row, on_device=False)
         return contexts[there.context]
 

@@ -141,5 +141,6 @@ def _due(trajectory: Trajectory, number: int, cached: int, length: int) -> int |
         return next(version for place, version in reversed(context.keys) if place <= cached)
     # Either one version computed all keys, or all were computed again by the version that sampled
     # the next token.
-    known = length < len(context.tokens) and context.sampled[length]
-    return int(context.versions[length]) if known else None
+    own = length - context.kept
+    known = 0 <= own < len(context.tokens) and context.sampled[own]
+    return int(context.versions[own]) if known else None

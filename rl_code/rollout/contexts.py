@@ -36,7 +36,7 @@ def with_keys(
     """
     context = trajectory.contexts[number]
     # The last token has no key: nothing was sampled after it.
-    ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]
+    ends = [place for place, _ in keys[1:]] + [context.kept + len(context.tokens) - 1]
     kept = [pair for pair, end in zip(keys, ends, strict=True) if pair[0] < end]
     if len({version for _, version in kept}) < 2:
         return trajectory

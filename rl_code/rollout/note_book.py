@@ -9,27 +9,40 @@ samples, on the order in which episodes end, or on when a process was killed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from rl_code.environment.notes import scope_of, with_notes
+from rl_code.environment.notes import scope_of, with_notes, without_note
 from rl_code.environment.tools.tool import Tool
+from rl_code.rollout.memory import Calls, MemoryConfig, Note
 from rl_code.store.store import GroupStore
-from rl_code.types import Group, Task, ToolCall, Trajectory
+from rl_code.types import Group, Task
 
 
 class NoteBook:
     """Goes through the record once, step by step, and keeps the notes as they were after each of
     the last steps that may still be asked for.
 
-    tools: by name; those without ``notes`` change none. bound: the bound on staleness.
+    tools: by name; those without ``notes`` change none. bound: the bound on staleness. memory:
+    which notes are kept. group_size: episodes of a group.
     """
 
-    def __init__(self, store: GroupStore, tools: Mapping[str, Tool], bound: int):
+    def __init__(
+        self,
+        store: GroupStore,
+        tools: Mapping[str, Tool],
+        bound: int,
+        memory: MemoryConfig | None = None,
+        group_size: int = 1,
+    ):
         self._store = store
-        self._tools = {name: tool for name, tool in tools.items() if tool.notes}
+        self._memory = memory or MemoryConfig()
+        self._rule = self._memory.found()
+        # The index of a group's first episode that does not read one of the notes.
+        self._first = group_size - self._memory.left_out
+        self._tools = tools
         self._lag = bound + 2
         # Notes by scope, after each step. Only those of the last steps are kept.
-        self._after: dict[int, dict[tuple[str, str], dict[str, str]]] = {-1: {}}
+        self._after: dict[int, dict[tuple[str, str], dict[str, Note]]] = {-1: {}}
         self._lock = threading.Lock()
 
     def task(self, task: Task, step: int) -> Task:
@@ -37,7 +50,7 @@ class NoteBook:
 
         Raises StoreError when the record of the steps before cannot be read.
         """
-        if not self._tools:
+        if not self._rule.keeps(self._tools):
             return task
         with self._lock:
             last = max(self._after)
@@ -46,17 +59,34 @@ class NoteBook:
                 self._after[one] = self._read(one, self._after[one - 1])
             for old in [one for one in self._after if one < wanted - self._lag]:
                 del self._after[old]
-            return with_notes(task, self._after[wanted].get(scope_of(task), {}))
+            notes = self._after[wanted].get(scope_of(task), {})
+            task = with_notes(task, {name: note.text for name, note in notes.items()})
+        return task if not self._memory.left_out else self._leave_out(task, notes, step)
+
+    def _leave_out(self, task: Task, notes: Mapping[str, Note], step: int) -> Task:
+        """The task in which some episodes do not read one of the notes: the one that was left out
+        least often, of several the oldest.
+        """
+        recent = [
+            (note.tried, age, name, note.stored)
+            for age, (name, note) in enumerate(notes.items())
+            if note.stored is not None and step - note.stored[0] <= self._memory.oldest
+        ]
+        if not recent:
+            return task
+        _, _, name, stored = min(recent)
+        return without_note(task, name, self._first, stored)
 
     def _read(
-        self, step: int, before: Mapping[tuple[str, str], dict[str, str]]
-    ) -> dict[tuple[str, str], dict[str, str]]:
-        """The notes after a step: its groups, trajectories and calls change them in order."""
+        self, step: int, before: Mapping[tuple[str, str], dict[str, Note]]
+    ) -> dict[tuple[str, str], dict[str, Note]]:
+        """The notes after a step, whose groups change them in order."""
         after = dict(before)
         for item in self._store.items(step):
             group = self._store.record(step, item.number).group
             scope = scope_of(group.task)
-            notes = notes_after(group, self._tools, after.get(scope, {}))
+            place = step, item.number
+            notes = self._rule.after(group, self._tools, after.get(scope, {}), place)
             if notes:
                 after[scope] = notes
             else:
@@ -71,18 +101,5 @@ def notes_after(
 
     tools: by name; those without ``notes`` change none. before: the notes before it.
     """
-    notes = dict(before)
-    for trajectory in group.trajectories:
-        for call in _carried_out(trajectory):
-            if call.name in tools and tools[call.name].notes:
-                tools[call.name].note(call.arguments, notes)
-    return notes
-
-
-def _carried_out(trajectory: Trajectory) -> Iterator[ToolCall]:
-    """The calls of an episode that did what they were asked to, in order."""
-    for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-        if message.role == "assistant" and told.role == "tool":
-            for call, result in zip(message.calls, told.results, strict=False):
-                if result.ok and not call.error:
-                    yield call
+    notes = {name: Note(text) for name, text in before.items()}
+    return {name: note.text for name, note in Calls().after(group, tools, notes).items()}

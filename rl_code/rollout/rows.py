@@ -48,6 +48,8 @@ class Row(Span):
     # the episode has one.
     context: int = 0
     contexts: list[Row] = dataclasses.field(default_factory=list)
+    # True if its context was given up for one that begins with a summary of it.
+    over: bool = False
 
     def kinds(self) -> list[int] | None:
         """Kinds of the places that the episode has behind ``tokens``; None without documents.

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from attention.methods.method import Method
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.summaries import (
+    Closing,
+    SummariesConfig,
+    longest_context,
+    most_sampled,
+)
 from rl_code.learner.batching import PackConfig
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
@@ -43,17 +50,19 @@ WHY = {
     "rollout.worker_deadline_s": "the longest that limits let tools and grading take, and a grace",
     "rollout.engine.page": "the block of model.attention, where layers choose blocks",
     "rollout.engine.view_block": "a multiple of rollout.engine.page",
-    "rollout.engine.length": "limits.tokens",
+    "rollout.engine.length": "limits.tokens, or summaries.context",
     "rollout.engine.prompt_length": "limits.tokens, less what may be sampled",
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
     "rollout.engine.cache_dtype": "rollout.dtype",
     "rollout.engine.pages": "all open episodes at their longest, and prompts",
     "train.optimizer.total_steps": "train.steps x train.epochs",
+    "train.value.optimizer.total_steps": "train.steps x train.epochs, and pretraining",
     "train.loss.constant_length": "the most tokens a trajectory can sample",
     "train.pack.rows": "a row for each group, or for each trajectory",
     "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.targets": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
+    "train.teacher.slots": "a row of train.pack, and the feedback of its trajectories",
     "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
     "documents.longest": "whole pages within limits.tokens, at most 1024 tokens",
@@ -82,9 +91,17 @@ def settle(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def sampled_tokens(limits: Limits) -> int:
+def sampled_tokens(
+    limits: Limits, summaries: SummariesConfig | None = None, closing: Closing | None = None
+) -> int:
     """The most tokens that the policy can sample in one trajectory."""
-    return min(limits.turns * limits.turn_tokens, limits.tokens)
+    return min(most_sampled(limits, summaries, closing), limits.tokens)
+
+
+def longest_wait_s(config: RunConfig, limits: Limits) -> float:
+    """Wall-clock seconds within which a message is answered and an episode graded."""
+    milestones_s = limits.grade_s if config.milestones is not None else 0.0
+    return limits.longest_wait_s + milestones_s
 
 
 def block_of(methods: Sequence[Method]) -> int | None:
@@ -109,14 +126,17 @@ def engine(
     documents: DocumentsConfig | None = None,
     block: int | None = None,
     note_picks: bool = False,
+    summaries: SummariesConfig | None = None,
 ) -> EngineConfig:
     """An engine's shapes, for episodes within these limits.
 
     dtype: of the sampling copy of the model. group_size: episodes that share a prompt. documents:
     those of the run, None for none. block: of ``block_of``; a page is then a block, whatever the
     config says for other methods. note_picks: whether tokens are sampled for training, in a run
-    with ``rollout.picks``.
+    with ``rollout.picks``. summaries: those of the run, None for none.
     """
+    # those of one context
+    limits = dataclasses.replace(limits, tokens=longest_context(summaries, limits))
     waits = limits.turns > 1  # for tools, between turns
     page = block or given.page
     config = _filled(
@@ -161,20 +181,27 @@ def pack(
     group_size: int,
     block: int | None = None,
     parts: int = 1,
+    summaries: SummariesConfig | None = None,
+    closing: Closing | None = None,
+    late: int = 0,
 ) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
     prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``. parts:
-    devices over which the slots and the targets of a row are cut.
+    devices over which the slots and the targets of a row are cut. summaries, closing: what the run
+    asks episodes for, beside messages of work. late: rows for what is credited in a later step.
     """
-    sampled = sampled_tokens(limits)
+    sampled = sampled_tokens(limits, summaries, closing)
+    # Contexts that begin with a summary: each is one more run behind the prompt.
+    more = summaries.most if summaries else 0
     # The most tokens that can follow a prompt. With several turns that is all the shortest prompt
     # leaves, and how short a prompt can be is not known.
     completion = min(limits.turn_tokens, limits.tokens) if limits.turns == 1 else limits.tokens
     if given.prompt_slots:  # prompts stand in rows of their own: completions alone, from there on
         rows = given.rows or tasks
         together = -(-tasks // rows) * group_size  # trajectories of a row
-        shapes = {"rows": rows, "slots": together * (completion + 1), "targets": together * sampled}
+        slots = together * (completion + 1 + more)
+        shapes = {"rows": rows, "slots": slots, "targets": together * sampled}
         prompts = -(-tasks // rows)
     elif (group_size - 1) * prompt >= group_size * completion:
         # A group in one row computes its prompt once. That saves at least as many slots as what
@@ -189,7 +216,9 @@ def pack(
     if block is not None and not given.runs:
         # An aligned run takes up to three blocks more than its tokens, so there are no more runs
         # than this needs: a prompt, and what each trajectory adds to it.
-        given = dataclasses.replace(given, runs=prompts + together)
+        given = dataclasses.replace(given, runs=prompts + together * (1 + more))
+    shapes["slots"] += together * more * (given.align - 1)  # that ``align`` may leave empty
+    shapes["rows"] += late
     for name in ("slots", "targets"):
         shapes[name] += -shapes[name] % parts
     return _filled(given, **shapes)
@@ -208,7 +237,7 @@ def _rollout(
     rollout = _filled(
         config.rollout,
         dtype=config.model.dtype,
-        worker_deadline_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
+        worker_deadline_s=max(longest_wait_s(config, limits) for limits in played) + GRACE_S,
     )
     shapes = engine(
         rollout.engine,
@@ -218,6 +247,7 @@ def _rollout(
         documents,
         block,
         rollout.picks is not None,
+        config.summaries,
     )
     return dataclasses.replace(rollout, engine=shapes)
 
@@ -237,12 +267,28 @@ def _train(
         size += config.rollout.forks.most(limits.turns, size)
     groups = train.tasks_per_step, size
     parts = config.mesh.context or 1
-    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
-    packing = dataclasses.replace(
-        packing, max_staleness=max_staleness, documents=documents, parts=parts
-    )
-    loss = _filled(train.loss, constant_length=sampled_tokens(limits))
+    asked = config.summaries, config.memory.found().closing
     shards = config.mesh.row_shards
+    # Each group tells the worth of one store at most.
+    late = train.tasks_per_step if config.memory.left_out else 0
+    late += -late % (shards or 1)
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, *asked, late)
+    packing = dataclasses.replace(
+        packing,
+        max_staleness=max_staleness,
+        documents=documents,
+        parts=parts,
+        demonstrated=train.demonstrations is not None,
+        untrained=train.parts.paid("none"),
+        late_staleness=config.memory.oldest if config.memory.left_out else 0,
+    )
+    loss = _filled(train.loss, constant_length=sampled_tokens(limits, *asked))
+    value = train.value
+    alone = 0 if value is None else min(value.pretrain_steps, train.steps)
+    updates = (train.steps - alone) * train.epochs
+    if value is not None:
+        updates_of_value = updates + alone * value.pretrain_epochs
+        value = dataclasses.replace(value, optimizer=_optimizer(value.optimizer, updates_of_value))
     return dataclasses.replace(
         _filled(
             train,
@@ -251,9 +297,28 @@ def _train(
         ),
         loss=dataclasses.replace(loss, temperature=temperature),
         pack=packing,
+        teacher=_teacher(train.teacher, packing, limits),
         picks=config.rollout.picks,
-        optimizer=_optimizer(train.optimizer, train.steps * train.epochs),
+        optimizer=_optimizer(train.optimizer, updates),
+        value=value,
     )
+
+
+def _teacher(
+    given: TeacherConfig | None, packing: PackConfig, limits: Limits
+) -> TeacherConfig | None:
+    """The shapes of a teacher's rows: those of the policy's, and the feedback of each trajectory
+    that such a row is sized for.
+    """
+    if given is None:
+        return None
+    slots = packing.slots + packing.prompt_slots
+    if given.feedback is not None:
+        together = max(1, packing.targets // sampled_tokens(limits))
+        # prompts with feedback part in another place; what follows begins at a multiple of align
+        more = given.feedback_tokens + 2 * (packing.align - 1)
+        slots += together * more
+    return _filled(given, slots=slots + -slots % packing.parts)
 
 
 def _documents(given: DocumentsConfig | None, limits: Limits, page: int) -> DocumentsConfig | None:
@@ -293,6 +358,7 @@ def _suite(
         config.train.group_size,
         documents,
         block,
+        summaries=config.summaries,
     )
     return dataclasses.replace(suite, engine=shapes)
 

@@ -18,14 +18,21 @@ import jax
 import numpy as np
 
 from attention.implementations import Implementation
+from models.lora import trained
 from models.sharding import row_shards
 from models.transformer import abstract_model
-from rl_code.learner import picks
+from rl_code.learner import picks, teacher
+from rl_code.learner.batch import Batch
 from rl_code.learner.batching import empty_batch
+from rl_code.learner.config import LearnerConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import TrainState, abstract_state, make_update
+from rl_code.learner.value_config import ValueConfig
+from rl_code.learner.value_function import ValueState
+from rl_code.learner.value_update import make_token_values, make_value_update
 from rl_code.rollout.engine import Engine
+from rl_code.run import teaching
 from rl_code.run.attention_calls import attention_calls, expert_calls
 from rl_code.run.config import check_rows
 from rl_code.run.derive import sampled_tokens
@@ -107,7 +114,7 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
     train = config.train
     model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):
-        state = abstract_state(model, train.optimizer)
+        state = abstract_state(model, train.optimizer, train.value)
         programs = list(_update(run, state, tell))
     # as it lies on the devices that sample
     sampling = abstract_model(run.sampling_model().config, run.rollout_mesh, whole=True)
@@ -133,7 +140,8 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
         prefillers=prefill.mesh.devices if (prefill := config.rollout.prefill) else 0,
         shared=shared,
         trajectories=trajectories,
-        sampled_tokens=trajectories * sampled_tokens(config.limits),
+        sampled_tokens=trajectories
+        * sampled_tokens(config.limits, config.summaries, config.memory.found().closing),
         batch_slots=rows * slots,
         memory=tuple(_memory(run, state, sampling, engine, programs)),
         programs=tuple(programs),
@@ -172,19 +180,66 @@ def _update(run: Run, state: TrainState, tell: Callable[[str], None]) -> Iterato
     targets = batch.mask
     prox = targets if train.epochs > 1 else None
     ref = targets if loss.kl_coef else None
+    lesson = ()
+    if train.teacher is not None:
+        answer, reads, rows, *lesson = _lesson(run, state)
+        tell("teacher")
+        yield _program("teacher", functools.partial(answer.trace, reads, rows, lesson[0]))
     if train.pack.prompt_slots == 0:
-        update = make_update(*way, train.picks == "replay")
+        replay = train.picks == "replay"
+        joint = None
+        if train.value is not None:
+            yield from _value_programs(train, state, batch, tell)
+            if train.value.backbone == "shared":
+                joint = train.value
+                batch = dataclasses.replace(batch, values=targets, returns=targets)
+        update = make_update(*way, replay, train.teacher, joint)
         tell("update")
-        yield _program("update", functools.partial(update.trace, state, batch, prox, ref))
+        yield _program("update", functools.partial(update.trace, state, batch, prox, ref, *lesson))
         return
-    prefill, update = make_two_phase_update(*way)
+    prefill, update = make_two_phase_update(*way, train.teacher)
     prompts = _abstract(pack_prompts([], train.pack), run.rows_sharding)
     tell("update, prompts")
     yield _program("update, prompts", functools.partial(prefill.trace, state.model, prompts))
     prefilled = jax.eval_shape(prefill, state.model, prompts)
     tell("update, completions")
-    trace = functools.partial(update.trace, state, prefilled, batch, prox, ref)
+    trace = functools.partial(update.trace, state, prefilled, batch, prox, ref, *lesson)
     yield _program("update, completions", trace)
+
+
+def _value_programs(
+    train: LearnerConfig, state: TrainState, batch: Batch, tell: Callable[[str], None]
+) -> Iterator[Program]:
+    """Compiles the programs of the value function beside the policy's update."""
+    shapes = (train.micro_batches, train.pack.runs, train.picks == "replay")
+    tell("values")
+    values = functools.partial(make_token_values(*shapes).trace, state.model, state.value.critic)
+    yield _program("values", functools.partial(values, batch))
+    if train.value.backbone == "shared" and not train.value.pretrain_steps:
+        return  # the policy's update is the value function's too
+    batch = dataclasses.replace(batch, values=batch.mask, returns=batch.mask)
+    tell("update, values")
+    update = make_value_update(train.value, *shapes)
+    yield _program("update, values", functools.partial(update.trace, state, batch))
+
+
+def _lesson(run: Run, state: TrainState) -> tuple:
+    """The teacher's program, what it takes (the teacher, its rows, its words so far), and the
+    ``guide`` of the update; abstract arrays.
+    """
+    train = run.config.train
+    form = train.teacher.form
+    shapes = teacher.shapes(train.teacher, train.pack)
+    rows = _abstract(teacher.nothing(shapes), run.rows_sharding)
+    own = teaching.abstract_teacher(run)
+    way = (form, train.loss.temperature, train.micro_batches, shapes.runs)
+    begin, answer = teacher.make_answers(*way)
+    reads = state.model if own is None else own
+    guide = own
+    if own is None and (train.teacher.average is not None or train.epochs > 1):
+        guide = trained(state.model)
+    words = jax.eval_shape(begin, reads, rows)
+    return answer, reads, rows, words, guide if form.whole else None
 
 
 def _memory(
@@ -199,10 +254,21 @@ def _memory(
         yield Part("learner", "optimizer", 0, note)
     else:
         yield Part("learner", "optimizer", moments, "moments in float32")
+    if train.value is not None:
+        yield from _value_memory(train.value, state.value)
     if train.loss.kl_coef:
         yield Part("learner", "reference weights", device_bytes(state.model), "for kl_coef")
+    if train.teacher is not None:
+        own = teaching.abstract_teacher(run)
+        if own is not None:
+            yield Part("learner", "teacher's weights", device_bytes(own), train.teacher.weights)
+        elif train.teacher.average is not None:
+            size = device_bytes(trained(state.model))
+            yield Part("learner", "moving average", size, "of what is trained, which teaches")
+        words = device_bytes(_lesson(run, state)[3]) // run.mesh.size
+        yield Part("learner", "teacher's words", words, train.teacher.divergence.name)
     temporary = {program.name: program.temporary_bytes for program in programs}
-    update = max(size for name, size in temporary.items() if name.startswith("update"))
+    update = max(size for name, size in temporary.items() if name.startswith(("update", "teacher")))
     note = f"{train.micro_batches} micro-batches of {train.pack.rows // train.micro_batches} rows"
     yield Part("learner", "working memory: gradients, activations", update, note)
     dtypes = {run.config.rollout.dtype, run.model_config.dtype, run.model_config.param_dtype}
@@ -217,6 +283,21 @@ def _memory(
     yield Part("sampler", "pages", device_bytes(sampler.cache_shape()), note)
     working = max(temporary["prefill"], temporary["decode"])
     yield Part("sampler", "working memory: prefill or decode", working, f"{engine.slots} rows")
+
+
+def _value_memory(config: ValueConfig, state: ValueState) -> Iterator[Part]:
+    """Memory of a value function."""
+    notes = {
+        "shared": "a head on the policy's hidden states, in float32",
+        "separate": "a copy of what is trained of the policy, and a head",
+    }
+    yield Part("learner", "value weights", device_bytes(state.critic), notes[config.backbone])
+    moments = device_bytes(state.opt_state)
+    if config.optimizer.offload:
+        note = f"{moments / 2**20:,.1f} MiB of moments in float32 in the host's memory"
+        yield Part("learner", "value optimizer", 0, note)
+    else:
+        yield Part("learner", "value optimizer", moments, "moments in float32")
 
 
 def device_bytes(tree: Any) -> int:

@@ -19,10 +19,12 @@ from models.transformer import Transformer
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.summaries import longest_context
 from rl_code.environment.tools.api import find_tools
 from rl_code.run import lineage
 from rl_code.run import origin as origin_lib
-from rl_code.run.config import RunConfig, check_chooses
+from rl_code.run.agreement import check_chooses
+from rl_code.run.config import RunConfig
 from rl_code.run.origin import Origin
 from rl_code.run.sections import LoraConfig, TokenizerConfig
 from rl_code.tasks.demonstrations import Segment
@@ -115,8 +117,11 @@ def _check_positions(config: RunConfig, origin: Origin) -> None:
         if suite.limits is not None:
             played[f"config.suites[{at}]."] = suite.limits
     for name, limits in played.items():
-        if limits.tokens + before > most:
+        longest = longest_context(config.summaries, limits)
+        if longest + before > most:
             behind = f" behind documents.longest = {before}" if before else ""
+            if longest < limits.tokens:
+                behind = f" in contexts of summaries.context = {longest}{behind}"
             raise ConfigError(
                 f"{name}limits.tokens = {limits.tokens}{behind}: the model at {origin.weights!r} "
                 f"was trained for contexts of {most} tokens; lower the limit, or set "
@@ -153,10 +158,7 @@ def _padded(config: RunConfig, shape: ModelConfig) -> ModelConfig:
     # each expert's matrix stays what it is
     if pad_config(shape, devices) is shape:
         return found
-    optimizers = {"train": config.train.optimizer}
-    if config.sft is not None:
-        optimizers["sft"] = config.sft.optimizer
-    for section, optimizer in optimizers.items():
+    for section, optimizer in config.optimizers().items():
         if optimizer.muon_learning_rate is not None:
             raise ConfigError(
                 f"config.{section}.optimizer.muon_learning_rate = {optimizer.muon_learning_rate}: "

@@ -37,6 +37,7 @@ from rl_code.harness.agent import Agent
 from rl_code.harness.api import find_agent
 from rl_code.learner import offload
 from rl_code.rewards.combine import find_reward
+from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
@@ -44,7 +45,7 @@ from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run import origin as origin_lib
-from rl_code.run import trajectory_log
+from rl_code.run import teaching, trajectory_log
 from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
@@ -54,6 +55,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
 from rl_code.tasks.fitting import Fitting
+from rl_code.tasks.group_demonstrations import messages_of
 from rl_code.tasks.screening import TaskPool
 from rl_code.tasks.source import Source
 from rl_code.types import Limits, Reward, Task, Trajectory
@@ -122,6 +124,7 @@ class Run:
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
+            teaching.check(self)
         except BaseException:
             self.pool.close()
             raise
@@ -295,6 +298,20 @@ class Run:
         task = self._demonstrated[index]
         return demonstrate(task, rng, kind, limits, documents, self._walk_words)
 
+    def demonstrator(self) -> Demonstrator | None:
+        """Plays the demonstrations of groups; None where groups have none."""
+        shown = self.config.train.demonstrations
+        if shown is None:
+            return None
+
+        def messages(task: Task, rng: random.Random) -> list[list[int]]:
+            limits, documents = self.config.limits, self.config.documents
+            way = shown.demonstration, limits, documents, self._walk_words
+            texts = messages_of(demonstrate(task, rng, *way))
+            return [self.tokenizer.encode(text) for text in texts]
+
+        return Demonstrator(messages, self.episode, shown.steps)
+
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,
         or in another dtype with none.
@@ -319,7 +336,9 @@ class Run:
         train = self.config.train
         seed = self.config.seed
         if train.curriculum is None:
-            return TaskPool(len(self.tasks), seed, train.screening, position)
+            return TaskPool(
+                len(self.tasks), seed, train.screening, position, shuffled=train.shuffled
+            )
         try:
             return Curriculum(self.tasks, seed, train.curriculum, train.group_size, position)
         except ValueError as error:
@@ -334,9 +353,11 @@ class Run:
         protocol: Named | None = None,
         limits: Limits | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        for_training: bool = True,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given. on_work: gets what the agent hands in.
+        given. on_work: gets what the agent hands in. for_training: False for one of a suite, of
+        which no milestones are needed, and which leaves no notes and is not asked for any.
         """
         if self.harness is not None:
             from rl_code.harness.episode import AgentEpisode
@@ -364,8 +385,12 @@ class Run:
             limits=limits or self.config.limits,
             reward=self._reward,
             documents=self.config.documents,
+            summaries=self.config.summaries,
+            closing=self.config.memory.found().closing if for_training else None,
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
+            keep_test_errors=teaching.reads_test_errors(self.config.train),
+            milestones=self.config.milestones if for_training else None,
         )
 
     def recall(self, trajectories: Sequence[Trajectory]) -> None:
@@ -522,6 +547,10 @@ class Run:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
         return self._prompts(task, protocol or self.config.protocol)[0]
 
+    def prompt_anew(self, task: Task) -> list[int]:
+        """As ``prompt``, of a task that is not asked for again."""
+        return self._encode_prompt(task, self.config.protocol)[0]
+
     def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))
 
@@ -547,7 +576,11 @@ class Run:
         files, or None.
         """
         make_episode = functools.partial(
-            self.episode, protocol=suite.protocol, limits=suite.limits, on_work=on_work
+            self.episode,
+            protocol=suite.protocol,
+            limits=suite.limits,
+            on_work=on_work,
+            for_training=False,
         )
         way = suite.sampling, suite.engine, suite.protocol, suite.dtype
         # the same for all evaluations of a run, those before and after training too

@@ -28,6 +28,8 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.run.step_metrics import METRICS, Metric
 from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig
+from rl_code.tasks.group_demonstrations import GroupDemonstrations
+from rl_code.tasks.refill import RefillConfig
 from rl_code.tasks.screening import ScreeningConfig
 
 
@@ -315,6 +317,15 @@ class TrainConfig(LearnerConfig):
     # With this section kinds of tasks of which the policy solves some episodes and not others are
     # drawn more often; None draws all tasks alike.
     curriculum: CurriculumConfig | None = None
+    # With this section one trajectory of each group is a demonstration. None for groups that the
+    # policy samples alone.
+    demonstrations: GroupDemonstrations | None = None
+    # With this section further tasks are drawn for a step in place of those whose groups have
+    # nothing to teach. None trains on smaller batches then.
+    refill: RefillConfig | None = None
+    # True if tasks are drawn in a new order in every epoch; False for the order of their source, as
+    # where later ones are on the same repository as earlier ones.
+    shuffled: bool = True
     # True if training uses tasks whose results can be forged without a guess (``tasks.guards``).
     # Those of a source without end are not looked at.
     forgeable: bool = False
@@ -326,7 +337,37 @@ class TrainConfig(LearnerConfig):
                 "screening and curriculum both choose which tasks are drawn: set one of them to "
                 "None. Screening is for lists, a curriculum for streams and tasks of several kinds"
             )
+        if not self.shuffled and (self.screening is not None or self.curriculum is not None):
+            raise ValueError(
+                "shuffled=False draws tasks in the order of their source, and screening and "
+                "curriculum choose which are drawn: leave both out"
+            )
         at_least(self, steps=0, tasks_per_step=1, group_size=1)
+        if self.demonstrations is not None and self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size} must be at least 2: one trajectory of a group is a "
+                "demonstration"
+            )
+        if self.refill is not None:
+            self._check_refill()
+
+    def _check_refill(self) -> None:
+        """Raises ValueError where a batch cannot be filled again."""
+        if self.group_size < 2:
+            raise ValueError(
+                f"refill waits for groups with advantages that are not 0: group_size="
+                f"{self.group_size} must be at least 2"
+            )
+        if not self.pack.drop_uninformative:
+            raise ValueError(
+                "refill draws tasks in place of groups that pack.drop_uninformative=False keeps in "
+                "the batch: set it to True, or refill to None"
+            )
+        if self.pack.prompt_slots:
+            raise ValueError(
+                f"pack.prompt_slots={self.pack.prompt_slots} means two phases, whose first needs "
+                "all prompts before anything is sampled: set it to 0, or refill to None"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from absl import logging
 from rl_code.config.read_config import ConfigError
 from rl_code.learner.advantages import rewards_of
 from rl_code.learner.monte_carlo import borders_of, mean_reward
+from rl_code.learner.parts import summary_turns
 from rl_code.learner.rounding import differ
 from rl_code.metrics.values import as_number
 from rl_code.rewards.combine import SIGNAL_ERROR, described
@@ -34,7 +35,7 @@ type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
     """Number of tokens that the policy sampled per trajectory: median, 90th percentile, most."""
-    counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
+    counts = [int(t.sampled.sum()) for group in groups for t in group.own]
     return {
         "lengths/sampled_p50": float(np.percentile(counts, 50)),
         "lengths/sampled_p90": float(np.percentile(counts, 90)),
@@ -42,8 +43,49 @@ def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict
     }
 
 
-# Those that a config may name in ``metrics.extra``.
-METRICS: dict[str, Metric] = {"sampled_lengths": sampled_lengths}
+def all_sampled(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens that the policy sampled for a step: for its trajectories and for what goes on from
+    their turn borders.
+    """
+    counts = [int(t.own_sampled.sum()) for group in groups for t in group.all if not t.demonstrated]
+    return {"lengths/sampled_in_all": float(sum(counts))}
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCalls:
+    """The use of a tool, by name of the metric.
+
+    calls/TOOL: calls of an episode. calls/TOOL_used: share of the episodes with a call.
+    calls/TOOL_solved: share of these that solve their task, and calls/TOOL_unused_solved that of
+    the others; no number where there are none.
+    """
+
+    # Names of tools.
+    tools: tuple[str, ...]
+
+    def __call__(self, groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+        episodes = [trajectory for group in groups for trajectory in group.own]
+        solved = np.array([one.solved for one in episodes])
+        found = {}
+        for tool in self.tools:
+            calls = [call.name for one in episodes for turn in one.turns for call in turn.calls]
+            found[f"calls/{tool}"] = calls.count(tool) / len(episodes)
+            used = np.array(
+                [any(c.name == tool for t in one.turns for c in t.calls) for one in episodes]
+            )
+            found[f"calls/{tool}_used"] = float(used.mean())
+            for name, part in (("solved", used), ("unused_solved", ~used)):
+                if part.any():
+                    found[f"calls/{tool}_{name}"] = float(solved[part].mean())
+        return found
+
+
+# Those that a config may name in ``metrics.extra``. One with settings is its class.
+METRICS: dict[str, Any] = {
+    "sampled_lengths": sampled_lengths,
+    "all_sampled": all_sampled,
+    "tool_calls": ToolCalls,
+}
 # How many of them raised an exception in a step.
 METRIC_ERRORS = "metrics/errors"
 
@@ -102,8 +144,11 @@ def has_signal(group: Group) -> bool:
 
 
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Means over the episodes of one step; version: the learner's, when they were trained on."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    """Means over the policy's episodes of one step; version: the learner's, when they were trained
+    on. Beside them the share of demonstrations that solve their task, where there are any.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.own]
+    shown = [one for group in groups for one in group.trajectories if one.demonstrated]
     counts = [group.solved for group in groups]
     ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
     # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
@@ -111,6 +156,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
     scored = [t.scores for t in trajectories if t.scores is not None]
     first_edits = [t.first_edit_passed for t in trajectories]
+    summaries = [len(summary_turns(t)) for t in trajectories]
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -131,6 +177,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             for name in sorted({name for scores in scored for name in scores})
         },
         "reward/solved": mean(t.solved for t in trajectories),
+        **({"reward/demonstrated": mean(t.solved for t in shown)} if shown else {}),
         "reward/signal_errors": float(sum(SIGNAL_ERROR in t.reward.flags for t in trajectories)),
         # no mean where they are not known
         **({"reward/first_edit": mean(first_edits)} if None not in first_edits else {}),
@@ -141,6 +188,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "episode/turns": mean(
             sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
         ),
+        **({"episode/summaries": mean(summaries)} if any(summaries) else {}),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),

@@ -133,6 +133,7 @@ class Words:
             "solved": trajectory.solved,
             "malformed_calls": trajectory.malformed_calls,
             "first_edit_passed": trajectory.first_edit_passed,
+            **_where_set(trajectory),
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
             **self._texts(trajectory, slice(start, None)),
             "logprobs": [
@@ -171,6 +172,12 @@ class Words:
         return pieces
 
 
+def _where_set(trajectory: Trajectory) -> dict[str, Any]:
+    """Fields that most trajectories lack."""
+    found = {"milestones": trajectory.milestones, "demonstrated": trajectory.demonstrated}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def write_evaluation(
     workdir: str | os.PathLike[str], name: str, step: int, groups: Sequence[Group], decode: Decode
 ) -> None:
@@ -194,7 +201,7 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
     that is not on record, and ConfigError for a workdir without the run's tokenizer.
     """
     store = GroupStore(Path(workdir) / STORE)
-    trained = [item.number for item in store.items(step) if item.kind == "train"]
+    trained = [item.number for item in store.items(step) if item.trained]
     groups = [store.record(step, number).group for number in trained]
     return _parsed(words_of(Path(workdir)).lines(step, groups))
 

@@ -67,6 +67,7 @@ def _foreign(value: Any, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         if named.reads_as_object(value) and (_outside(value) or _starts_programs(value)):
             yield key, repr(value)
+        yield from _foreign(named.section_in(value), key)
     elif isinstance(value, Mapping):
         if value.get("name") in _PROGRAMS:
             yield key, f"the agent or environment {value['name']!r} with a program of its own"

@@ -34,6 +34,7 @@ MAY_CHANGE = (
     # a cosine that had reached its end jumps to where the longer one is at that step.
     "train.steps",
     "train.optimizer.total_steps",
+    "train.value.optimizer.total_steps",
     "rollout.workers",
     "rollout.worker_deadline_s",
     # where prompts are prefilled, and where their pages wait, changes no sample

@@ -137,7 +137,7 @@ class _Audit:
                 problems.append(
                     f"item {item}: the group consumed is another one than the group that is there"
                 )
-            if item.kind != "train" or not record.versions:
+            if not item.trained or not record.versions:
                 continue
             staleness = version - record.versions[0]
             known = self.report.staleness_max

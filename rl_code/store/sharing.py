@@ -139,6 +139,8 @@ def _take_sampled(reader: RecordReader, target: Path, at: int, step: int) -> Non
     }
     for first in listing.parts:
         part = reader.part(at, first)
+        if part[0].kind == "refill":
+            return  # the advantage, which may have changed, decides how many there are
         steps_lib.make_folder(target, at)
         path = steps_lib.part_path(target, at, first)
         with explain("write", path):

@@ -56,8 +56,9 @@ class Item:
     task: int
     # how many episodes the group has
     group_size: int
-    # "train": it is trained on. "screen": it only tells which tasks to train on.
-    kind: Literal["train", "screen"]
+    # "train": it is trained on. "refill": so is this one, which was drawn because groups before it
+    # had nothing to teach. "screen": it only tells which tasks to train on.
+    kind: Literal["train", "refill", "screen"]
     # Version of the weights that must sample the group. None if any version may, and even several
     # one after another. A version is published before items are planned for it. So no actor claims
     # an item whose weights it has to wait for, while an older item could be sampled at once.
@@ -82,8 +83,13 @@ class Item:
             raise ValueError(
                 f"{self!r}: numbers must be ints, none negative, and group_size positive"
             )
-        if self.kind not in ("train", "screen"):
-            raise ValueError(f"{self!r}: kind must be 'train' or 'screen'")
+        if self.kind not in ("train", "refill", "screen"):
+            raise ValueError(f"{self!r}: kind must be 'train', 'refill' or 'screen'")
+
+    @property
+    def trained(self) -> bool:
+        """True if its group goes to the learner."""
+        return self.kind != "screen"
 
     def __str__(self) -> str:
         return f"({self.step}, {self.number})"

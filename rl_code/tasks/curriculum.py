@@ -19,7 +19,7 @@ import bisect
 import dataclasses
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rl_code.tasks.screening import TaskPool
@@ -123,6 +123,14 @@ class Curriculum(TaskPool):
         numbers = [min(bisect.bisect_right(ends, at), len(ends) - 1) for at in places]
         self._drawn += count
         return [self._take(self._kinds[number]) for number in numbers]
+
+    def another(self, step: int, place: int, taken: Collection[int]) -> int:
+        """As ``TaskPool.another``: a kind by its share, then any task of it."""
+        rng = random.Random(f"{self._seed}/another/{step}/{place}")
+        shares = self.shares()
+        (kind,) = rng.choices(list(shares), list(shares.values()))
+        begin = rng.randrange(self._count)
+        return self._from(begin, taken, lambda task: self._kind(task) == kind)
 
     def record(self, successes: Mapping[int, tuple[int, int]]) -> None:
         """Takes what a step of training saw, task -> (episodes solved, episodes graded)."""

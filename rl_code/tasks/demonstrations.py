@@ -59,6 +59,14 @@ class DemonstrationConfig:
     # Probability that a file of a repository, once read, is changed without a thought, and handed
     # in. Other tasks have nothing to read.
     p_guess: float = 0.0
+    # Probability that the files of a repository are checked first where a tool does that
+    # (``diagnostics``), and that what it tells is used; else the walk goes on without it. Below 1
+    # the tool is shown rarely, and clumsily.
+    p_check: float = 1.0
+    p_heed: float = 1.0
+    # Probability that a walk through a repository writes tests of its own before it hands in, where
+    # there is ``write_tests``.
+    p_own_tests: float = 0.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -256,14 +264,22 @@ def _walked(
         config.p_test,
         config.p_give_up,
         config.p_guess,
-        words.checks,
+        words.checks and _happens(config.p_check, rng),
         words.blames,
+        _happens(config.p_heed, rng),
     )
+    if words.writes and config.p_own_tests:
+        walk = repository_walks.with_tests(walk, task, rng, config.p_own_tests)
     for message in walk:
         for text, answer in words.say(task, message):
             segments.append(Segment(text, True, learned=message.right))
             segments += _given(answer)
     return segments
+
+
+def _happens(probability: float, rng: random.Random) -> bool:
+    """True with a probability; what is certain draws nothing."""
+    return probability >= 1.0 or rng.random() < probability
 
 
 def _drill(asked: Sequence[tuple[str, int]]) -> list[Segment]:

@@ -42,6 +42,7 @@ from rl_code.types import Case, Task, Tests
 VISIBLE_CASES = 2
 HIDDEN_CASES = 6
 _POOL = 16  # inputs drawn per program, of which the cases are chosen
+_TRIES = 8  # draws of cases, and of a mistake, for the beginning of a program
 _WORDS = (
     "an",
     "bee",
@@ -122,11 +123,55 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         broken = wrong_version(program, rng)
         if not (_fails(broken, visible) and _fails(broken, hidden)):
             return None
-    files = layout.files(broken or program, stub=kind == "write")
     stated = rng.random() < LEVELS[level].stated
-    message = _message(describe(program, stated=stated), files, visible, named=LEVELS[level].named)
+    about = {"source": "generated", "split": split, "level": level}
+    way = {"kind": kind, "stated": stated}
+    return _task(f"{name}/L{level}", about, way, program, broken, cases, layout)
+
+
+def beginning(task: Task, steps: int) -> Task | None:
+    """The task of writing, or repairing, what the first steps of a generated task's program do.
+
+    It has tests of its own, and is the same for the same arguments. None where the composition of
+    these steps belongs to another split, or where no cases tell it from its rivals.
+    """
+    program = task.meta["program"][:steps]
+    if split_of(names_of(program)) != task.meta["split"]:
+        return None
+    takes = OPERATIONS[program[0][0]].takes
+    about = {name: task.meta[name] for name in ("source", "split", "level")}
+    way = {name: task.meta[name] for name in ("kind", "stated")}
+    id = f"{task.id}/first_{steps}"
+    rng = random.Random(id)
+    for _ in range(_TRIES):
+        cases = _cases(rng, program, takes)
+        if cases is None:
+            continue
+        broken = wrong_version(program, rng) if way["kind"] == "repair" else None
+        if broken is None or all(_fails(broken, some) for some in cases):
+            layout = Layout("plain", takes, takes, 0)
+            return _task(id, about, way, program, broken, cases, layout)
+    return None
+
+
+def _task(
+    id: str,
+    about: Mapping[str, Any],
+    way: Mapping[str, Any],
+    program: Program,
+    broken: Program | None,
+    cases: tuple[tuple[Case, ...], tuple[Case, ...]],
+    layout: Layout,
+) -> Task:
+    """about: where it comes from, for its meta. way: whether it is to write or to repair, and
+    whether its constants are stated. cases: visible and hidden ones.
+    """
+    visible, hidden = cases
+    files = layout.files(broken or program, stub=way["kind"] == "write")
+    described = describe(program, stated=way["stated"])
+    message = _message(described, files, visible, named=LEVELS[about["level"]].named)
     return Task(
-        id=f"{name}/L{level}",
+        id=id,
         messages=({"role": "user", "content": message},),
         files=files,
         path="f.py",
@@ -135,12 +180,9 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         hidden_tests=Tests(cases=hidden),
         reference=layout.files(program),
         meta={
-            "source": "generated",
-            "split": split,
-            "level": level,
+            **about,
             "template": "+".join(names_of(program)),
-            "kind": kind,
-            "stated": stated,
+            **way,
             "layout": layout.kind,
             "program": program,
             "broken": broken,

@@ -1,5 +1,5 @@
 """The order in which tasks are used: a new permutation of all of them in every epoch, by seed and
-position alone.
+position alone, or the order of their source.
 """
 
 from __future__ import annotations
@@ -25,3 +25,26 @@ class Shuffled:
         if position < 0:
             raise IndexError(f"{position=} must not be negative")
         return int(self._dataset[position])
+
+
+class AsGiven:
+    """As ``Shuffled``, in the order of the source in every epoch."""
+
+    def __init__(self, count: int):
+        if count < 1:
+            raise ValueError(f"{count=}: there must be a task")
+        self._count = count
+
+    def __getitem__(self, position: int) -> int:
+        """Index of the task at ``position`` >= 0."""
+        if position < 0:
+            raise IndexError(f"{position=} must not be negative")
+        return position % self._count
+
+
+type Order = Shuffled | AsGiven
+
+
+def order_of(count: int, seed: int, *, shuffled: bool) -> Order:
+    """The order of so many tasks."""
+    return Shuffled(count, seed) if shuffled else AsGiven(count)

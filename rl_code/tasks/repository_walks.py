@@ -19,6 +19,8 @@ before. What is wrong stands there and is not learned: a model makes mistakes en
 from thoughts that are wrong it would learn more slowly what is right. What it learns is to begin
 again, and not to believe what it thought before.
 
+Some walks write tests of their own before they hand in (``with_tests``), good ones and bad ones.
+
 Some walks guess: without a thought a line of the file that was just read is changed into something
 that is easily taken for it, and submitted. That is learned, since it is a bad habit and not a wrong
 belief: what the model knows does not suffer from it, and reinforcement learning can tell it from
@@ -31,7 +33,7 @@ sandbox.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from rl_code.tasks.operations import Failure
@@ -88,11 +90,17 @@ class Try(NamedTuple):
     runs_left: int
 
 
+class WriteTests(NamedTuple):
+    """Writes the file of one's own tests."""
+
+    text: str
+
+
 class Submit(NamedTuple):
     """Hands the files in."""
 
 
-Move = Check | Search | Read | Change | Try | Submit
+Move = Check | Search | Read | Change | Try | WriteTests | Submit
 
 
 class Message(NamedTuple):
@@ -126,11 +134,13 @@ def walk(
     p_guess: float,
     checks: bool = False,
     blames: bool = False,
+    heeds: bool = True,
 ) -> Iterator[Message]:
     """The messages of one episode.
 
     checks: whether there is a tool for ``Check``. blames: whether there is a tool that reads a file
-    with who changed which line, where the task has a past.
+    with who changed which line, where the task has a past. heeds: whether the walk goes where a
+    check says that a name is wrong, and does not search for it.
 
     The probabilities are those of ``DemonstrationConfig``. It keeps to the turns and test runs of
     ``limits``; budgets of tokens are ignored. Without test runs nothing is tried, and so nothing
@@ -140,7 +150,7 @@ def walk(
     cause = chain.index(task.meta["cause"])
     checks = checks and task.meta["names_may_be_wrong"]
     # a check tells the file
-    told = checks and task.meta["misnamed"] is not None
+    told = checks and heeds and task.meta["misnamed"] is not None
     least = 3 if told else cause + 3 + checks
     if limits.turns < least:
         raise ValueError(f"{limits.turns=} must be at least {least} for {task.id}")
@@ -189,6 +199,30 @@ def walk(
         if not failures or rng.random() < p_give_up:
             yield Message((Submit(),))
             return
+
+
+def with_tests(
+    walk: Iterator[Message], task: Task, rng: random.Random, probability: float
+) -> Iterator[Message]:
+    """A walk that, with a probability, writes tests of its own before it hands in. They assert one
+    visible case, or two, or call the function and assert nothing.
+    """
+    for message in walk:
+        if message.moves[-1] == Submit() and rng.random() < probability:
+            cases = task.visible_tests.cases[: rng.randrange(len(task.visible_tests.cases) + 1)]
+            tests = WriteTests(own_tests(task, cases))
+            message = message._replace(moves=(*message.moves[:-1], tests, Submit()))
+        yield message
+
+
+def own_tests(task: Task, cases: Sequence[Case]) -> str:
+    """A file of tests that asserts these cases; where there are none, that runs the first one."""
+    name = task.entry_point
+    lines = [f"    assert {name}({case.args[0]!r}) == {case.expected!r}\n" for case in cases]
+    if not lines:
+        lines = [f"    {name}({task.visible_tests.cases[0].args[0]!r})\n"]
+    module = task.path.removesuffix(".py")
+    return f"from {module} import {name}\n\n\ndef test_own():\n{''.join(lines)}"
 
 
 def lines_with(task: Task, text: str) -> list[tuple[str, int, str]]:

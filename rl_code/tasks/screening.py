@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rl_code.tasks.order import Shuffled
+from rl_code.tasks.order import order_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,13 @@ class TaskPool:
         seed: int,
         screening: ScreeningConfig | None,
         position: Mapping[str, Any] | None,
+        *,
+        shuffled: bool = True,
     ):
         """position: what ``position()`` returned at the point to go on from; None for the
-        beginning.
+        beginning. shuffled: whether tasks are drawn in another order than that of their source.
         """
-        self._order = Shuffled(count, seed)
+        self._order = order_of(count, seed, shuffled=shuffled)
         self._count = count
         self._seed = seed
         self._config = screening
@@ -147,6 +149,34 @@ class TaskPool:
             chosen.append(self._queue.pop(0))
         self._drawn += count
         return chosen
+
+    def another(self, step: int, place: int, taken: Collection[int]) -> int:
+        """A task that is drawn for a step beside those of ``draw``, which go on as if it had not
+        been. It depends on the state and the arguments alone.
+
+        place: how many were drawn so for the step. taken: tasks that the step has already; one of
+        them is drawn only where there is no other.
+        """
+        rng = random.Random(f"{self._seed}/another/{step}/{place}")
+        if self._config is not None:
+            if not self._active:
+                raise ValueError("the pool is empty: screen tasks before drawing")
+            left = sorted(self._active.keys() - set(taken)) or sorted(self._active)
+            return rng.choice(left)
+        return self._from(rng.randrange(self._count), taken)
+
+    def _from(
+        self, begin: int, taken: Collection[int], fits: Callable[[int], bool] = lambda task: True
+    ) -> int:
+        """The first task at ``begin`` or behind it that fits and is not taken; one that is taken
+        where every other is, too.
+        """
+        around = range(begin, begin + self._count)
+        fitting = (at % self._count for at in around if fits(at % self._count))
+        first = next(fitting)
+        if first not in taken:
+            return first
+        return next((task for task in fitting if task not in taken), first)
 
     def record(self, successes: Mapping[int, tuple[int, int]]) -> None:
         """Takes what training saw, task -> (episodes solved, episodes graded); used-up tasks leave

@@ -72,9 +72,10 @@ def command_of(task: Task, move: Move) -> Command:
 class ShellWords:
     """Walks as the conversation of an agent of others."""
 
-    # No command checks names or shows who changed a line.
+    # No command checks names, shows who changed a line, or writes tests.
     checks: ClassVar[bool] = False
     blames: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
 
     chat: CommandChat
 

@@ -49,6 +49,7 @@ from rl_code.tasks.repository_walks import (
     Search,
     Submit,
     Try,
+    WriteTests,
     lines_with,
     misnamed_line,
 )
@@ -137,6 +138,11 @@ class ToolWords:
         """True if there is a tool that shows who changed a line."""
         return "history" in self.tools
 
+    @property
+    def writes(self) -> bool:
+        """True if there is a tool that writes tests."""
+        return "write_tests" in self.tools
+
     def limits(self, limits: Limits) -> Limits:
         """Limits of a walk: no test runs where nothing tries lines."""
         return limits if "try_lines" in self.tools else dataclasses.replace(limits, test_runs=0)
@@ -166,6 +172,9 @@ class ToolWords:
             return ToolCall("submit", {}), ToolResult("submit", "")
         if isinstance(move, Try):
             return _tried(task, move)
+        if isinstance(move, WriteTests):
+            call = ToolCall("write_tests", {"content": move.text})
+            return call, ToolResult("write_tests", "ok")
         if isinstance(move, Check):
             if (tool := self.tools["diagnostics"]) != Diagnostics():
                 raise ValueError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.play import losing, messages, played, single_files, timed
+from benchmarks.play import messages, played, single_files, timed
+from benchmarks.sandbox_kills import losing
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
@@ -20,7 +21,8 @@ def test_scripted_episodes_end_solved_with_and_without_losses():
             return played(task, tokenizer, pool, rewarder())
 
         whole = timed(2, tasks, play)
-        with losing(0.04, seed=3) as killed:
+        with losing(0.25, 6, seed=3) as kills:
             found = timed(2, tasks, play)
-    assert whole["solved"] == found["solved"] == 6 and killed
+    assert whole["solved"] == found["solved"] == 6
+    assert 0 < kills.killed < kills.opened
     assert whole["rebuilt"] == found["faults"] == 0

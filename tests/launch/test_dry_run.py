@@ -9,7 +9,7 @@ import json
 import pytest
 import rich.console
 
-from configs import faults, own_model, quickstart
+from configs import faults, own_model, ppo, quickstart
 from launch import dry_run, flags
 from models.transformer import parameter_count
 from rl_code.config.named import Named
@@ -108,6 +108,23 @@ def test_each_attention_call_says_what_it_runs(shown):
     text, plan, _ = shown
     assert {call.phase for call in plan.attention} == {"train", "prefill", "decode"}
     assert "no kernel for cpu" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backbone", ["shared", "separate"])
+def test_values_have_weights_and_moments(backbone):
+    settings = ppo.get_config("smoke")
+    settings.train.value.backbone = backbone
+    text, plan, config = dry(settings)
+    parts = {(part.where, part.name): part.bytes for part in plan.memory}
+    head = config.model.shape().embed_dim + 1
+    # the tiny model has no matrix of logits of its own
+    trained = head + (plan.parameters if backbone == "separate" else 0)
+    assert parts["learner", "value weights"] == 4 * trained
+    assert 8 * trained <= parts["learner", "value optimizer"] < 8 * trained + 4096
+    assert "value optimizer" in text and "value weights" in text
+    programs = [program.name for program in plan.programs]
+    assert {"values", "update, values", "update"} <= set(programs)
 
 
 @pytest.mark.long

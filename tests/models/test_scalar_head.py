@@ -9,7 +9,7 @@ import pytest
 
 from attention.methods.dense import Dense
 from models.scalar_head import ScalarHead, with_head
-from rl_code.learner.scored import Text, make_scores, pack_scored
+from rl_code.learner.scored import Text, pack_scored, scores_in
 from tests.models.small import small_model
 
 
@@ -42,12 +42,12 @@ def test_a_packed_text_has_the_score_that_it_has_alone(tied):
     assert not hasattr(model.backbone, "unembed")
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 32, n).tolist() for n in (5, 9, 3, 12, 7)]
-    batch, places = pack_scored([[Text(x)] for x in texts], rows=3, slots=16, most=3)
-    scores = np.asarray(make_scores()(model, batch))
-    assert len(places) == 5 and np.count_nonzero(scores) == 5
+    batch, places = pack_scored([[Text.whole(x)] for x in texts], rows=3, slots=16, most=3)
+    scores = np.asarray(scores_in(model, batch))
+    assert len(places) == 5 == np.count_nonzero(batch.mask)
     for text, ((row, index),) in zip(texts, places, strict=True):
-        alone, _ = pack_scored([[Text(text)]], rows=1, slots=16, most=1)
-        one = np.asarray(make_scores()(model, alone))[0, 0]
+        alone, _ = pack_scored([[Text.whole(text)]], rows=1, slots=16, most=1)
+        one = np.asarray(scores_in(model, alone))[0, 0]
         assert scores[row, index] == pytest.approx(one, abs=1e-5)
         tokens, positions, where = prefix(alone, len(text))
         hidden = model.backbone.hidden(tokens, positions, where)

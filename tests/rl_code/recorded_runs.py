@@ -71,7 +71,8 @@ def with_stand_in() -> Iterator[None]:
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda *_, **ways: FakeScheduler(vocab=VOCAB))
         patch.setattr(Run, "prompt", lambda run, task, *_: prompt_of(task, VOCAB).tolist())
-        patch.setattr(learner_lib, "make_update", functools.cache(learner_lib.make_update))
+        for name in ("make_update", "make_token_values", "make_value_update"):
+            patch.setattr(learner_lib, name, functools.cache(getattr(learner_lib, name)))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
@@ -117,11 +118,11 @@ def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:
     call = Learner.__call__
     done = []
 
-    def struck(learner, state, groups, version, *rest):
+    def struck(learner, state, groups, version, *rest, **more):
         if version == at and not done:
             done.append(version)
             blow()
-        return call(learner, state, groups, version, *rest)
+        return call(learner, state, groups, version, *rest, **more)
 
     patch.setattr(Learner, "__call__", struck)
 

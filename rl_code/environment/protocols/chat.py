@@ -129,6 +129,14 @@ class Chat(Protocol):
     def observation(self, results: Sequence[ToolResult]) -> str:
         return results_text(self.family, results, self.own)
 
+    def requested(self, results: Sequence[ToolResult], request: str) -> str:
+        if self.calls != "bare" or not results:
+            return super().requested(results, request)
+        # templates of this kind have a place for one result
+        *others, last = results
+        told = f"{last.content}\n\n{request}"
+        return self.observation([*others, dataclasses.replace(last, content=told)])
+
 
 _FORMS = {
     "json": 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags',

@@ -90,6 +90,12 @@ class Protocol:
         """The text after the message's stop token, up to where the assistant goes on."""
         raise NotImplementedError
 
+    def requested(self, results: Sequence[ToolResult], request: str) -> str:
+        """As ``observation``, with a request to the policy behind the results, of which there may
+        be none. It is written as one more result, since every template has a place for those.
+        """
+        return self.observation([*results, ToolResult("", request, ok=False)])
+
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],

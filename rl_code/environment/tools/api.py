@@ -17,6 +17,7 @@ from rl_code.types import Task, ToolCall, ToolResult, Turn
 # A tool is imported when a config names it.
 TOOLS = {
     "write_file": "rl_code.environment.tools.write_file:WriteFile",
+    "write_tests": "rl_code.environment.tools.write_tests:WriteTests",
     "edit_file": "rl_code.environment.tools.edit_file:EditFile",
     "read_file": "rl_code.environment.tools.read_file:ReadFile",
     "terminal": "rl_code.environment.tools.terminal:Terminal",

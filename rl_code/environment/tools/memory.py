@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle, one_line
 from rl_code.environment.tools.tool import Result, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
-_NAME_LENGTH = 60
+# The most characters of a note's name.
+NAME_LENGTH = 60
 _WIDTH = 400
 _VERBOSE_WIDTH = 4000
 _WORD = re.compile(r"\w+")
@@ -52,8 +53,8 @@ class MemoryStore(Tool):
     def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Result:
         """Stores a note. A name is one word, so that every protocol can write it."""
         name, text = arguments["name"], arguments["text"]
-        if not name or len(name) > _NAME_LENGTH or name.split() != [name]:
-            return Result(f"a name has 1 to {_NAME_LENGTH} characters and no space", ok=False)
+        if not name or len(name) > NAME_LENGTH or name.split() != [name]:
+            return Result(f"a name has 1 to {NAME_LENGTH} characters and no space", ok=False)
         if len(text) > self.longest:
             return Result(f"{len(text)} characters; at most {self.longest}", ok=False)
         notes.pop(name, None)  # what is stored again is the newest
@@ -84,15 +85,19 @@ class MemoryRecall(Tool):
             raise ValueError(f"{self.most=} must be at least 1")
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
-        notes = workspace.notes
-        width = _VERBOSE_WIDTH if workspace.verbose else _WIDTH
-        asked = set(_WORD.findall(arguments.get("question", "").lower()))
+        question = arguments.get("question", "")
+        return Result(self.told(question, workspace.notes, verbose=workspace.verbose))
+
+    def told(self, question: str, notes: Mapping[str, str], *, verbose: bool) -> str:
+        """Text that answers a question about notes."""
+        width = _VERBOSE_WIDTH if verbose else _WIDTH
+        asked = set(_WORD.findall(question.lower()))
         if not notes:
-            return Result("no notes")
+            return "no notes"
         if not asked:
-            return Result(cut_middle(", ".join(reversed(notes)), width))
+            return cut_middle(", ".join(reversed(list(notes))), width)
         scored = []
-        for age, (name, text) in enumerate(reversed(notes.items())):
+        for age, (name, text) in enumerate(reversed(list(notes.items()))):
             shared = len(asked & set(_WORD.findall(f"{name} {text}".lower())))
             other_name = not set(_WORD.findall(name.lower())) <= asked
             if shared:
@@ -100,7 +105,13 @@ class MemoryRecall(Tool):
         # those whose name is asked for before those that mention it; then most words in common
         # first, of equals the newest
         found = [text for *_, text in sorted(scored)[: self.most]]
-        return Result(cut_middle("\n".join(found), width) if found else "no such note")
+        return cut_middle("\n".join(found), width) if found else "no such note"
+
+
+def recalled(content: str, names: Iterable[str]) -> list[str]:
+    """Names of the notes that a result of ``memory_recall`` shows, in the given order."""
+    begun = {line.partition(": ")[0] for line in content.split("\n") if ": " in line}
+    return [name for name in names if name in begun]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,6 +121,9 @@ class RunTests(Tool):
     )
     words: ClassVar[Words | None] = Words("test")
 
+    def failed(self, content: str, *, ok: bool) -> bool:
+        return not ok or content.startswith("FAIL ") or "\nFAILED " in content
+
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         if workspace.test_runs_left == 0:
             return none_left(workspace)

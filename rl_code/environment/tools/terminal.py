@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,6 +13,8 @@ from rl_code.environment.tools.workspace import Workspace
 
 _WIDTH = 160
 _VERBOSE_WIDTH = 8000
+# The last line of a command that failed or was stopped (``described``).
+_FAILED = re.compile(r"^(exit (?!0$)-?\d+|stopped after \S+ s)\Z", re.MULTILINE)
 
 
 def described(output: str, code: int, *, verbose: bool, stopped_s: float | None = None) -> str:
@@ -42,6 +45,9 @@ class Terminal(Tool):
     )
     runs_commands: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("run", below={"command": "the command"})
+
+    def failed(self, content: str, *, ok: bool) -> bool:
+        return not ok or _FAILED.search(content) is not None
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Result:
         if "\0" in arguments["command"]:

@@ -91,6 +91,13 @@ class Tool:
         """
         raise NotImplementedError
 
+    def failed(self, content: str, *, ok: bool) -> bool:
+        """True if a result says that something is wrong, as a failing test or command does.
+
+        content, ok: of the result.
+        """
+        return not ok
+
     @property
     def name(self) -> str:
         """The name in the schema."""

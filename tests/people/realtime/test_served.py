@@ -216,6 +216,7 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
             write=lambda version, groups, _, told: trained.update({version: (groups, told)}),
         ),
         _updates=lambda state, groups, newest: (groups, {}),
+        _reward_models=None,
     )
     with feedback, scripted(on_answer=feedback.submit_answer) as made:
         client = openai.OpenAI(base_url=f"{made.endpoint.url}/v1", api_key="ada")

@@ -58,6 +58,8 @@ def outside(tmp_path, monkeypatch):
     [
         ("plain", 3.0),
         ("scaled", 6.0),
+        # as the command line gives it
+        ("{'name': 'scaled', 'factor': 4.0}", 12.0),
         ({"name": "scaled", "factor": 5}, 15.0),
         ("tests.rl_code.config.test_named:plain", 3.0),
         ({"name": "outside_pkg:Own", "knob": 7}, 10.0),
@@ -82,6 +84,9 @@ def test_a_name_gives_the_member_with_its_settings(outside, value, wanted):
         ({"name": "plain", "x": 1}, "plain takes no settings, found x"),
         (3, "config.loss = 3: expected a name"),
         ({"factor": 2.0}, "expected a name"),
+        ("{'factor': 2.0}", "expected a name"),
+        ("{'name': 'scaled'", "expected a name, or package.module:object|expected one of"),
+        ("{" * 5000, "expected one of"),
     ],
 )
 def test_a_wrong_name_is_refused_and_named(outside, value, message):

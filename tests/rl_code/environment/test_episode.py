@@ -436,7 +436,9 @@ def test_trajectories_are_token_in_token_out(
         texts.append(tokenizer.decode(ids))
         answer = episode.step(ids, logprobs, [version] * len(ids))
         stream += [(token, False, 0.0, -1) for token in answer or ()]
-        counted += sum(call.error != "" for call in episode._frames.own.transcript.turns[-2].calls)
+        counted += sum(
+            call.error != "" for call in episode._frames.first.transcript.turns[-2].calls
+        )
         assert (answer is None) == episode.over and len(stream) <= tokens
         assert episode.over or 1 <= episode.budget <= min(turn_tokens, tokens - len(stream))
     assert protocol.seen == [text.removesuffix("<|eot|>") for text in texts]

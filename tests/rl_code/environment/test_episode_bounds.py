@@ -94,7 +94,7 @@ def test_calls_beyond_the_limit_are_counted_and_not_carried_out(task, pool, toke
     answer = say(episode, tokenizer, read * 500 + SUBMIT + "<|eot|>")
     told = "only the first 3 calls of a message are carried out, not 501"
     assert answer == f"<|tool|>one\n\none\n\none\n\n{told}<|eot|>"
-    assert not episode.over and len(episode._frames.own.transcript.turns[1].calls) == 501
+    assert not episode.over and len(episode._frames.first.transcript.turns[1].calls) == 501
     assert say(episode, tokenizer, read * 2 + SUBMIT + "<|eot|>") is None
     trajectory = episode.finish()
     assert trajectory.status == "submitted" and trajectory.malformed_calls == 498

@@ -21,6 +21,8 @@ from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.read_config import ConfigError, build
 from rl_code.learner import offload
 from rl_code.learner.update import abstract_state, init_state
+from rl_code.learner.value_config import ValueConfig
+from rl_code.learner.value_update import make_value_update
 from rl_code.metrics.values import CompilationCounter
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
@@ -32,6 +34,7 @@ from tests.rl_code.learner.steps import (
     without_targets,
 )
 from tests.rl_code.learner.test_fsdp import assert_same_bits, packed, placed, rows_of
+from tests.rl_code.learner.test_values import targeted
 
 MESH = MeshConfig(data=2, tensor=2, fsdp=2)
 ADAMW = dataclasses.replace(OPTIMIZER, b1=0.9, clip_norm=0.05)
@@ -113,6 +116,29 @@ def test_a_checkpoint_has_the_moments_and_brings_them_back_to_the_host(build, tm
     for found, kind in ((restored, "pinned_host"), (moved, "device")):
         assert_same_bits(found, state)
         assert kinds(found.opt_state) == {kind}
+
+
+@RUNS_ON_THE_HOST
+@pytest.mark.parametrize("backbone", ["shared", "separate"])
+def test_a_value_function_with_moments_on_the_host_has_the_same_bits(build, backbone):
+    mesh = make_mesh(MESH)
+    states = []
+    for moments in (False, True):
+        own = dataclasses.replace(ADAMW, offload=moments)
+        value = ValueConfig(optimizer=own, backbone=backbone)
+        model = placed(build.model(), mesh)
+        with jax.set_mesh(mesh):
+            state = init_state(model, ADAMW, value)
+            found = abstract_state(abstract_model(build.model().config, mesh), ADAMW, value)
+            wanted = [x.sharding.memory_kind for x in jax.tree.leaves(state)]
+            assert [x.sharding.memory_kind for x in jax.tree.leaves(found)] == wanted
+            batch = jax.device_put(targeted(packed(build)), rows_of(mesh))
+            for _ in range(2):
+                state, metrics = make_value_update(value, 2)(state, batch)
+        assert kinds(state.value.opt_state) == {"pinned_host" if moments else "device"}
+        states.append((state, metrics))
+    assert_same_bits(*(state for state, _ in states))
+    assert states[0][1] == states[1][1] and int(states[0][0].value.updates) == 2
 
 
 @RUNS_ON_THE_HOST

@@ -12,16 +12,28 @@ import pytest
 from configs import quickstart
 from models.families import PRESETS
 from rl_code.config.read_config import build
+from rl_code.environment.protocols.compact import Compact
 from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.rewards.combine import RewardConfig
 from rl_code.run.config import RunConfig
 from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
 from rl_code.train import train
+from rl_code.types import ToolCall
 from tests.models.small import narrow_preset
 from tests.rl_code.rewards.folders import make_folder
 
 STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer(Compact):
+    """Writes the task's file and hands it in, whatever the model writes."""
+
+    def parse(self, text, task, tools):
+        content = f"LENGTH = {len(text)}\n"
+        write = ToolCall("write_file", {"path": task.path, "content": content})
+        return [write, ToolCall("submit", {})]
 
 
 @pytest.mark.long
@@ -31,7 +43,8 @@ def test_what_models_paid_is_paid_again(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "rm")
     settings = quickstart.get_config("smoke")
     settings.suites = ()
-    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4)
+    settings.protocol = "tests.rl_code.recording.test_replay_signals:Writer"
+    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=4)
     config = build(RunConfig, settings)
     signals = (
         "tests",
@@ -58,8 +71,7 @@ def test_what_models_paid_is_paid_again(tmp_path, monkeypatch):
         for record in store.read(step)
         for trajectory in record.group.trajectories
     ]
-    print(f"{sum(map(bool, noted))} of {len(noted)} episodes have notes")
-    assert any(names == {"reward_model", "rubric"} for names in noted)
+    assert all(names == {"reward_model", "rubric"} for names in noted)
     for step in range(STEPS):
         found = play_again(config, workdir, find(workdir, step, "0"), range(4))
         assert [one.difference for one in found] == [None] * 4

@@ -59,13 +59,13 @@ def test_labels_are_shares_of_continuations_that_solved():
         ),
     )
     first, second, *others = labelled([group])
-    assert (first.task_id, first.steps.places) == ("task0", (4, 6, 8))
-    assert first.steps.labels == (0.25, 1.0, 1.0) and first.steps.weights == (1.0, 1.0, 1.0)
-    assert (second.steps.places, second.steps.labels) == ((8,), (0.0,))
+    assert (first.task_id, first.text.places) == ("task0", (4, 6, 8))
+    assert first.text.labels == (0.25, 1.0, 1.0) and first.text.weights == (1.0, 1.0, 1.0)
+    assert (second.text.places, second.text.labels) == ((8,), (0.0,))
     # of a continuation the end alone is its own
-    assert [one.steps.labels for one in others] == [(1.0,), (0.0,), (0.0,), (0.0,), (1.0,)]
+    assert [one.text.labels for one in others] == [(1.0,), (0.0,), (0.0,), (0.0,), (1.0,)]
     (only,) = labelled([group], "hard", ends=False)
-    assert only.steps.places == (4, 6) and only.steps.labels == (1.0, 1.0)
+    assert only.text.places == (4, 6) and only.text.labels == (1.0, 1.0)
     with pytest.raises(ValueError, match="estimation='firm' must be 'soft' or 'hard'"):
         next(labelled([group], "firm"))
 

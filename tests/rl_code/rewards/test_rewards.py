@@ -18,10 +18,11 @@ from rl_code.environment.finished import CHEATS, FinishedEpisode, Grade, Usage
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.rewards.combine import SIGNAL_ERROR, SIGNALS, RewardConfig, combine, find_signals
 from rl_code.run.config import RunConfig
-from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
+from rl_code.types import Context, Limits, Reward, Task, Tests, ToolCall, Trajectory, Turn
 from tests.rl_code.signals import signals
 
 TASK = Task("t", (), {}, "a.py", "f", Tests(), Tests(), {})
+LIMITS = Limits(turns=2, tokens=100, turn_tokens=8, test_runs=1, command_s=1.0)
 
 
 def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
@@ -45,7 +46,8 @@ def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
         malformed_calls=malformed,
         scores={"reward": 0.0, "format": 0.5},
     )
-    return FinishedEpisode(TASK, trajectory, {}, {}, grade, Usage.of(trajectory))
+    usage = Usage.of(trajectory)
+    return FinishedEpisode(TASK, trajectory, {}, {}, grade, usage, limits=LIMITS)
 
 
 marks = st.lists(st.booleans(), max_size=4).map(tuple)
@@ -53,8 +55,8 @@ flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, un
 grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
 episodes = st.builds(finished, grades, st.integers(0, 5))
 # Those that a config may name without settings.
-BARE = [name for name in SIGNALS if name not in ("rubric", "reward_model")]
-# Weights of tests, partial, malformed, integrity, quality, similarity, tested and score.
+BARE = [name for name in SIGNALS if name not in ("rubric", "process", "reward_model")]
+# Weights of tests, partial, malformed, integrity, quality, similarity, tested, score and overlong.
 weights = st.tuples(
     st.floats(1, 2),
     st.floats(0, 0.45),
@@ -62,6 +64,7 @@ weights = st.tuples(
     st.floats(0.01, 1),
     st.floats(0, 0.5),
     st.floats(0, 0.45),
+    st.floats(0, 0.5),
     st.floats(0, 0.5),
     st.floats(0, 0.5),
 )

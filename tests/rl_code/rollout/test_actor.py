@@ -124,6 +124,10 @@ class FakeScheduler:
         self._rounds, self._before_round, self._waits = rounds, before_round, waits
         self._stats = RolloutStats()
 
+    def size_of(self, item: Item) -> int:
+        """How many episodes of an item's group are sampled."""
+        return item.group_size
+
     def load(self, model: Any, version: int, *, recompute: bool = False) -> None:
         self.model, self.version = model, version
         self.log.append(("load", version))
@@ -143,7 +147,7 @@ class FakeScheduler:
         on_finished: Callable = lambda trajectory: None,
     ) -> None:
         assert self.version is not None
-        assert (group, group_size, tuple(key)) == (tag.group, tag.group_size, tag.seed)
+        assert (group, group_size, tuple(key)) == (tag.group, self.size_of(tag), tag.seed)
         self.open.append(Open(tag, task, key, self._rounds(tag), [[] for _ in range(group_size)]))
         self.log.append(("begin", tag))
 
@@ -233,6 +237,7 @@ class Site:
         name: str = "a",
         weights: Any = None,
         prepare: Callable[[Task, int], Task] = lambda task, step: task,
+        demonstrator: Any = None,
         **changes: Any,
     ) -> Actor:
         store = GroupStore(self.store.folder, name)
@@ -248,6 +253,7 @@ class Site:
             lambda *_: None,
             config,
             prepare=prepare,
+            demonstrator=demonstrator,
         )
 
 

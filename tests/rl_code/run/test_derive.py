@@ -197,6 +197,9 @@ def test_the_words_are_about_values_that_are_derived():
     settings = quickstart.get_config()
     with settings.unlocked():
         settings.documents = {}
+        settings.train.value = dict(optimizer=dict(learning_rate=1e-3))
+        settings.train.pack.drop_uninformative = False
+        settings.train.teacher = dict(average=0.9)
     config = build(RunConfig, settings)
     for key in derive.WHY:
         if not key.startswith("suites."):

@@ -224,6 +224,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
         ({"protocol": "hermes"}, "demonstrations are written in the protocol 'compact'"),
         ({"protocol": "morse"}, "config.protocol = 'morse': expected one of"),
         ({"train.advantage": "luck"}, "config.train.advantage = 'luck': expected one of"),
+        ({"train.advantage": "milestones"}, "'milestones': none are measured; set config.milest"),
         ({"train.group_size": 0}, "config.train: group_size=0 must be at least 1"),
         ({"train.steps": -1}, "config.train: steps=-1 must be at least 0"),
         ({"sft.steps": 0}, "config.sft: steps=0 must be at least 1"),

@@ -566,3 +566,29 @@ def test_too_few_turns_are_named(tasks):
     limits = Limits(turns=5, tokens=900, turn_tokens=80, test_runs=3, command_s=5.0)
     with pytest.raises(ValueError, match=r"limits\.turns=5 must be at least [67] for"):
         demonstrate(tasks[3][0], random.Random(0), IMPERFECT, limits)
+
+
+def test_walks_check_names_rarely_and_in_vain():
+    tools = {
+        **{name: TOOLS[name] for name in ("grep", "read_file", "replace_lines", "submit")},
+        **find_tools((Named("diagnostics"),)),
+    }
+    tasks = [generate("train", 3, index, faults=("name",)) for index in range(60)]
+
+    def first_calls(**changed):
+        config = dataclasses.replace(IMPERFECT, p_right=1.0, **changed)
+        found = []
+        for index, task in enumerate(tasks):
+            words = ToolWords(tools)
+            segments = demonstrate(task, random.Random(index), config, LIMITS, words=words)
+            found.append([call.name for call in calls_of(task, segments, tools)])
+        return found
+
+    always = first_calls()
+    assert all(calls[:2] == ["diagnostics", "read_file"] for calls in always)
+    assert all("diagnostics" not in calls for calls in first_calls(p_check=0.0))
+    assert all(calls[:2] == ["diagnostics", "grep"] for calls in first_calls(p_heed=0.0))
+    rarely = sum("diagnostics" in calls for calls in first_calls(p_check=0.2))
+    assert 3 <= rarely <= 24
+    # what is certain draws nothing, so that walks of before stay what they were
+    assert always == first_calls(p_check=1.0, p_heed=1.0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code.tasks.order import Shuffled
+from rl_code.tasks.order import AsGiven, Shuffled
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
 
 CONFIG = ScreeningConfig(samples=8, chunk=10, least=6, retire=2)
@@ -47,6 +47,15 @@ def test_epochs_and_seeds_differ():
     other = Shuffled(50, 1)
     assert [order[i] for i in range(50)] != [order[50 + i] for i in range(50)]
     assert [order[i] for i in range(50)] != [other[i] for i in range(50)]
+
+
+def test_tasks_may_be_drawn_in_the_order_of_their_source_across_a_resume():
+    pool = TaskPool(5, 3, None, None, shuffled=False)
+    assert pool.draw(4) == [0, 1, 2, 3]
+    pool = TaskPool(5, 3, None, json.loads(json.dumps(pool.position())), shuffled=False)
+    assert pool.draw(4) == [4, 0, 1, 2]
+    with pytest.raises(IndexError, match="must not be negative"):
+        AsGiven(5)[-1]
 
 
 @given(st.integers(1, 30), st.lists(st.integers(1, 9), max_size=12), st.integers(0, 12))

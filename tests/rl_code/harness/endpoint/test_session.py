@@ -19,6 +19,7 @@ from rl_code.harness.endpoint.completions import read_completion
 from rl_code.harness.endpoint.fields import ApiError
 from rl_code.harness.endpoint.requests import Call, ChatRequest, Message, read_request
 from rl_code.harness.endpoint.session import Session
+from rl_code.learner.parts import PARTS
 from rl_code.types import Reward, Trajectory
 from tests.rl_code.harness.chats import chat_tokenizer
 
@@ -131,6 +132,34 @@ def test_a_rewritten_history_keeps_the_longest_common_beginning():
     # back to the first context, from its end
     exchange(own, "four<|im_end|>", user("a"), first, user("b"), second, user("d"))
     assert len(own.nodes) == 2 and own.whole(0)[: len(whole)] == whole
+
+
+def test_an_agent_that_sums_up_its_history_begins_a_context_behind_the_prompt():
+    own = session()
+    said = "The bug is in load(), and a test shows it."
+    prompt = (Message("system", "be brief"), user("mend load"))
+    first = exchange(own, "I look at all the files now.<|im_end|>", *prompt)
+    ask = (*prompt, first, user("sum up " * 9))
+    exchange(own, "too short<|im_end|>", *ask)
+    exchange(own, said + "<|im_end|>", *ask)  # the agent rejected the first one
+    exchange(own, "done<|im_end|>", *prompt, user(f"You found: {said}"))
+    contexts, turns = own.contexts()
+    assert [context.parent for context in contexts] == [-1, 0, 0]
+    trajectory = Trajectory("t", 0, 0, contexts, 4, turns, "agent_ended", Reward(0.0, {}))
+    whole = [TOKENIZER.decode(trajectory.whole(index).tolist()) for index in range(3)]
+    assert whole[1].endswith(said + "<|im_end|>") and "I look" in whole[1]
+    assert "I look" not in whole[2] and whole[2].count(said) == 1
+    # every message is sampled once, and each part is found on record
+    found = {
+        name: [
+            TOKENIZER.decode(context.tokens[mask].tolist())
+            for context, mask in zip(contexts, part(trajectory), strict=True)
+        ]
+        for name, part in PARTS.items()
+    }
+    assert found["summaries"] == ["", said + "<|im_end|>", ""]
+    assert found["rejected"] == ["too short<|im_end|>", "", ""]
+    assert found["sub_agents"] == ["", "", ""]
 
 
 def test_dropped_messages_keep_what_stands_before_them_behind_a_sampled_one_too():

@@ -1,0 +1,66 @@
+"""Ways to learn where hardly any episode succeeds, against plain GRPO, 3 seeds each.
+
+What: the quickstart's agent is warmed up on functions of one step alone and trained on functions of
+  three. Each variant adds one thing to plain GRPO, from the same warm start.
+Command: python -m launch.sweep --config=configs/rare_success.py --workdir=runs/rare_success
+  --figure=docs/rare_success.png
+Hardware: 2 CPU cores. Run time: docs/results/rare_success.md.
+Expected metric: episodes to the first solved one (reward/solved times episodes of a step) and to
+  half of them; held-out pass@1 on functions of three steps, before RL and after, mean and range
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import quickstart
+
+HARD = dict(name="generated", split="train", levels=(3,))
+# Variant -> what it adds.
+WAYS = {
+    "plain": {},
+    "partial": {"reward.signals": ("tests", dict(name="partial", weight=0.2))},
+    "milestones": {"milestones": {}, "train.advantage": "milestones"},
+    "subtasks": {"tasks": dict(name="subtasks", of=HARD, by="steps")},
+    "demonstrations": {"train.demonstrations": {}},
+    "curriculum": {
+        "tasks": HARD | dict(levels=(1, 2, 3)),
+        "train.curriculum": dict(by="level"),
+    },
+    "pkpo": {"train.advantage": "pkpo"},
+    "maxrl": {"train.advantage": "maxrl"},
+    "refill": {"train.refill": dict(most=4)},
+}
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """Plain GRPO. arg: "" or "smoke" (seconds)."""
+    config = quickstart.get_config(arg)
+    easy = dict(name="generated", split="train", levels=(1,))
+    config.tasks = HARD
+    config.sft.tasks = easy
+    config.reward.signals = ("tests",)
+    # functions of three steps are longer, and their message names the file
+    config.limits.update(tokens=384, turn_tokens=96)
+    config.rollout.engine.prompt_length = 160
+    config.train.pack.targets = 384
+    config.suites = (quickstart.held_out("held_out", level=3, count=64),)
+    if arg == "smoke":
+        config.suites[0].update(count=2, samples=2)
+    return config
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One run for each variant and seed."""
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for name, added in WAYS.items():
+            yield {"variant": name, "seed": seed} | added
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    window = 1 if arg == "smoke" else 5
+    return (
+        ("curve", "reward/solved", "step", window),
+        ("curve", "reward/signal_groups", "step", window),
+    )

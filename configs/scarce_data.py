@@ -1,0 +1,69 @@
+"""Few tasks played often against many tasks played once, at equal episodes, 3 seeds each.
+
+What: the quickstart's agent, warmed up on functions of one step, is trained on the first n tasks of
+  a stream of functions of two steps. Every step has 128 episodes, as groups of 4, 8 or 32. So a run
+  of 72 steps plays each of 32 tasks 288 times, of 256 tasks 36 times, of 2,048 tasks 4.5 times.
+  Runs of a seed begin with one warm start, which has seen none of these tasks.
+Command: python -m launch.sweep --config=configs/scarce_data.py --workdir=runs/scarce_data
+  --figure=docs/scarce_data.png
+Hardware: 2 CPU cores. Run time: not run.
+Expected metric: held-out pass@1 before RL and after it, over tasks and episodes of a group. With 32
+  tasks reward/solved, which is that of the tasks that are trained on, rises and held-out pass@1
+  stays behind; with 2,048 both rise alike. Not run.
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import quickstart
+
+# Tasks there are, and episodes of a group.
+TASKS = (32, 256, 2048)
+GROUPS = (4, 8, 32)
+EPISODES = 128
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """The middle of the surface. arg: "" or "smoke" (seconds)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/scarce_data.py:{arg}: the argument must be empty or smoke")
+    config = quickstart.get_config(arg)
+    with config.ignore_type():
+        config.tasks = first(TASKS[1])
+        # what is demonstrated is no part of what is scarce
+        config.sft.tasks = dict(name="generated", split="train", levels=(1,), seed=1)
+    if arg == "smoke":
+        config.tasks.count = 8
+    return config
+
+
+def first(count: int) -> dict:
+    """The first tasks of a stream."""
+    stream = dict(name="generated", split="train", levels=(2,))
+    return dict(name="first", of=stream, count=count)
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One set of overrides per run; all variants of a seed before the next seed."""
+    episodes, counts, sizes = (16, (4, 8), (4, 8)) if arg == "smoke" else (EPISODES, TASKS, GROUPS)
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for count in counts:
+            for size in sizes:
+                yield {
+                    "variant": f"{count} tasks, groups of {size}",
+                    "seed": seed,
+                    "tasks": first(count),
+                    "train.tasks_per_step": episodes // size,
+                    "train.group_size": size,
+                }
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    window = 1 if arg == "smoke" else 5
+    return (
+        ("curve", "reward/solved", "step", window),
+        ("curve", "reward/signal_groups", "step", window),
+        ("curve", "policy/entropy", "step", window),
+    )

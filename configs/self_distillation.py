@@ -1,0 +1,57 @@
+"""Words as feedback against rewards alone, from the same warm start, 3 seeds each (2601.20802).
+
+What: the quickstart with a teacher. The teacher is the moving average of the weights, and reads
+  beside the task what solved it in a sibling of the group. Variants: GRPO, GRPO with the teacher,
+  the teacher alone.
+Command: python -m launch.sweep --config=configs/self_distillation.py --workdir=runs/feedback
+Hardware: 2 CPU cores. Run time: not run.
+Expected metric: held-out pass@1 of GRPO in two thirds of its episodes; not run.
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import quickstart
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """The variant with rewards and a teacher. arg: "" or "smoke" (seconds)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/self_distillation.py:{arg}: must be empty or smoke")
+    config = quickstart.get_config(arg)
+    with config.unlocked():
+        config.train.teacher = dict(
+            average=0.95,
+            feedback="solved_sibling",
+            feedback_tokens=128,
+            divergence="full",
+            # a few tokens on which the teacher is sure must not outweigh the others
+            clip=2.0,
+            rewards=1.0,
+        )
+        # a group of equal rewards teaches too
+        config.train.pack.drop_uninformative = False
+    return config
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One run for each variant and seed."""
+    variants = {
+        # the teacher is asked, and nothing is learned from it
+        "grpo": {"train.teacher.coef": 0.0},
+        "both": {},
+        "teacher": {"train.teacher.rewards": 0.0},
+    }
+    for name, teacher in variants.items():
+        for seed in (0,) if arg == "smoke" else (0, 1, 2):
+            yield {"variant": name, "seed": seed, **teacher}
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    return (
+        ("curve", "reward/solved", "step", 5),
+        ("curve", "teacher/divergence", "step", 5),
+        ("curve", "policy/entropy", "step", 5),
+    )

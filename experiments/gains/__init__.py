@@ -1,0 +1,1 @@
+"""Gains of a sweep's runs on held-out tasks, and how soon they came."""

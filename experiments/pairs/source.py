@@ -1,0 +1,162 @@
+"""Linked pairs of tasks on one repository each.
+
+The first task of a pair shows a module with a few constants, and asks for one of them, ``key``. The
+second one asks for another, ``rate``, and the module is gone: a note of the first one tells the
+value, or it is guessed among ``len(VALUES)``. Nothing in the first task says what the second one
+will ask for, and a note of another constant is of no use. So the first task pays nothing for
+storing; what to store is told by the second one alone.
+
+The stream has blocks: the first tasks of some pairs, then their second ones. Drawn in this order
+(``train.shuffled=False``), a pair is as many tasks apart as a block has pairs.
+
+Demonstrations of the first task store any constant, or none; those of the second recall ``rate``,
+and write what the note says, or else a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from rl_code.config.named import Named
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.tools.api import find_tools
+from rl_code.environment.tools.memory import MemoryRecall
+from rl_code.environment.tools.read_file import shown
+from rl_code.tasks.demonstrations import PLAYED
+from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream, check_split
+from rl_code.types import Case, Task, Tests, ToolCall, ToolResult
+
+# What a constant may be.
+VALUES = range(10, 100)
+PATH, MODULE = "f.py", "shop.py"
+# What the first and the second task of a pair ask for.
+KEY, WANTED = "key", "rate"
+FIRST, SECOND = "first", "second"
+_NAMES = tuple("base cost drop edge fee gain high item lift mean note part size tax unit".split())
+_PROTOCOL = Compact()
+_TOOLS = find_tools(
+    tuple(map(Named, ("read_file", "write_file", "memory_store", "memory_recall", "submit")))
+)
+
+# A part of a demonstration: (text, whether the agent writes it).
+type Part = tuple[str, bool]
+
+
+def constants_of(split: str, seed: int, pair: int, count: int) -> dict[str, int]:
+    """The constants of a pair's module, in order: ``key``, ``rate`` and others."""
+    rng = random.Random(f"pairs/{split}/{seed}/{pair}")
+    names = [KEY, WANTED, *rng.sample(_NAMES, count - 2)]
+    rng.shuffle(names)
+    return {name: rng.choice(VALUES) for name in names}
+
+
+def generate(split: str, seed: int, pair: int, kind: str, count: int) -> Task:
+    """A task of a pair, the same for the same arguments. kind: FIRST or SECOND."""
+    constants = constants_of(split, seed, pair, count)
+    asked = KEY if kind == FIRST else WANTED
+    files = {PATH: "def f():\n    return 0\n"}
+    if kind == FIRST:
+        files[MODULE] = module_text(constants)
+    own = ("read_file", "memory_store") if kind == FIRST else ("memory_recall",)
+    repository = f"pairs/{split}/{seed}/{pair}"
+    return Task(
+        id=f"{repository}/{kind}",
+        messages=({"role": "user", "content": f"f gives the {asked} of shop"},),
+        files=files,
+        path=PATH,
+        entry_point="f",
+        hidden_tests=Tests(cases=(Case((), constants[asked]),)),
+        reference={PATH: written(constants[asked])},
+        tools=(*own, "write_file", "submit"),
+        meta={"source": "pairs", "split": split, "repository": repository, "kind": kind},
+    )
+
+
+def module_text(constants: Mapping[str, int]) -> str:
+    """The module with these constants."""
+    return "".join(f"{name} = {value}\n" for name, value in constants.items())
+
+
+def written(value: int) -> str:
+    """The file that gives a value."""
+    return f"def f():\n    return {value}\n"
+
+
+def first(constants: Mapping[str, int], store: str) -> list[Part]:
+    """Demonstration of the first task behind its prompt. store: a constant; "" for none."""
+    text = shown(MODULE, module_text(constants), verbose=False)
+    parts = [*_exchange(ToolCall("read_file", {"path": MODULE}), text)]
+    if store:
+        call = ToolCall("memory_store", {"name": store, "text": str(constants[store])})
+        parts += _exchange(call, "stored")
+    return [*parts, _handed_in(constants[KEY])]
+
+
+def second(notes: Mapping[str, str], guess: int) -> list[Part]:
+    """Demonstration of the second task behind its prompt. notes: those that are there."""
+    recall = ToolCall("memory_recall", {"question": WANTED})
+    told = MemoryRecall().told(WANTED, notes, verbose=False)
+    value = int(notes[WANTED]) if WANTED in notes else guess
+    return [*_exchange(recall, told), _handed_in(value)]
+
+
+def _exchange(call: ToolCall, result: str) -> list[Part]:
+    told = _PROTOCOL.observation([ToolResult(call.name, result)])
+    return [(_PROTOCOL.message((call,), _TOOLS), True), (told, False)]
+
+
+def _handed_in(value: int) -> Part:
+    write = ToolCall("write_file", {"path": PATH, "content": written(value)})
+    return _PROTOCOL.message((write, ToolCall("submit", {})), _TOOLS), True
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Source):
+    """An endless stream of pairs, each task with a demonstration."""
+
+    # "train", "validation" or "test".
+    split: str
+    # Another seed gives other pairs.
+    seed: int = 0
+    # Constants of a module.
+    constants: int = 6
+    # Pairs of a block, which is how many tasks lie between the two of a pair. At least
+    # (staleness + 2) x ``train.tasks_per_step``: notes of later steps are not read.
+    apart: int = 32
+    # Probability that a demonstration of the first task stores something.
+    stores: float = 0.5
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_split(self.split)
+        if not 2 <= self.constants <= len(_NAMES) + 2:
+            raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES) + 2}")
+        if self.apart < 1 or not 0 <= self.stores <= 1:
+            raise ValueError(f"{self.apart=} must be at least 1 and {self.stores=} a probability")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
+        return Stream(self.task)
+
+    def task(self, index: int) -> Task:
+        """Task ``index``; the same for the same settings."""
+        block, at = divmod(index, 2 * self.apart)
+        pair = block * self.apart + at % self.apart
+        kind = FIRST if at < self.apart else SECOND
+        task = generate(self.split, self.seed, pair, kind, self.constants)
+        constants = constants_of(self.split, self.seed, pair, self.constants)
+        rng = random.Random(f"played/{task.id}")
+        stored = rng.choice(list(constants)) if rng.random() < self.stores else ""
+        if kind == FIRST:
+            played = first(constants, stored)
+        else:
+            notes = {stored: str(constants[stored])} if stored else {}
+            played = second(notes, rng.choice(VALUES))
+        return dataclasses.replace(task, meta={**task.meta, PLAYED: tuple(played)})

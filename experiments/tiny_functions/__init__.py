@@ -1,0 +1,1 @@
+"""Work that is split into tiny functions where a reward is taken function by function."""

@@ -1,0 +1,107 @@
+"""Linked pairs: demonstrations are in the words of an episode, and the second task needs the note."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.pairs.metrics import OfPairs
+from experiments.pairs.source import (
+    FIRST,
+    KEY,
+    MODULE,
+    SECOND,
+    VALUES,
+    WANTED,
+    Pairs,
+    constants_of,
+    first,
+    generate,
+    second,
+)
+from models.tokenizer import Tokenizer
+from rl_code.config.named import Named
+from rl_code.environment.episode import Episode
+from rl_code.environment.notes import scope_of, with_notes
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
+from rl_code.rollout.note_book import notes_after
+from rl_code.types import Group, Limits
+from tests.rl_code.environment.conftest import FakePool
+from tests.rl_code.signals import rewarder
+
+NAMES = ("read_file", "memory_store", "memory_recall", "write_file", "submit", "run_tests")
+TOOLS = find_tools(tuple(map(Named, NAMES)))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["def f():\n    return 12\n"] * 4, 300, Compact.SPECIAL_TOKENS)
+
+
+@pytest.fixture
+def play(tokenizer, monkeypatch):
+    pool = FakePool()
+    monkeypatch.setattr("rl_code.environment.grading.grade", pool.grade)
+
+    def play(task, parts):
+        """The trajectory of what a demonstration says, whose results must be the episode's."""
+        episode = Episode(
+            task,
+            group=0,
+            index=0,
+            protocol=Compact(),
+            tools=TOOLS,
+            tokenizer=tokenizer,
+            pool=pool,
+            limits=Limits(8, 4000, 400, 0, 5.0),
+            reward=rewarder(),
+        )
+        episode.start()
+        for at, (text, said) in enumerate(parts):
+            if said:
+                tokens = tokenizer.encode(text)
+                answer = episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+                told = parts[at + 1][0] if at + 1 < len(parts) else None
+                assert (answer and tokenizer.decode(answer)) == told
+        return episode.finish()
+
+    return play
+
+
+def test_a_note_of_the_first_task_solves_the_second(play):
+    constants = constants_of("train", 0, 5, 6)
+    one, other = (generate("train", 0, 5, kind, 6) for kind in (FIRST, SECOND))
+    assert scope_of(one) == scope_of(other) and MODULE not in other.files
+    for store, solved in ((WANTED, True), (KEY, False), ("", False)):
+        made = play(one, first(constants, store))
+        assert made.solved
+        notes = notes_after(Group(one, (made,)), TOOLS, {})
+        assert notes == ({store: str(constants[store])} if store else {})
+        guess = next(value for value in VALUES if value != constants[WANTED])
+        read = play(with_notes(other, notes), second(notes, guess))
+        assert read.solved == solved
+        found = OfPairs()([Group(one, (made,)), Group(with_notes(other, notes), (read,))], {})
+        assert found == {
+            "pairs/solved_first": 1.0,
+            "pairs/stored": float(store != ""),
+            "pairs/stored_wanted": float(store == WANTED),
+            "pairs/solved_second": float(solved),
+            "pairs/there": float(solved),
+            "pairs/notes": float(store != ""),
+        }
+
+
+def test_the_tasks_of_a_pair_are_as_far_apart_as_a_block_has_pairs():
+    source = Pairs("train", apart=3)
+    tasks = [source.task(index) for index in range(12)]
+    kinds = [task.meta["kind"] for task in tasks]
+    assert kinds == ([FIRST] * 3 + [SECOND] * 3) * 2
+    scopes = [scope_of(task) for task in tasks]
+    assert scopes[:3] == scopes[3:6] and scopes[6:9] == scopes[9:] and len(set(scopes)) == 6
+    assert source.task(4) == Pairs("train", apart=3).task(4)
+
+
+def test_settings_that_cannot_be():
+    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Pairs("train", **wrong)

@@ -1,0 +1,201 @@
+"""Whole runs whose episodes are summarised, and whose stores are credited later: trained as sampled,
+resumed and replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from models.families import PRESETS
+from rl_code.config.named import Named
+from rl_code.config.read_config import build
+from rl_code.environment.notes import LEFT_OUT
+from rl_code.environment.protocols.compact import Compact
+from rl_code.learner.parts import summary_turns
+from rl_code.metrics.values import read_metrics
+from rl_code.recording.fork import fork
+from rl_code.recording.replay_training import replay
+from rl_code.recording.replay_trajectories import find, play_again
+from rl_code.run.config import RunConfig
+from rl_code.run.run import Run
+from rl_code.run.workdir import STORE
+from rl_code.store.store import GroupStore
+from rl_code.tasks.api import find_source
+from rl_code.tasks.source import Source
+from rl_code.tasks.stream import Stream
+from rl_code.train import train
+from rl_code.types import ToolCall
+from tests.models.small import narrow_preset
+
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+LOOKUP = dict(split="train", tokens=60, files=1, matter=1)
+SUMMARIES = dict(trigger=150, context=320, tokens=8, most=2, request="sum up", go_on="go on")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader(Compact):
+    """Reads the task's file in every message, whatever the model writes."""
+
+    def parse(self, text, task, tools):
+        return [ToolCall("read_file", {"path": task.path})]
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper(Compact):
+    """Stores a note in every message, whatever the model writes, under one of four names."""
+
+    def parse(self, text, task, tools):
+        arguments = {"name": f"n{len(text) % 4}", "text": f"wrote {len(text)} characters"}
+        return [ToolCall("memory_store", arguments)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shop(Source):
+    """Tasks that all are of one repository."""
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def load(self, pool, workdir):
+        tasks = find_source(Named("lookup", LOOKUP), "tasks").load(pool, workdir)
+        return Stream(lambda at: of_shop(tasks[at]))
+
+
+def of_shop(task):
+    return dataclasses.replace(task, meta={**task.meta, "repository": "shop"})
+
+
+def make_config(steps: int, *, memory: bool = False, **changes) -> RunConfig:
+    """A run of a few small steps: of episodes that read until they are summarised, or that store
+    notes on one repository.
+    """
+    settings = quickstart.get_config("smoke")
+    settings.suites = ()
+    settings.sft = None
+    settings.mesh.data = 1
+    name = "Keeper" if memory else "Reader"
+    settings.protocol = f"tests.rl_code.run.test_run_with_summaries:{name}"
+    settings.tasks = dict(name="lookup", **LOOKUP)
+    if memory:
+        settings.tasks = dict(name="tests.rl_code.run.test_run_with_summaries:Shop")
+    settings.tokenizer.update(texts=20, vocab_size=300)
+    settings.limits.update(turns=5, tokens=1000, turn_tokens=6)
+    settings.rollout.engine.update(slots=4, prompt_length=280, prefill_tokens=64)
+    settings.train.update(steps=steps, tasks_per_step=2, group_size=4, micro_batches=1)
+    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    # nothing is solved, so what is learned is to be less sure
+    settings.train.loss.update(entropy_coef=0.1)
+    settings.train.pack.update(rows=10, slots=1100, targets=200, drop_uninformative=False)
+    settings.checkpoint.update(every=2)
+    with settings.unlocked():
+        if memory:
+            settings.tools = ("read_file", "memory_store", "memory_recall", "submit")
+            settings.memory = dict(rule=dict(name="recency", most=3), left_out=2)
+        else:
+            settings.summaries = SUMMARIES
+        for key, value in changes.items():
+            settings[key] = value
+    return build(RunConfig, settings)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+
+
+def groups_of(workdir, step):
+    return [record.group for record in GroupStore(workdir / STORE).read(step)]
+
+
+def trajectories_of(workdir, step):
+    return [t for group in groups_of(workdir, step) for t in group.trajectories]
+
+
+def check_replays(config, workdir, steps):
+    with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
+        assert [step.same for step in replay(run)] == [True] * steps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "one_step"])
+def test_a_run_with_summaries_is_resumed_and_replayed_to_the_token(tmp_path, mode):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = dict(asynchrony=dict(mode=mode))
+    config = make_config(4, **changes)
+    train(config, whole)
+    train(make_config(2, **changes), parts)
+    train(config, parts)
+    rows = read_metrics(whole)
+    fresh = [row for row in rows if row["rollout/staleness_mean"] == 0.0]
+    assert len(rows) == 4 and len(fresh) == (4 if mode == "sync" else 1)
+    assert all(row["policy/mismatch_max"] < 1e-4 for row in fresh)
+    assert all(row["episode/summaries"] > 0 for row in rows)
+    for step in range(4):
+        for one, other in zip(
+            trajectories_of(whole, step), trajectories_of(parts, step), strict=True
+        ):
+            for name in ("tokens", "sampled", "logprobs", "versions"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+    summarised = trajectories_of(whole, 2)
+    assert any(len(t.contexts) == 3 for t in summarised)
+    for t in summarised:
+        assert len(summary_turns(t)) == len(t.contexts) - 1
+        assert max(len(t.whole(index)) for index in range(len(t.contexts))) <= 320
+    check_replays(config, parts, 4)
+    for again in play_again(config, whole, find(whole, 3, "1"), (0, 1, 2, 3)):
+        assert again.difference is None
+
+
+@pytest.mark.long
+def test_a_fork_may_begin_to_have_summaries_and_leave_them_untrained(tmp_path):
+    plain, begun = tmp_path / "plain", tmp_path / "begun"
+    train(make_config(2, summaries=None), plain)
+    config = make_config(4)
+    parts = dataclasses.replace(config.train.parts, summaries="none")
+    packing = dataclasses.replace(config.train.pack, untrained=("summaries",))
+    learned = dataclasses.replace(config.train, parts=parts, pack=packing)
+    config = dataclasses.replace(config, train=learned)
+    fork(plain, begun, 1, config)
+    train(config, begun)
+    rows = read_metrics(begun)
+    assert [row.get("episode/summaries", 0) > 0 for row in rows] == [False, True, True, True]
+    # targets are what was sampled, without the summaries
+    for step in (1, 2, 3):
+        found = trajectories_of(begun, step)
+        summaries = sum(turn.end - turn.start for t in found for turn in summary_turns(t))
+        sampled = sum(int(t.sampled.sum()) for t in found)
+        assert summaries and rows[step]["train/tokens"] == sampled - summaries
+    check_replays(config, begun, 4)
+
+
+@pytest.mark.long
+def test_a_run_that_credits_stores_is_resumed_and_replayed(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    config = make_config(6, memory=True)
+    train(config, whole)
+    train(make_config(4, memory=True), parts)
+    train(config, parts)
+    rows = read_metrics(whole)
+    left_out = [
+        sum(LEFT_OUT in group.task.meta for group in groups_of(whole, step)) for step in range(6)
+    ]
+    assert left_out[:2] == [0, 0] and sum(left_out) > 0
+    assert [row.get("memory/credited", 0) for row in rows] == left_out
+    for name in ("train/tokens", "batch/rows"):
+        assert [row.get(name) for row in rows] == [row.get(name) for row in read_metrics(parts)]
+    check_replays(config, parts, 6)
+    (step, number) = next(
+        (step, number)
+        for step in range(6)
+        for number, group in enumerate(groups_of(whole, step))
+        if LEFT_OUT in group.task.meta
+    )
+    for again in play_again(config, whole, find(whole, step, str(number)), (0, 3)):
+        assert again.difference is None
