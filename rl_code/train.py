@@ -40,6 +40,7 @@ from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.teacher import first_state
 from rl_code.learner.update import TrainState
 from rl_code.metrics.progress import Progress
+from rl_code.rewards.combine import check_models
 from rl_code.rollout import late_credit
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
@@ -90,12 +91,13 @@ def train(
         refuse_sync(config)
     check(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # Rows, tasks and the agent are looked at before the workdir is claimed. If a start fails
-        # because of a mesh, a path, a file of tasks or a program that is not there, the corrected
-        # config must still be able to claim it.
+        # Rows, tasks, models that pay and the agent are looked at before the workdir is claimed. If
+        # a start fails because of a mesh, a path, a file of tasks or a program that is not there,
+        # the corrected config must still be able to claim it.
         check_rows(config, row_shards(run.mesh))
         _ = run.tasks
         run.check_held_out()
+        check_models(config.reward, run.tokenizer)
         if run.harness is not None:
             _ = run.harness.host
         workdir.mkdir(parents=True, exist_ok=True)

@@ -248,7 +248,8 @@ def _has_default(config: Any, key: str) -> bool:
     for field in dataclasses.fields(config):
         if field.name == name:
             value = short(_keys_and_values(getattr(config, name)))
-            return not diff({name: _default(field)}, {name: value})
+            default = _default(field)
+            return default is not _MISSING and not diff({name: default}, {name: value})
     return False
 
 

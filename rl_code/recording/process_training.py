@@ -44,6 +44,7 @@ from rl_code.store.store import GroupStore
 
 # Keys that may change on a folder that was begun: more updates, kept more often.
 _MAY_CHANGE = ("steps", "checkpoint_every")
+_BACKBONE = "config.backbone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,11 @@ class ProcessModelConfig:
         if not self.runs:
             raise ValueError("runs=() must name the workdir of at least one run")
         if self.rows % self.micro_batches:
-            raise ValueError(f"rows={self.rows} must divide into {self.micro_batches=}")
+            raise ValueError(
+                f"rows={self.rows} must divide into micro_batches={self.micro_batches}"
+            )
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} must be at least 0 and below 1")
 
 
 def read_labels(config: ProcessModelConfig) -> list[Labelled]:
@@ -135,7 +140,7 @@ def train(config: ProcessModelConfig, folder: Path) -> dict[str, Any]:
 
 def shape_of(backbone: str) -> ModelConfig:
     """Shape of a run's policy, in float32 and without adapters. Raises ConfigError."""
-    origin = origin_lib.find(backbone)
+    origin = origin_lib.find(backbone, _BACKBONE)
     if origin.workdir is None:
         raise ConfigError(
             f"config.backbone = {backbone!r} must be the workdir of a run: the model reads the "
@@ -148,7 +153,7 @@ def shape_of(backbone: str) -> ModelConfig:
 
 def _begin(config: ProcessModelConfig, folder: Path, mesh: Mesh) -> ScoredTransformer:
     """The model before its first update; what belongs to it goes into the folder."""
-    origin = origin_lib.find(config.backbone)
+    origin = origin_lib.find(config.backbone, _BACKBONE)
     shape = shape_of(config.backbone)
     policy: Transformer = origin.load(shape, mesh)
     origin_lib.keep(
@@ -168,7 +173,7 @@ def _check_tokenizer(run: Path, backbone: str) -> None:
     """Raises ConfigError where a run has another tokenizer than the backbone."""
     there, here = (
         origin_lib.kept_by(folder) / "tokenizer.json"
-        for folder in (run, origin_lib.find(backbone).workdir or Path(backbone))
+        for folder in (run, origin_lib.find(backbone, _BACKBONE).workdir or Path(backbone))
     )
     if there.read_bytes() != here.read_bytes():
         raise ConfigError(

@@ -85,9 +85,11 @@ class RewardModelConfig:
     def __post_init__(self) -> None:
         at_least(self, first=0, every=1)
         if not self.weights or not self.runs:
-            raise ValueError(f"{self.weights=} and {self.runs=} must name what it is made of")
+            raise ValueError(
+                f"weights={self.weights!r} and runs={self.runs} must name what it is made of"
+            )
         if not 0 < self.held_out < 1:
-            raise ValueError(f"{self.held_out=} must be above 0 and below 1")
+            raise ValueError(f"held_out={self.held_out} must be above 0 and below 1")
 
 
 def make(
@@ -104,7 +106,7 @@ def make(
         there = json.loads((folder / REPORT).read_text())
         read_config.check_same(there["config"], config, folder)
         return there
-    origin = origin_lib.find(config.weights)
+    origin = origin_lib.find(config.weights, "config.weights")
     tokenizer = origin.tokenizer()
     outcomes = [one for run in config.runs for one in outcomes_of_run(Path(run), config, tokenizer)]
     trained, held_out = split(outcomes, config.held_out, config.seed)

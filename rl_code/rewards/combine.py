@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import logging
 
+from models.tokenizer import Tokenizer
 from rl_code.config import named
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
@@ -198,6 +199,18 @@ def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[Act
             )
         found.append(ActiveSignal(signal, one, config.on_error == "stop"))
     return tuple(found)
+
+
+def check_models(config: RewardConfig, tokenizer: Tokenizer) -> None:
+    """Checks before a run begins that models which pay it are there: the first episode with work to
+    score may be hours away. A signal with a model has the method ``check_model``.
+
+    tokenizer: the policy's. Raises ConfigError.
+    """
+    for one in find_signals(config):
+        check_model = getattr(one.signal, "check_model", None)
+        if check_model is not None:
+            check_model(tokenizer)
 
 
 def find_reward(config: RewardConfig) -> Rewarder:

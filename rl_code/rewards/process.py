@@ -30,6 +30,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from models.tokenizer import Tokenizer
 from rl_code.environment.finished import FinishedEpisode
 from rl_code.rewards.noted import MEASURES, Noted
 from rl_code.rewards.step_labels import borders_in
@@ -54,9 +55,15 @@ class ProcessReward:
         if not self.weights:
             raise ValueError("weights='' must name the folder of a process reward model")
 
+    def check_model(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError where there is no such model, or one that reads other tokens."""
+        # with it jax, which commands that only read a config do without
+        from rl_code.rewards.process_model import check
+
+        check(*folder_of(self.weights), tokenizer)
+
     def __call__(self, episode: FinishedEpisode) -> Noted:
         """The signal of a finished episode. Raises ConfigError where there is no such model."""
-        # with it jax, which commands that only read a config do without
         from rl_code.rewards.process_model import scorer
 
         model = scorer(*folder_of(self.weights))

@@ -24,6 +24,7 @@ import numpy as np
 from models.model_config import ModelConfig
 from models.scalar_head import abstract_scored
 from models.sharding import MeshConfig, make_mesh
+from models.tokenizer import Tokenizer
 from rl_code.checkpoint import checkpoint
 from rl_code.checkpoint.record import CheckpointError
 from rl_code.config import read_config
@@ -71,6 +72,22 @@ def read(folder: Path) -> Description:
 def shape_of(folder: Path) -> ModelConfig:
     """Shape of the backbone, in float32. Raises ConfigError."""
     return reward_model_folder.shape_of(folder, read(folder).attention, FILE)
+
+
+def check(folder: Path, step: int | None, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where a folder holds no such checkpoint of a process reward model, or one
+    that reads other tokens than a policy with this tokenizer writes.
+    """
+    read(folder)
+    known = checkpoint.steps(folder)
+    if not known or step not in (None, *known):
+        which = f" of {step} updates; there are {known}" if known else ""
+        raise ConfigError(f"{folder} has no checkpoint of a process reward model{which}")
+    if reward_model_folder.tokenizer_of(folder).vocabulary != tokenizer.vocabulary:
+        raise ConfigError(
+            f"{folder}: the process reward model has another tokenizer than the policy, whose "
+            "tokens mean something else to it"
+        )
 
 
 class Scorer:

@@ -20,8 +20,10 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from models.tokenizer import Tokenizer
 from rl_code.config.read_config import ConfigError, at_least
 from rl_code.environment.finished import FinishedEpisode
+from rl_code.rewards import reward_model_folder
 from rl_code.rewards.differing import work_diff
 from rl_code.rewards.noted import MEASURES, Noted
 from rl_code.rewards.reward_model_fit import FitConfig
@@ -63,6 +65,12 @@ class RewardModel:
     form: Literal["probability", "score"] = "probability"
     # Retraining within the run; None for a model that stays.
     retrain: Retrain | None = None
+
+    def check_model(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError where the folder holds no reward model. It reads text, so the
+        policy's tokenizer does not matter.
+        """
+        reward_model_folder.check(Path(self.folder))
 
     def version(self, trajectory: Trajectory) -> int:
         """The version that pays an episode. Raises ConfigError for one whose weights have no

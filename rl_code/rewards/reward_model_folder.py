@@ -69,6 +69,13 @@ def read(folder: Path) -> Description:
     return read_config.build(Description, content, str(folder / FILE))
 
 
+def check(folder: Path) -> None:
+    """Raises ConfigError for a folder without a reward model or its weights."""
+    read(folder)
+    if 0 not in checkpoint.steps(folder):
+        raise ConfigError(f"{folder} has no checkpoint of a reward model")
+
+
 def names_of(methods: tuple[Method, ...], key: str) -> tuple[Named, ...]:
     """Methods of attention as names with settings. Raises ConfigError for one of other packages,
     which whoever reads the folder may not have.

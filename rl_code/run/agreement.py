@@ -20,6 +20,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.tool import Tool
 from rl_code.harness.api import find_agent
 from rl_code.learner.distillation import TeacherConfig
+from rl_code.learner.process_credit import ProcessCredit
 from rl_code.rollout.forks import ForksConfig
 from rl_code.run.derive import longest_wait_s
 from rl_code.tasks.api import find_source
@@ -61,6 +62,8 @@ def check(config: RunConfig) -> None:
             f"config.train.{key} = {value!r} needs continuations, and "
             "config.rollout.forks = None samples none; set it to {} or to settings of its own"
         )
+    if train.advantage.name == "process":
+        _check_process(config, train.advantage)
     if config.mesh.context not in (None, 1):
         _check_context(config, config.mesh.context)
     if config.model.lora is not None:
@@ -285,6 +288,17 @@ def _check_forks(config: RunConfig, forks: ForksConfig) -> None:
         raise ConfigError(
             f"config.rollout.forks: every={forks.every} chooses no border of episodes with "
             f"limits.turns={config.limits.turns}; there are {config.limits.turns - 1} borders"
+        )
+
+
+def _check_process(config: RunConfig, advantage: Named) -> None:
+    """Raises ConfigError where no signal pays at turns, so that nothing of the process counts."""
+    component = advantage.settings.get("component", ProcessCredit.component)
+    active = [signal.component for signal in config.reward.signals]
+    if component not in active:
+        raise ConfigError(
+            f"config.train.advantage = 'process' credits turns with what {component!r} pays, and "
+            f"config.reward.signals has {active}; add that signal, or take another advantage"
         )
 
 

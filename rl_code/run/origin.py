@@ -86,6 +86,8 @@ class Origin:
     workdir: Path | None = None
     # The checkpoint to read: its step, or "best"; None for the newest.
     step: int | Literal["best"] | None = None
+    # The key that names it, for messages.
+    key: str = _KEY
 
     def shape(self, name: str | None = None, preset: ModelConfig | None = None) -> ModelConfig:
         """The model's shape, with dtypes float32.
@@ -106,8 +108,9 @@ class Origin:
         ]
         if differing:
             raise ConfigError(
-                f"config.model.preset = {name!r} is not the model at {_KEY} = {self.weights!r}: "
-                f"{'; '.join(differing)}. Leave the preset out: weights tell their shape."
+                f"config.model.preset = {name!r} is not the model at {self.key} = "
+                f"{self.weights!r}: {'; '.join(differing)}. "
+                "Leave the preset out: weights tell their shape."
             )
         return shape
 
@@ -125,7 +128,7 @@ class Origin:
         try:
             return reader(self.files)
         except (ValueError, OSError) as error:
-            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+            raise ConfigError(f"{self.key} = {self.weights!r}: {error}") from error
 
     def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
         """The tokenizer of the weights, or the one at ``path``. Raises ConfigError.
@@ -166,7 +169,7 @@ class Origin:
                 "config.tokenizer.path = '': without model.weights there is no tokenizer to take; "
                 "name a tokenizer.json, its folder or a .gguf file, or set tokenizer.source='train'"
             )
-        place = f"config.tokenizer.path = {path!r}" if path else f"{_KEY} = {self.weights!r}"
+        place = f"config.tokenizer.path = {path!r}" if path else f"{self.key} = {self.weights!r}"
         try:
             return pretrained.read_tokenizer(Path(path) if path else self.files)
         except (ValueError, OSError) as error:
@@ -190,7 +193,7 @@ class Origin:
             try:
                 arrays_there = checkpoint.record_of(self.workdir, self.step).arrays
             except CheckpointError as error:
-                raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+                raise ConfigError(f"{self.key} = {self.weights!r}: {error}") from error
             known |= {name.split(".")[-2] for name in arrays_there if name.startswith("model.")}
         for method in methods:
             unknown = sorted(method.parameters(sizes).keys() - known)
@@ -232,11 +235,13 @@ class Origin:
             found = arrays.flatten(pretrained.load(self.files, dense, mesh))
             return arrays.rebuild(abstract_model(config), changed(config, found))
         except (ValueError, OSError) as error:
-            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+            raise ConfigError(f"{self.key} = {self.weights!r}: {error}") from error
 
 
-def find(weights: str) -> Origin:
-    """Find the origin that ``config.model.weights`` names.
+def find(weights: str, key: str = _KEY) -> Origin:
+    """Find the origin that a config names.
+
+    key: its key there, for messages.
 
     Raises:
       ConfigError: there is nothing of that name, or what is there holds no model.
@@ -246,33 +251,33 @@ def find(weights: str) -> Origin:
     path = Path(weights)
     before, at, step = weights.rpartition("@")
     if at and (step.isdecimal() or step == "best") and not path.exists():
-        return _of_run(weights, Path(before), "best" if step == "best" else int(step))
+        return _of_run(weights, Path(before), "best" if step == "best" else int(step), key)
     if pretrained.is_pretrained(path):
-        return Origin(weights, path)
+        return Origin(weights, path, key=key)
     if path.is_dir() and any(path.glob("checkpoints")):
-        return _of_run(weights, path, None)
+        return _of_run(weights, path, None, key)
     if path.is_dir():
         hint = f"; its warm start is {weights}/sft" if checkpoint.steps(path / "sft") else ""
         raise ConfigError(
-            f"{_KEY} = {weights!r}: the folder has neither the config.json of a model nor "
+            f"{key} = {weights!r}: the folder has neither the config.json of a model nor "
             f"checkpoints of a run{hint}"
         )
     hint = "; bash launch/get_smollm2.sh fetches it" if "SmolLM2-135M" in path.name else ""
     raise ConfigError(
-        f"{_KEY} = {weights!r} does not exist: looked for at {path.absolute()}{hint}. "
+        f"{key} = {weights!r} does not exist: looked for at {path.absolute()}{hint}. "
         "It may be a Hugging Face folder, a .gguf file, or the workdir of a run, perhaps with @ "
         "and a checkpoint's step, or @best"
     )
 
 
-def _of_run(weights: str, workdir: Path, step: int | Literal["best"] | None) -> Origin:
+def _of_run(weights: str, workdir: Path, step: int | Literal["best"] | None, key: str) -> Origin:
     found = checkpoint.steps(workdir)
     if not found or (isinstance(step, int) and step not in found):
         raise ConfigError(
-            f"{_KEY} = {weights!r}: {workdir} has "
+            f"{key} = {weights!r}: {workdir} has "
             + (f"checkpoints of steps {found}" if found else "no checkpoint")
         )
-    return Origin(weights, kept_by(workdir), workdir, step)
+    return Origin(weights, kept_by(workdir), workdir, step, key)
 
 
 def kept_by(workdir: Path) -> Path:

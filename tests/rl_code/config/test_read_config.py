@@ -230,6 +230,9 @@ def test_a_key_that_is_newer_than_a_folder_and_has_its_default_is_no_difference(
     for message, here in differs.items():
         with pytest.raises(read_config.ConfigError, match=message):
             read_config.check_same(there, here, "runs/a")
+    # a key without a default
+    with pytest.raises(read_config.ConfigError, match=r"section\.old = None there, 1 here"):
+        read_config.check_same({"section": {}}, Holder(Newer(1)), "runs/a")
     # what the folder says is no default
     with pytest.raises(read_config.ConfigError, match=r"section\.rate = 0\.5 there, 0\.0 here"):
         read_config.check_same({"section": {"old": 1, "rate": 0.5}}, Holder(Newer(1)), "runs/a")

@@ -10,7 +10,9 @@ import pytest
 
 from rl_code.config import read_config
 from rl_code.config.named import Named
+from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.learner.process_credit import ProcessCredit
+from rl_code.recording.process_training import ProcessModelConfig, shape_of
 from rl_code.rewards import process_model
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rewards.process import FORMS, ProcessReward, folder_of, pay
@@ -66,6 +68,8 @@ def test_labels_are_shares_of_continuations_that_solved():
     assert [one.text.labels for one in others] == [(1.0,), (0.0,), (0.0,), (0.0,), (1.0,)]
     (only,) = labelled([group], "hard", ends=False)
     assert only.text.places == (4, 6) and only.text.labels == (1.0, 1.0)
+    with pytest.raises(ValueError, match=r"held_out=1\.5 must be at least 0 and below 1"):
+        ProcessModelConfig(("a",), "a", OptimizerConfig(0.1), held_out=1.5)
     with pytest.raises(ValueError, match="estimation='firm' must be 'soft' or 'hard'"):
         next(labelled([group], "firm"))
 
@@ -155,6 +159,8 @@ def test_a_config_names_model_and_form(tmp_path):
         )
     with pytest.raises(read_config.ConfigError, match="holds no process reward model"):
         process_model.read(tmp_path)
+    with pytest.raises(read_config.ConfigError, match=r"^config\.backbone = '\S+' does not exist"):
+        shape_of(str(tmp_path / "nowhere"))
 
 
 def test_no_method_of_others_is_looked_up_by_a_file(tmp_path):

@@ -14,11 +14,11 @@ from rl_code.environment.finished import FinishedEpisode, Grade
 from rl_code.rewards.calibration import sigmoid
 from rl_code.rewards.combine import combine
 from rl_code.rewards.reading import Reading
-from rl_code.rewards.reward_model import FOLDER
+from rl_code.rewards.reward_model import FOLDER, RewardModel
 from rl_code.rewards.reward_model_folder import FILE
 from rl_code.rewards.scorer import Scorer
 from rl_code.types import Reward
-from tests.rl_code.rewards.folders import make_folder
+from tests.rl_code.rewards.folders import make_folder, make_tokenizer
 from tests.rl_code.rewards.test_rewards import finished
 from tests.rl_code.signals import signals
 from tests.rl_code.trajectories import with_context
@@ -132,8 +132,15 @@ def test_versions_that_cannot_be_told_are_refused(folder):
 
 
 def test_a_folder_that_is_none_or_names_other_code_is_refused(folder, tmp_path):
+    tokenizer = make_tokenizer()
+    RewardModel(str(folder)).check_model(tokenizer)
     with pytest.raises(ConfigError, match=r"holds no reward model.*launch\.reward_model makes one"):
         pay(tmp_path, episode())
+    with pytest.raises(ConfigError, match=r"holds no reward model.*launch\.reward_model makes one"):
+        RewardModel(str(tmp_path)).check_model(tokenizer)
+    (tmp_path / FILE).write_text((folder / FILE).read_text())
+    with pytest.raises(ConfigError, match="no checkpoint of a reward model"):
+        RewardModel(str(tmp_path)).check_model(tokenizer)
     content = json.loads((folder / FILE).read_text())
     content["attention"] = [{"name": "os:system", "settings": {}}]
     other = make_folder(tmp_path / "other")

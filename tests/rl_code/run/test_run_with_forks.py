@@ -158,11 +158,29 @@ def test_a_process_reward_model_is_trained_resumed_and_pays(recorded, tmp_path):
     assert scores[0] == scores[1] and all(0 < score < 1 for score in scores[0])
     assert process_model.Scorer(whole, 2).scores(*given) != scores[0]
 
-    paid = settings_of(2, forks=None, advantage="process")
-    with paid.unlocked():
-        paid.reward.signals = (dict(name="process", weights=f"{whole}@4", form="difference"),)
-        paid.tokenizer = dict(source="file", path=str(whole / "model"))
-    config = build(RunConfig, paid)
+    def paid_by(step=4, **keys):
+        paid = settings_of(2, forks=None)
+        with paid.unlocked():
+            signal = dict(name="process", weights=f"{whole}@{step}", form="difference")
+            paid.reward.signals = (signal,)
+            paid.train.advantage = "process"
+            paid.tokenizer = dict(source="file", path=str(whole / "model")) | keys
+        return build(RunConfig, paid)
+
+    # before the workdir is claimed
+    own = dict(source="train", path="", texts=20, vocab_size=280)
+    for config, message in (
+        (paid_by(9), r"no checkpoint of a process reward model of 9 updates; there are \[2, 4\]"),
+        (paid_by(**own), "another tokenizer than the policy"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(config, tmp_path / "refused")
+        assert not (tmp_path / "refused").exists()
+    # nor does its training begin in the folder of a run
+    with pytest.raises(ConfigError, match="holds a run of another config"):
+        process_training.train(settings(4), recorded)
+
+    config = paid_by()
     train(config, tmp_path / "paid")
     rows = read_metrics(tmp_path / "paid")
     assert all(0 < row["reward/process/score"] < 1 for row in rows)
@@ -180,6 +198,10 @@ def test_a_process_reward_model_is_trained_resumed_and_pays(recorded, tmp_path):
             r"config.train.advantage = 'monte_carlo' needs",
         ),
         (dict(forks=None, continuations=True), r"config.train.continuations = True needs contin"),
+        (
+            dict(forks=None, advantage="process"),
+            r"advantage = 'process' credits turns with what 'process' pays, and .*\['tests'",
+        ),
         (dict(forks=dict(continuations=0)), r"continuations=0 must be at least 1"),
     ],
 )
