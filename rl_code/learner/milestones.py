@@ -23,7 +23,7 @@ import numpy as np
 
 from rl_code.config import named
 from rl_code.config.named import Named
-from rl_code.learner.advantages import ADVANTAGES, Credit, per_turn
+from rl_code.learner.advantages import ADVANTAGES, Credit, per_turn, reads_values
 from rl_code.types import Group, Trajectory
 
 
@@ -50,7 +50,11 @@ class Milestones:
             raise ValueError(f"gamma={self.gamma} must be in (0, 1], carry={self.carry} in [0, 1]")
         if self.outcome.name == "milestones":
             raise ValueError("outcome='milestones' must be another advantage")
-        _ = self._member  # a wrong name is an error of the config
+        if reads_values(self._member):  # a wrong name is an error of the config
+            raise ValueError(
+                f"outcome={self.outcome.name!r} is made of values, which are not here yet when "
+                "milestones are credited; take another advantage, such as 'grpo'"
+            )
 
     @property
     def _member(self):

@@ -111,6 +111,7 @@ def test_a_baseline_of_potentials_leaves_the_expected_gradient_as_it_is():
         ({"gamma": 0.0}, "gamma=0.0 must be"),
         ({"carry": 2.0}, r"carry=2.0 in \[0, 1\]"),
         ({"outcome": "milestones"}, "must be another advantage"),
+        ({"outcome": "gae"}, "outcome='gae' is made of values"),
         ({"outcome": "grpq"}, "outcome = 'grpq'.*Did you mean 'grpo'"),
     ],
 )
