@@ -68,6 +68,7 @@ Arguments = Callable[[Task, int], Mapping[str, Any]]
 # The arguments of the n-th call of each tool.
 CALLS: dict[str, Arguments] = {
     "write_file": lambda task, n: {"path": task.path, "content": _marked(task, n)},
+    "write_tests": lambda task, n: {"content": f"def test_{n}():\n    assert True\n"},
     "edit_file": lambda task, n: {
         "path": task.path,
         "old": f"{_MARK} {n}\n",

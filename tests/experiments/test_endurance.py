@@ -305,7 +305,8 @@ def test_a_short_run_survives_kills_dying_sandboxes_and_a_full_disk(tmp_path):
         "--config=configs/ten_thousand.py:smoke",
         f"--workdir={tmp_path}",
         *("--kills=2", f"--full_disks={int(has_namespaces())}", "--sandbox_deaths=0.2"),
-        *("--quiet=0", "--delay_s=1", "--room_kib=2048", "--strike_seed=5"),
+        # the disk is full from update 3 on, so that a checkpoint is due on it however late it comes
+        *("--quiet=0", "--delay_s=0.2", "--room_kib=2048", "--strike_seed=50"),
         devices=None,
         quickly=False,
         timeout=900,

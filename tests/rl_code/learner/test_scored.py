@@ -213,7 +213,7 @@ def test_a_model_learns_labels_that_its_tokens_tell(build):
         tokens = rng.integers(0, VOCAB, 8)
         examples.append(Text(tokens, (7,), (float(tokens[7] % 2),), (1.0,)))
     batch, places = pack_scored([[one] for one in examples], rows=8, slots=32, most=4)
-    state = init_state(with_head(build.model()), OPTIMIZER)
+    state = init_state(fresh(with_head(build.model())), OPTIMIZER)
     update = make_scored_update(OPTIMIZER, "outcomes")
     first = None
     for _ in range(60):
