@@ -38,7 +38,7 @@ from rl_code.rewards.process_model import Description
 from rl_code.rewards.reward_model_folder import names_of
 from rl_code.rewards.step_labels import Estimation, Labelled, labelled, split
 from rl_code.run import origin as origin_lib
-from rl_code.run.workdir import STORE
+from rl_code.run.workdir import STORE, refuse_run
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
 
@@ -124,6 +124,7 @@ def train(config: ProcessModelConfig, folder: Path) -> dict[str, Any]:
     Raises ConfigError, StoreError, CheckpointError, FloatingPointError where the loss is not
     finite, and Stopped.
     """
+    refuse_run(folder)
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh), StopRequest() as stop:
         if config.rows // config.micro_batches % row_shards(mesh):

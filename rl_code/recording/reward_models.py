@@ -51,7 +51,7 @@ from rl_code.rewards.reward_model_folder import (
 from rl_code.run import origin as origin_lib
 from rl_code.run.config import RunConfig
 from rl_code.run.origin import Origin
-from rl_code.run.workdir import STORE
+from rl_code.run.workdir import STORE, refuse_run
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
 from rl_code.types import Group, Trajectory
@@ -102,6 +102,7 @@ def make(
 
     Raises ConfigError, StoreError for a damaged record, SandboxUnavailable.
     """
+    refuse_run(folder)
     if (folder / REPORT).exists():
         there = json.loads((folder / REPORT).read_text())
         read_config.check_same(there["config"], config, folder)

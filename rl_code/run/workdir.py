@@ -51,6 +51,14 @@ MAY_CHANGE = (
 _OF_DEVICES = ("mesh.", "rollout.mesh.", "rollout.apart.", "rollout.prefill_mesh.")
 
 
+def refuse_run(folder: Path) -> None:
+    """Raises ConfigError for the workdir of a run, where a model made of runs has no place."""
+    if (folder / STORE).exists():
+        raise ConfigError(
+            f"{folder} is the workdir of a run; give the reward model a --workdir of its own"
+        )
+
+
 def own(workdir: Path, config: RunConfig) -> None:
     """Makes a workdir this config's; processes of one run call it in any order.
 

@@ -167,5 +167,7 @@ def test_outcomes_of_one_kind_are_refused(weights, run, tmp_path):
     with pytest.raises(ConfigError, match="both kinds are needed"):
         make(config, tmp_path / "rm")
     assert not (tmp_path / "rm").exists()
+    with pytest.raises(ConfigError, match="is the workdir of a run"):
+        make(config, run)
     with pytest.raises(ConfigError, match="must name what it is made of"):
         configured(weights)

@@ -177,7 +177,9 @@ def test_a_process_reward_model_is_trained_resumed_and_pays(recorded, tmp_path):
             train(config, tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
     # nor does its training begin in the folder of a run
-    with pytest.raises(ConfigError, match="holds a run of another config"):
+    with pytest.raises(
+        ConfigError, match="is the workdir of a run; give the reward model a --work"
+    ):
         process_training.train(settings(4), recorded)
 
     config = paid_by()
