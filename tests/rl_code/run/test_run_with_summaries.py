@@ -5,6 +5,7 @@ resumed and replayed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import ClassVar
 
 import jax
@@ -15,7 +16,7 @@ from configs import quickstart
 from models.families import PRESETS
 from rl_code.config.named import Named
 from rl_code.config.read_config import build
-from rl_code.environment.notes import LEFT_OUT
+from rl_code.environment.notes import LEFT_OUT, notes_of
 from rl_code.environment.protocols.compact import Compact
 from rl_code.learner.parts import summary_turns
 from rl_code.metrics.values import read_metrics
@@ -175,21 +176,71 @@ def test_a_fork_may_begin_to_have_summaries_and_leave_them_untrained(tmp_path):
     check_replays(config, begun, 4)
 
 
+def kill_at(patch: pytest.MonkeyPatch, *places: tuple[str, int]) -> list[tuple[str, int]]:
+    """Makes a run fail at each of these places once: before a write of this name for this step, or
+    behind its first delivered group. Returns the places that are still to come.
+    """
+    left = list(places)
+
+    def killing(name, step_of, when):
+        write = getattr(GroupStore, name)
+
+        def killed(self, what, *rest, **named):
+            place = name, step_of(what)
+            out = write(self, what, *rest, **named) if when == "after" else None
+            if place in left:
+                left.remove(place)
+                raise OSError("killed")
+            return out if when == "after" else write(self, what, *rest, **named)
+
+        patch.setattr(GroupStore, name, killed)
+
+    killing("deliver", lambda item: item.step, "after")
+    killing("consume", lambda step: step, "before")
+    return left
+
+
+def kept_by_hand(workdir, step: int, most: int) -> dict[str, str]:
+    """The newest notes of the steps up to this one, by the calls on record alone."""
+    notes: dict[str, str] = {}
+    for earlier in range(step + 1):
+        for t in trajectories_of(workdir, earlier):
+            for message, told in itertools.pairwise(t.turns):
+                for call, result in zip(message.calls, told.results, strict=False):
+                    if result.ok and call.name == "memory_store":
+                        notes.pop(call.arguments["name"], None)
+                        notes[call.arguments["name"]] = call.arguments["text"]
+                        notes = dict(list(notes.items())[-most:])
+    return notes
+
+
 @pytest.mark.long
-def test_a_run_that_credits_stores_is_resumed_and_replayed(tmp_path):
+def test_a_run_that_credits_stores_is_killed_resumed_and_replayed(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     config = make_config(6, memory=True)
     train(config, whole)
-    train(make_config(4, memory=True), parts)
-    train(config, parts)
+    with monkeypatch.context() as patch:
+        left = kill_at(patch, ("deliver", 2), ("consume", 3), ("deliver", 4))
+        while left:
+            with pytest.raises(OSError, match="killed"):
+                train(config, parts)
+        train(config, parts)
     rows = read_metrics(whole)
     left_out = [
         sum(LEFT_OUT in group.task.meta for group in groups_of(whole, step)) for step in range(6)
     ]
     assert left_out[:2] == [0, 0] and sum(left_out) > 0
     assert [row.get("memory/credited", 0) for row in rows] == left_out
-    for name in ("train/tokens", "batch/rows"):
+    for name in ("train/tokens", "batch/rows", "memory/credited"):
         assert [row.get(name) for row in rows] == [row.get(name) for row in read_metrics(parts)]
+    for step in range(6):
+        # what an episode reads is what the steps up to the last but one left, killed or not
+        notes = kept_by_hand(whole, step - 2, config.memory.rule.settings["most"])
+        for one, other in zip(groups_of(whole, step), groups_of(parts, step), strict=True):
+            assert notes_of(one.task) == notes_of(other.task) == notes
+            assert one.task.meta == other.task.meta
+            for t, again in zip(one.trajectories, other.trajectories, strict=True):
+                np.testing.assert_array_equal(t.tokens, again.tokens)
     check_replays(config, parts, 6)
     (step, number) = next(
         (step, number)
