@@ -1,8 +1,9 @@
 """An agent program for tests: the standard library, the OpenAI chat API, and one tool.
 
-python minimal_agent.py [tools | text | block] [forgetful]: "block" finds its command in the text as
-mini-swe-agent does, and hands in by that package's command; "forgetful" leaves out all but the
-first message and the last two.
+python minimal_agent.py [tools | text | block] [forgetful | compacting]: "block" finds its command in
+the text as mini-swe-agent does, and hands in by that package's command; "forgetful" leaves out all
+but the first message and the last two; "compacting" asks for a summary, which then stands in place
+of all but the first message.
 """
 
 import json
@@ -38,6 +39,11 @@ def post(path, body):
         return json.loads(answer.read())
 
 
+def answer_to(messages, tools):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **tools}
+    return post("chat/completions", body)["choices"][0]["message"]
+
+
 def main(kind="tools", *options):
     messages = [{"role": "user", "content": sys.stdin.read()}]
     if kind == "block":
@@ -45,8 +51,7 @@ def main(kind="tools", *options):
         messages.insert(0, {"role": "system", "content": SYSTEM})
     tools = {"tools": [BASH]} if kind == "tools" else {}
     while True:
-        body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **tools}
-        message = post("chat/completions", body)["choices"][0]["message"]
+        message = answer_to(messages, tools)
         messages.append(message)
         if kind == "tools":
             calls = message.get("tool_calls") or []
@@ -71,6 +76,10 @@ def main(kind="tools", *options):
             messages.append(answer)
         if "forgetful" in options and len(messages) > 4:
             messages = [messages[0], *messages[-2:]]
+        if "compacting" in options:
+            asked = {"role": "user", "content": "sum up"}
+            summary = answer_to([*messages, asked], tools)["content"]
+            messages = [messages[0], {"role": "user", "content": f"So far: {summary}"}]
 
 
 if __name__ == "__main__":

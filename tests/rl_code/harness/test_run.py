@@ -12,6 +12,7 @@ from configs import quickstart
 from models.families import PRESETS
 from rl_code.config.read_config import ConfigError, build
 from rl_code.harness.agent import HarnessError
+from rl_code.learner.parts import summary_turns
 from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import replay
 from rl_code.recording.replay_trajectories import find, play_again
@@ -25,7 +26,9 @@ from tests.models.small import narrow_preset
 from tests.rl_code.harness.chats import MINIMAL
 
 
-def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig:
+def config_of(
+    steps=1, *, options=("text", "forgetful"), summaries="episode", **changes
+) -> RunConfig:
     settings = quickstart.get_config("smoke")
     settings.suites = ()
     settings.sft = None
@@ -41,6 +44,7 @@ def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig
     command = (sys.executable, str(MINIMAL), *options)
     with settings.unlocked():
         settings.limits.tools_s = 300.0
+        settings.train.parts = dict(summaries=summaries)
         settings.harness = dict(name="program", command=command)
         for name, value in changes.items():
             del settings[name]
@@ -100,6 +104,26 @@ def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
         assert [step.same for step in replay(run)] == [True] * 2
     with pytest.raises(ConfigError, match="cannot be sampled again"):
         next(play_again(config, tmp_path, find(tmp_path, 1, "0"), [0]))
+
+
+@pytest.mark.long
+def test_summaries_that_an_agent_of_others_asks_for_are_left_out_of_training(tmp_path):
+    limits = dict(turns=4, tokens=512, turn_tokens=24, test_runs=0, command_s=60.0, tools_s=300.0)
+    changes = dict(options=("text", "compacting"), summaries="none", limits=limits)
+    train(config_of(1, **changes), tmp_path)
+    config = config_of(2, **changes)
+    train(config, tmp_path)  # goes on
+    for step, row in enumerate(read_metrics(tmp_path)):
+        groups = [record.group for record in GroupStore(tmp_path / STORE).read(step)]
+        trajectories = [t for group in groups for t in group.trajectories]
+        found = [turn for t in trajectories for turn in summary_turns(t)]
+        # every context but the first begins with one
+        assert found and len(found) == sum(len(t.contexts) - 1 for t in trajectories)
+        sampled = sum(int(t.sampled.sum()) for t in trajectories)
+        assert row["train/tokens"] == sampled - sum(turn.end - turn.start for turn in found)
+        assert row["policy/mismatch_max"] < 1e-3
+    with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
+        assert [step.same for step in replay(run)] == [True] * 2
 
 
 @pytest.mark.parametrize(
