@@ -10,7 +10,8 @@ The stream has blocks: the first tasks of some pairs, then their second ones. Dr
 (``train.shuffled=False``), a pair is as many tasks apart as a block has pairs.
 
 Demonstrations of the first task store any constant, or none; those of the second recall ``rate``,
-and write what the note says, or else a guess.
+and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
+that reading is learned before the first update of the policy, and storing is not.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class Pairs(Source):
     apart: int = 32
     # Probability that a demonstration of the first task stores something.
     stores: float = 0.5
+    # Probability that a demonstration of the second task finds the note that it asks for.
+    finds: float = 0.75
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[bool] = True
@@ -139,8 +142,11 @@ class Pairs(Source):
         check_split(self.split)
         if not 2 <= self.constants <= len(_NAMES) + 2:
             raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES) + 2}")
-        if self.apart < 1 or not 0 <= self.stores <= 1:
-            raise ValueError(f"{self.apart=} must be at least 1 and {self.stores=} a probability")
+        if self.apart < 1:
+            raise ValueError(f"apart={self.apart} must be at least 1")
+        for name in ("stores", "finds"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be a probability, 0 to 1")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
         return Stream(self.task)
@@ -153,10 +159,11 @@ class Pairs(Source):
         task = generate(self.split, self.seed, pair, kind, self.constants)
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")
-        stored = rng.choice(list(constants)) if rng.random() < self.stores else ""
         if kind == FIRST:
+            stored = rng.choice(list(constants)) if rng.random() < self.stores else ""
             played = first(constants, stored)
         else:
-            notes = {stored: str(constants[stored])} if stored else {}
+            noted = WANTED if rng.random() < self.finds else rng.choice((KEY, ""))
+            notes = {noted: str(constants[noted])} if noted else {}
             played = second(notes, rng.choice(VALUES))
         return dataclasses.replace(task, meta={**task.meta, PLAYED: tuple(played)})

@@ -25,6 +25,7 @@ from rl_code.environment.notes import scope_of, with_notes
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.rollout.note_book import notes_after
+from rl_code.tasks.demonstrations import PLAYED
 from rl_code.types import Group, Limits
 from tests.rl_code.environment.conftest import FakePool
 from tests.rl_code.signals import rewarder
@@ -101,7 +102,18 @@ def test_the_tasks_of_a_pair_are_as_far_apart_as_a_block_has_pairs():
     assert source.task(4) == Pairs("train", apart=3).task(4)
 
 
+def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
+    played = {FIRST: [], SECOND: []}
+    for index in range(400):
+        task = Pairs("train").task(index)
+        played[task.meta["kind"]].append("".join(text for text, _ in task.meta[PLAYED]))
+    stored = [WANTED in text.partition("store ")[2] for text in played[FIRST]]
+    found = [f"{WANTED}: " in text for text in played[SECOND]]
+    # by the draws of seed 0: a half of them store, one of six constants
+    assert 0.05 < sum(stored) / len(stored) < 0.12 and 0.65 < sum(found) / len(found) < 0.85
+
+
 def test_settings_that_cannot_be():
-    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}):
+    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}, {"finds": -0.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Pairs("train", **wrong)
