@@ -58,13 +58,20 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """Stores credited, not credited, and rules in their place, for each seed."""
-    arms = (
-        {},
-        {"memory.left_out": 0},
-        {"memory.left_out": 0, "memory.rule": "none"},
-        {"memory.left_out": 0, "memory.rule": "all"},
-        {"memory.left_out": 0, "memory.rule": "use_count"},
-    )
+    arms = {
+        "credited": {},
+        "not credited": {"memory.left_out": 0},
+        "no notes": {"memory.left_out": 0, "memory.rule": "none"},
+        "all notes": {"memory.left_out": 0, "memory.rule": "all"},
+        "most used notes": {"memory.left_out": 0, "memory.rule": "use_count"},
+    }
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for arm in arms:
-            yield {"seed": seed, "tasks.seed": seed, **arm}
+        for variant, arm in arms.items():
+            yield {"variant": variant, "seed": seed, "tasks.seed": seed, **arm}
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure: reading and storing."""
+    window = 1 if arg == "smoke" else 5
+    metrics = ("pairs/solved_second", "pairs/stored_wanted", "pairs/there", "pairs/notes")
+    return tuple(("curve", metric, "step", window) for metric in metrics)

@@ -55,12 +55,19 @@ def gather(split: str, seed: int) -> dict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """Four arms for each seed."""
-    arms = (
-        {},
-        {"train.parts.summaries": "none"},
-        {"summaries.most": 0},
-        {"summaries.most": 0, "summaries.context": EPISODE},
-    )
+    arms = {
+        "trained": {},
+        "not trained": {"train.parts.summaries": "none"},
+        "absent": {"summaries.most": 0},
+        "absent, long context": {"summaries.most": 0, "summaries.context": EPISODE},
+    }
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for arm in arms:
-            yield {"seed": seed, **arm}
+        for variant, arm in arms.items():
+            yield {"variant": variant, "seed": seed, **arm}
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure: what is solved, and the tokens of an episode."""
+    window = 1 if arg == "smoke" else 5
+    metrics = ("reward/solved", "episode/tokens")
+    return tuple(("curve", metric, "step", window) for metric in metrics)

@@ -46,7 +46,9 @@ def report(
     variants: dict[str, list[Path]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run.workdir)
-    views: list[Any] = [table(variants), costs.table(variants)] if runs else []
+    views: list[Any] = [table(variants)] if runs else []
+    # a run without suites has no costs of an episode
+    views += [view for view in (costs.table(variants),) if view.row_count]
     views += [missing_table(missing)] if missing else []
     if runs:
         views += (sweep_figure.table(panel, variants) for panel in panels)
