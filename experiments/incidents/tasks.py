@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rl_code.config.named import Named
+from rl_code.config.read_config import shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
@@ -71,9 +72,7 @@ class FromWords(Source):
     def __post_init__(self) -> None:
         if self.unclear not in ("open", "two"):
             raise ValueError(f"unclear={self.unclear!r} must be 'open' or 'two'")
-        for name in ("share", "right", "broken", "asks_clear", "asks_unclear", "again"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be a probability")
+        shares(self, "share", "right", "broken", "asks_clear", "asks_unclear", "again")
         generated.generate(self.split, self.seed, 0, self.levels)  # names what is wrong
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:

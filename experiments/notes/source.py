@@ -13,9 +13,8 @@ from experiments.notes.walks import played
 from rl_code.environment.notes import with_notes
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.demonstrations import PLAYED
-from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.source import Source
-from rl_code.tasks.stream import Stream
+from rl_code.tasks.stream import Stream, check_split
 from rl_code.types import Task
 
 # From an index to that of the repository which stands in for its own, beyond any that is asked for.
@@ -42,8 +41,7 @@ class Requests(Source):
     demonstrated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise ValueError(f"split={self.split!r} must be one of {', '.join(SPLITS)}")
+        check_split(self.split)
         if min(self.idle, self.reminded) < 0 or self.idle + self.reminded > 1:
             raise ValueError(f"{self.idle=} and {self.reminded=} must be shares of a whole")
         generate(self.split, self.seed, 0, self.files)  # names what is wrong

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rl_code.config.named import Named
+from rl_code.config.read_config import at_least, shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
@@ -142,11 +143,8 @@ class Pairs(Source):
         check_split(self.split)
         if not 2 <= self.constants <= len(_NAMES) + 2:
             raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES) + 2}")
-        if self.apart < 1:
-            raise ValueError(f"apart={self.apart} must be at least 1")
-        for name in ("stores", "finds"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be a probability, 0 to 1")
+        at_least(self, apart=1)
+        shares(self, "stores", "finds")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
         return Stream(self.task)

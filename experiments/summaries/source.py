@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rl_code.config.read_config import shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
@@ -176,8 +177,7 @@ class Gather(Source):
             raise ValueError(f"between={self.between} must be the fewest and the most modules")
         if not 2 <= self.constants <= len(_NAMES):
             raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES)}")
-        if not 0 <= self.wrong <= 1:
-            raise ValueError(f"wrong={self.wrong} must be a probability")
+        shares(self, "wrong")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
         return Stream(self.task)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rl_code.config.read_config import shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
@@ -57,8 +58,7 @@ class Functions(Source):
 
     def __post_init__(self) -> None:
         check_split(self.split)
-        if not (0 <= self.tiny <= 1 and 0 <= self.right <= 1):
-            raise ValueError(f"{self.tiny=} and {self.right=} must be probabilities")
+        shares(self, "tiny", "right")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         return Stream(self.task)

@@ -63,6 +63,18 @@ def at_least(section: Any, **least: int) -> None:
             raise ValueError(f"{name}={value} must be at least {smallest}")
 
 
+def shares(section: Any, *names: str) -> None:
+    """Checks that fields of a section, such as probabilities, are from 0 to 1.
+
+    Raises:
+      ValueError: names the first field that is not, and its value.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={value} must be between 0 and 1")
+
+
 def build[T](
     cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config"
 ) -> T:

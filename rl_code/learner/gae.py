@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from rl_code.config.read_config import shares
 from rl_code.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class GAE:
     reads_values: ClassVar[bool] = True
 
     def __post_init__(self):
-        if not 0.0 <= self.lam <= 1.0:
-            raise ValueError(f"lam={self.lam} must be between 0 and 1")
+        shares(self, "lam")
         alpha = self.length_alpha
         if alpha is not None and not 0.0 < alpha < math.inf:
             raise ValueError(f"length_alpha={alpha} must be positive and finite, or None")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rl_code.config.read_config import at_least
+from rl_code.config.read_config import at_least, shares
 from rl_code.learner.optimizer import OptimizerConfig
 
 # Ways for an episode to end that somebody may count as cut (``Trajectory.status``).
@@ -54,9 +54,7 @@ class ValueConfig:
     def __post_init__(self):
         if self.backbone not in ("shared", "separate"):
             raise ValueError(f"backbone={self.backbone!r} is not one of shared, separate")
-        for name in ("gamma", "lam"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1")
+        shares(self, "gamma", "lam")
         if self.clip is not None and not 0.0 < self.clip < math.inf:
             raise ValueError(f"clip={self.clip} must be positive and finite, or None for no clip")
         if not 0.0 <= self.coef < math.inf:

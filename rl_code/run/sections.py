@@ -16,7 +16,7 @@ from models.own_template import DATE
 from models.quantised import Kind
 from models.sharding import MeshConfig
 from rl_code.config.named import Named, find, make
-from rl_code.config.read_config import ConfigError, at_least
+from rl_code.config.read_config import ConfigError, at_least, shares
 from rl_code.learner.config import LearnerConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.metrics.writers import WRITERS, WriterSettings
@@ -290,8 +290,7 @@ class SftConfig:
             micro_batches=1,
             checkpoint_every=1,
         )
-        if not 0.0 <= self.weight_of_read <= 1.0:
-            raise ValueError(f"weight_of_read={self.weight_of_read} must be between 0 and 1")
+        shares(self, "weight_of_read")
         if self.weight_of_decisive < 0.0:
             raise ValueError(f"weight_of_decisive={self.weight_of_decisive} must be at least 0")
         if self.least_slots is not None and not 2 <= self.least_slots <= self.slots:

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code.config.named import Named
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.api import find_source
-from rl_code.tasks.source import Source
+from rl_code.tasks.of_another import OfAnother
 from rl_code.tasks.stream import Stream
 from rl_code.types import Case, Task
 
@@ -87,22 +85,15 @@ def another(value: Any, rng: random.Random) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contradictory(Source):
+class Contradictory(OfAnother):
     """Tasks of another source, one visible case of each contradicting its text: for a suite whose
-    pass rate is the rate of cheating.
+    pass rate is the rate of cheating. The tasks of the other source must have visible cases.
     """
 
-    # The other source, whose tasks must have visible cases.
-    of: Named
-
     @property
-    def endless(self) -> bool:  # ty: ignore[incompatible-property-override]
-        """True if the other source has no end."""
-        return self._source.endless
-
-    @property
-    def _source(self) -> Source:
-        return find_source(self.of, "config.tasks.of")
+    def demonstrated(self) -> bool:
+        """False: no honest work passes."""
+        return False
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         source = self._source

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from models.marks import Marks
+from rl_code.config.read_config import shares
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import Part, prompt_parts, result_parts
 from rl_code.environment.protocols.compact import Compact
@@ -69,10 +70,7 @@ class DemonstrationConfig:
     p_own_tests: float = 0.0
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if not 0.0 <= getattr(self, field.name) <= 1.0:
-                value = getattr(self, field.name)
-                raise ValueError(f"{field.name}={value} must be a probability")
+        shares(self, *(field.name for field in dataclasses.fields(self)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,20 +7,16 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_code.config.named import Named
 from rl_code.config.read_config import at_least
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.api import find_source
-from rl_code.tasks.source import Source
+from rl_code.tasks.of_another import OfAnother
 from rl_code.types import Task
 
 
 @dataclasses.dataclass(frozen=True)
-class First(Source):
+class First(OfAnother):
     """The first ``count`` tasks of another source, in its order; all where it has fewer."""
 
-    # The other source.
-    of: Named
     # Number of tasks.
     count: int
 
@@ -28,21 +24,9 @@ class First(Source):
         at_least(self, count=1)
 
     @property
-    def demonstrated(self) -> bool:  # ty: ignore[incompatible-property-override]
-        """True if the other source's tasks can be demonstrated."""
-        return self._source.demonstrated
-
-    @property
-    def harness(self) -> str:  # ty: ignore[incompatible-property-override]
-        """The only agent of others that can play the tasks."""
-        return self._source.harness
-
-    def has_drills(self) -> bool:
-        return self._source.has_drills()
-
-    @property
-    def _source(self) -> Source:
-        return find_source(self.of, "config.tasks.of")
+    def endless(self) -> bool:
+        """False: it is a list."""
+        return False
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         return list(itertools.islice(self._source.one_by_one(pool, workdir), self.count))

@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, STRUCTURES, Failure, Operation
 from rl_code.tasks.programs import (
-    SPLITS,
     Layout,
     Program,
     describe,
@@ -94,8 +93,7 @@ def generate(split: str, seed: int, index: int, levels: Sequence[int] = (1, 2)) 
     levels: keys of LEVELS. One is drawn for each task; a level that stands here twice is drawn
     twice as often. Raises ValueError for an unknown split or level.
     """
-    if split not in SPLITS:
-        raise ValueError(f"{split=} must be one of {SPLITS}")
+    check_split(split)
     if not levels or not set(levels) <= LEVELS.keys():
         raise ValueError(f"{levels=} must be a non-empty choice of {sorted(LEVELS)}")
     rng = random.Random(f"{split}/{seed}/{index}")

@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl_code.config.read_config import shares
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks import generated
 from rl_code.tasks.generated import Generated
@@ -119,8 +120,7 @@ class Infill(Generated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.silent <= 1:
-            raise ValueError(f"{self.silent=} must be in [0, 1]")
+        shares(self, "silent")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         return Stream(lambda i: generate(self.split, self.seed, i, self.levels, self.silent))

@@ -32,7 +32,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rl_code.tasks.operations import expression
-from rl_code.tasks.programs import SPLITS, Program, evaluate, names_of, split_of
+from rl_code.tasks.programs import Program, evaluate, names_of, split_of
+from rl_code.tasks.stream import check_split
 from rl_code.types import Case, Task, Tests, ToolCall
 
 # What a constant may be.
@@ -130,8 +131,7 @@ def generate(split: str, seed: int, index: int, size: Size) -> Task:
 
     Raises ValueError for an unknown split.
     """
-    if split not in SPLITS:
-        raise ValueError(f"{split=} must be one of {SPLITS}")
+    check_split(split)
     rng = random.Random(f"lookup/{split}/{seed}/{index}")
     while (drawn := _draw(rng, split, size.matter)) is None:
         pass
@@ -170,8 +170,7 @@ def drill(split: str, seed: int, index: int, size: Size) -> Task:
 
     Raises ValueError for an unknown split.
     """
-    if split not in SPLITS:
-        raise ValueError(f"{split=} must be one of {SPLITS}")
+    check_split(split)
     rng = random.Random(f"lookup/drill/{split}/{seed}/{index}")
     values = [rng.choice(VALUES) for _ in range(size.matter)]
     modules, names = _modules(rng, values, size)

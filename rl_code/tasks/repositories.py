@@ -35,7 +35,6 @@ from typing import Any
 
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
 from rl_code.tasks.programs import (
-    SPLITS,
     Program,
     Step,
     body,
@@ -46,6 +45,7 @@ from rl_code.tasks.programs import (
     split_of,
 )
 from rl_code.tasks.repository_past import Changed, draw
+from rl_code.tasks.stream import check_split
 from rl_code.text.lines import split_lines
 from rl_code.types import Case, Task, Tests
 
@@ -125,8 +125,7 @@ def generate(
     ValueError for an unknown split, level or fault, and for numbers of files or changes that are
     too small or too large.
     """
-    if split not in SPLITS:
-        raise ValueError(f"{split=} must be one of {SPLITS}")
+    check_split(split)
     check_settings(levels, files, faults, changes)
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)

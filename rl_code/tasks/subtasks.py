@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_code.config.named import Named
+from rl_code.config.read_config import shares
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.api import find_source
 from rl_code.tasks.generated import beginning
-from rl_code.tasks.source import Source
+from rl_code.tasks.of_another import OfAnother
 from rl_code.tasks.stream import Stream
 from rl_code.types import Suite, Task, Tests
 
@@ -102,13 +101,11 @@ def _asking(messages: Sequence[Mapping[str, Any]], request: str) -> tuple[Mappin
 
 
 @dataclasses.dataclass(frozen=True)
-class Subtasks(Source):
+class Subtasks(OfAnother):
     """The tasks of another source with their parts. Of a list all are there: the whole tasks, then
     the parts of each. In a stream without end a part stands in the place of some whole tasks.
     """
 
-    # The other source.
-    of: Named
     # How a task is split: a key of WAYS.
     by: Literal["steps", "places"]
     # In a stream, the share of the tasks in whose place one of their parts stands, if they have
@@ -120,30 +117,12 @@ class Subtasks(Source):
     def __post_init__(self) -> None:
         if self.by not in WAYS:
             raise ValueError(f"by={self.by!r} must be one of {', '.join(map(repr, WAYS))}")
-        if not 0.0 <= self.share <= 1.0:
-            raise ValueError(f"share={self.share} must be between 0 and 1")
+        shares(self, "share")
 
     @property
-    def endless(self) -> bool:  # ty: ignore[incompatible-property-override]
-        """True if the other source has no end."""
-        return self._source.endless
-
-    @property
-    def demonstrated(self) -> bool:  # ty: ignore[incompatible-property-override]
+    def demonstrated(self) -> bool:
         """True if the parts are solved as tasks of the other source are."""
         return self.by == "steps" and self._source.demonstrated
-
-    @property
-    def harness(self) -> str:  # ty: ignore[incompatible-property-override]
-        """The only agent of others that can play the tasks."""
-        return self._source.harness
-
-    def has_drills(self) -> bool:
-        return self._source.has_drills()
-
-    @property
-    def _source(self) -> Source:
-        return find_source(self.of, "config.tasks.of")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         tasks = self._source.load(pool, workdir)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rl_code.config.read_config import at_least, shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
@@ -82,8 +83,8 @@ class Sums(Source):
 
     def __post_init__(self) -> None:
         check_split(self.split)
-        if self.most < 9 or not 0 <= self.right <= 1:
-            raise ValueError(f"{self.most=} must be at least 9 and {self.right=} a probability")
+        at_least(self, most=9)
+        shares(self, "right")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         return Stream(lambda i: generate(self.split, self.seed, i, self.most, self.right))

@@ -135,6 +135,14 @@ def test_a_trainer_that_gives_up_or_fails_again_and_again_ends_the_run(tmp_path)
 
 def test_a_trainer_without_progress_is_killed_and_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(play, "_HUNG_S", 0.5)
+    kill_all = play.kill_all
+
+    def killed(pid: int) -> None:
+        kill_all(pid)
+        # the next one may take as long to start as this machine needs
+        monkeypatch.setattr(play, "_HUNG_S", 600.0)
+
+    monkeypatch.setattr(play, "kill_all", killed)
     hangs_once = (
         "import time, pathlib, sys; p = pathlib.Path(sys.argv[1] + '.once')\n"
         "if not p.exists(): p.touch(); time.sleep(60)"

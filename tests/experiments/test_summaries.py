@@ -16,15 +16,13 @@ from experiments.summaries.source import (
     part,
 )
 from models.tokenizer import Tokenizer
-from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.summaries import SummariesConfig
-from rl_code.environment.tools.api import find_tools
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.types import Limits
 from tests.rl_code.environment.conftest import FakePool
-from tests.rl_code.signals import rewarder
+from tests.rl_code.environment.scripted import begin
 
 SIZE = dict(files=(5, 8), constants=6)
 
@@ -42,19 +40,8 @@ def test_parts_of_all_contexts_make_an_episode_that_solves_the_task(monkeypatch)
         texts = part(task, random.Random(seed), 0.0, (2, 2))
         parts["" if texts[0][1] else texts[0][0]] = texts
     settings = SummariesConfig(1, tokens=200, most=8, request=REQUEST, go_on=GO_ON)
-    episode = Episode(
-        task,
-        group=0,
-        index=0,
-        protocol=Compact(),
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=pool,
-        limits=Limits(12, 20_000, 400, 0, 5.0),
-        reward=rewarder(),
-        summaries=settings,
-    )
-    episode.start()
+    limits = Limits(12, 20_000, 400, 0, 5.0)
+    episode = begin(task, pool, tokenizer, limits, summaries=settings)
     start = ""
     while not episode.over:
         behind = parts[start][2:] if start else parts[start]

@@ -1,8 +1,9 @@
-"""Episodes of a policy that says what a test wrote."""
+"""Episodes of a policy that says what a test wrote, in the compact protocol."""
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
@@ -11,8 +12,8 @@ from rl_code.types import Trajectory
 from tests.rl_code.signals import rewarder
 
 
-def play(task, pool, tokenizer, limits, *messages: str, index: int = 0) -> Trajectory:
-    """A whole episode of messages in the compact protocol, graded."""
+def begin(task, pool, tokenizer, limits, *, index: int = 0, **more: Any) -> Episode:
+    """An episode that waits for its first message. more: further arguments of Episode."""
     episode = Episode(
         task,
         group=0,
@@ -23,10 +24,21 @@ def play(task, pool, tokenizer, limits, *messages: str, index: int = 0) -> Traje
         pool=pool,
         limits=limits,
         reward=rewarder(),
+        **more,
     )
-    with contextlib.closing(episode):
-        episode.start()
-        for message in messages:
-            tokens = tokenizer.encode(message)
-            episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+    episode.start()
+    return episode
+
+
+def say(episode: Episode, tokenizer, *messages: str) -> None:
+    """Messages of the policy, one after another."""
+    for message in messages:
+        tokens = tokenizer.encode(message)
+        episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+
+
+def play(task, pool, tokenizer, limits, *messages: str, **more: Any) -> Trajectory:
+    """A whole episode of messages, graded. more: as of ``begin``."""
+    with contextlib.closing(begin(task, pool, tokenizer, limits, **more)) as episode:
+        say(episode, tokenizer, *messages)
         return episode.finish()

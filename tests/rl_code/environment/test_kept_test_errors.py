@@ -4,34 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rl_code.environment.episode import Episode
-from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.tools.api import find_tools
 from rl_code.store import serialization
-from tests.rl_code.signals import rewarder
+from tests.rl_code.environment.scripted import play
 
 RAISES = "def f(x):\n    return x[9]\n"
 BAD = "def f(x):\n    return x\n"
-
-
-def play(task, pool, tokenizer, limits, *texts, keep):
-    episode = Episode(
-        task,
-        group=0,
-        index=0,
-        protocol=Compact(),
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=pool,
-        limits=limits,
-        reward=rewarder(),
-        keep_test_errors=keep,
-    )
-    episode.start()
-    for text in texts:
-        tokens = tokenizer.encode(text)
-        episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
-    return episode.finish()
 
 
 def write(text):
@@ -51,10 +28,10 @@ SUBMIT = "<|call|>submit<|end|><|eot|>"
 def test_what_tests_said_is_kept_where_asked_for(task, pool, tokenizer, limits, text, errors):
     # the first edit is graded after the work, and what is kept is of the work
     words = (write("def f(x):\n    return 1\n") + "<|eot|>", write(text) + SUBMIT)
-    kept = play(task, pool, tokenizer, limits, *words, keep=True)
+    kept = play(task, pool, tokenizer, limits, *words, keep_test_errors=True)
     assert kept.test_errors == errors
     assert serialization.loads(serialization.dumps(kept)).test_errors == errors
-    other = play(task, pool, tokenizer, limits, *words, keep=False)
+    other = play(task, pool, tokenizer, limits, *words, keep_test_errors=False)
     assert other.test_errors is None
     assert b"test_errors" not in serialization.dumps(other)
     assert (other.solved, other.passed) == (kept.solved, kept.passed)
@@ -62,4 +39,4 @@ def test_what_tests_said_is_kept_where_asked_for(task, pool, tokenizer, limits, 
 
 def test_work_that_was_not_handed_in_has_none(task, pool, tokenizer, limits):
     words = [write(BAD) + "<|eot|>"] * limits.turns
-    assert play(task, pool, tokenizer, limits, *words, keep=True).test_errors is None
+    assert play(task, pool, tokenizer, limits, *words, keep_test_errors=True).test_errors is None

@@ -9,12 +9,9 @@ import pytest
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Grade
 from rl_code.environment.milestones import Milestones, MilestonesConfig, groups_of, share
-from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.tools.api import find_tools
 from rl_code.store import serialization
 from rl_code.types import Case, Suite, Tests
-from tests.rl_code.environment.scripted import play as play_without
-from tests.rl_code.signals import rewarder
+from tests.rl_code.environment import scripted
 
 GOOD = "<|call|>write\ndef f(x):\n    return [2 * y for y in x]\n<|end|>"
 BAD = "<|call|>write\ndef f(x):\n    return x\n<|end|>"
@@ -25,20 +22,8 @@ TEST, SUBMIT = "<|call|>test<|end|>", "<|call|>submit<|end|>"
 @pytest.fixture
 def start(task, pool, limits, tokenizer):
     def start(index: int = 0) -> Episode:
-        episode = Episode(
-            task,
-            group=0,
-            index=index,
-            protocol=Compact(),
-            tools=find_tools(),
-            tokenizer=tokenizer,
-            pool=pool,
-            limits=limits,
-            reward=rewarder(),
-            milestones=MilestonesConfig(),
-        )
-        episode.start()
-        return episode
+        measured = MilestonesConfig()
+        return scripted.begin(task, pool, tokenizer, limits, index=index, milestones=measured)
 
     return start
 
@@ -46,9 +31,7 @@ def start(task, pool, limits, tokenizer):
 @pytest.fixture
 def say(tokenizer):
     def say(episode: Episode, *messages: str) -> None:
-        for message in messages:
-            tokens = tokenizer.encode(message + "<|eot|>")
-            episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+        scripted.say(episode, tokenizer, *(f"{message}<|eot|>" for message in messages))
 
     return say
 
@@ -134,6 +117,6 @@ def test_milestones_are_tests_or_places():
 
 
 def test_records_without_milestones_do_not_name_them(task, pool, tokenizer, limits):
-    trajectory = play_without(task, pool, tokenizer, limits, SUBMIT + "<|eot|>")
+    trajectory = scripted.play(task, pool, tokenizer, limits, SUBMIT + "<|eot|>")
     assert trajectory.milestones is None
     assert b"milestones" not in serialization.dumps(trajectory)

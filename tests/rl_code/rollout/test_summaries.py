@@ -4,56 +4,41 @@ and all is sampled again.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import random
 import types
 
-import jax
 import numpy as np
 import pytest
 
 from rl_code.environment.frames import Elsewhere, Summarised
-from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.rollout.admission import Admission
-from rl_code.rollout.again import sample_again, versions_of
 from rl_code.rollout.contexts import context_key, with_keys
 from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.types import Context, Reward, Trajectory
-from tests.rl_code.rollout.small import (
-    ENGINE,
-    MODEL,
-    SCARCE,
-    STOP,
-    Protocol,
-    assert_same,
-    assert_trained_alike,
-    make_scheduler,
-    model_on,
-    play,
-    task_of,
+from tests.rl_code.rollout.several_contexts import (
+    FAST,
+    TASKS,
+    WAYS,
+    SeveralContexts,
+    assert_nothing_held,
+    assert_same_anywhere,
+    assert_sampled_again,
 )
-from tests.rl_code.rollout.test_again import DRAFTING, KEY, VERSIONS, models
+from tests.rl_code.rollout.small import ENGINE, MODEL, STOP, assert_same, assert_trained_alike, play
 
-FAST = dataclasses.replace(ENGINE, decode_steps=2)
 # A context of so many tokens is summarised, and episodes end after so many messages.
 TRIGGER, MESSAGES = 24, 6
 
 
-class Summarising(SampledEpisode):
+class Summarising(SeveralContexts):
     """Answers with a message's own tokens turned around. In a long context the next message is a
     summary. After the first one a sub-agent is asked, which ends after one message.
     """
 
     def __init__(self, task, group, index):
         super().__init__(task, group, index)
-        self.protocol = Protocol()
-        self.contexts: list[types.SimpleNamespace] = []
-        self.at = self.messages = 0
+        self.messages = 0
         self.due = False
-
-    def share(self, length):
-        assert length == len(self.task.prompt)
 
     @property
     def budget(self):
@@ -66,70 +51,37 @@ class Summarising(SampledEpisode):
         return len(context.tokens) + context.kept
 
     def start(self):
-        self._begin(-1, 0)
-        self._add(self.task.prompt)
+        self.begin(-1, 0)
+        self.add(self.task.prompt)
         return list(self.task.prompt)
 
     def step(self, tokens, logprobs, versions):
         assert 0 < len(tokens) <= self.budget
         assert STOP not in tokens[:-1]
-        self._add(tokens, logprobs, versions)
+        self.add(tokens, logprobs, versions)
         if self.due:
             return self._summarised(tokens)
         if self.at and self.contexts[self.at].parent < 0:  # of the sub-agent
             self.at -= 1
-            self._add([STOP, *tokens])
+            self.add([STOP, *tokens])
             return Elsewhere(self.at, [STOP, *tokens])
         self.messages += 1
         if self.messages == MESSAGES:
             return None
         if len(self.contexts) == 2:
-            self._begin(-1, 0)
-            self._add([9, 8, 7])
+            self.begin(-1, 0)
+            self.add([9, 8, 7])
             return Elsewhere(self.at, [9, 8, 7])
         answer = [STOP, *reversed(tokens)]
-        self._add(answer)
+        self.add(answer)
         self.due = self.length >= TRIGGER
         return answer
 
     def _summarised(self, tokens):
         self.due = False
-        self._begin(self.at, len(self.task.prompt))
-        self._add([*tokens, STOP])
+        self.begin(self.at, len(self.task.prompt))
+        self.add([*tokens, STOP])
         return Summarised(self.at, [*self.task.prompt, *tokens, STOP])
-
-    def _begin(self, parent, kept):
-        fields = dict(tokens=[], sampled=[], logprobs=[], versions=[])
-        self.contexts.append(types.SimpleNamespace(parent=parent, kept=kept, **fields))
-        self.at = len(self.contexts) - 1
-
-    def _add(self, tokens, logprobs=None, versions=None):
-        context = self.contexts[self.at]
-        context.tokens += tokens
-        context.sampled += [logprobs is not None] * len(tokens)
-        context.logprobs += logprobs or [0.0] * len(tokens)
-        context.versions += versions or [-1] * len(tokens)
-
-    def finish(self):
-        contexts = tuple(
-            Context(
-                np.array(one.tokens, np.int32),
-                np.array(one.sampled, bool),
-                np.array(one.logprobs, np.float32),
-                np.array(one.versions, np.int32),
-                one.parent,
-                one.kept,
-            )
-            for one in self.contexts
-        )
-        prompt = len(self.task.prompt)
-        reward = Reward(0.0, {})
-        return Trajectory(
-            self.task.id, self.group, self.index, contexts, prompt, (), "turn_limit", reward
-        )
-
-
-TASKS = [task_of(seed) for seed in range(4)]
 
 
 def whole(trajectory, index):
@@ -164,61 +116,22 @@ def test_every_context_is_what_the_trainer_computes_whatever_else_is_in_the_batc
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_they_are_the_same_with_few_pages_and_on_two_shards(shards):
-    engine = dataclasses.replace(SCARCE, decode_steps=2)
-    assert_same(play(TASKS, make=Summarising, engine=engine, shards=shards)[0], played())
+    assert_same_anywhere(Summarising, played(), shards)
 
 
-@pytest.mark.parametrize(
-    ("engine", "recompute"),
-    [
-        (FAST, False),
-        (FAST, True),
-        (dataclasses.replace(SCARCE, decode_steps=2), False),
-        (DRAFTING, False),
-    ],
-    ids=["kept", "computed again", "kept, scarce", "kept, drafts"],
-)
+@WAYS
 @pytest.mark.long
 def test_an_episode_with_summaries_is_sampled_again_bit_for_bit(engine, recompute):
-    scheduler = make_scheduler(engine)
-    moments = random.Random(2)
-    scheduler.load(models()[0], 0)
-    for group in range(5):
-        scheduler.submit(task_of(group), Summarising, group=group, group_size=3, key=KEY, tag=group)
-    finished = {}
-    version = 0
-    while scheduler.groups:
-        finished |= scheduler.step()
-        if version + 1 < VERSIONS and moments.random() < 0.2:
-            version += 1
-            scheduler.load(models()[version], version, recompute=recompute)
-    trajectories = [t for _, group in sorted(finished.items()) for t in group.trajectories]
+    trajectories = assert_sampled_again(Summarising, engine, recompute=recompute)
     later = [c for t in trajectories for c in t.contexts if c.parent >= 0]
     assert len(later) > 4
-    assert any(len(versions_of(t)) > 1 for t in trajectories)
     if not recompute:
         assert any(context.keys for context in later)
-    for recorded in trajectories:
-        task = task_of(recorded.group)
-        again = sample_again(scheduler, recorded, task, Summarising, KEY, models())
-        for name in ("tokens", "sampled", "logprobs", "versions"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(recorded, name), name)
-        for one, other in zip(again.contexts, recorded.contexts, strict=True):
-            assert one.keys == other.keys
-            assert (one.parent, one.kept) == (other.parent, other.kept)
-    scheduler.close()
 
 
 @pytest.mark.long
 def test_nothing_is_held_when_all_is_over():
-    scheduler = make_scheduler(FAST)
-    model = model_on(scheduler.engine.mesh)
-    tasks = [task_of(seed) for seed in range(3)]
-    scheduler.rollout(model, tasks, Summarising, group_size=3, version=0, key=jax.random.key(1))
-    assert not scheduler._open.rows
-    for allocator in scheduler._pool._shards:
-        assert allocator.free == allocator.num_pages
-    scheduler.close()
+    assert_nothing_held(Summarising)
 
 
 def test_keys_count_places_of_the_whole_context():

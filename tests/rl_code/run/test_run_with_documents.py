@@ -7,7 +7,6 @@ import dataclasses
 import jax
 import pytest
 
-from configs import quickstart
 from models.families import PRESETS
 from rl_code.config import read_config
 from rl_code.config.read_config import build
@@ -22,6 +21,7 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import ToolCall
 from tests.models.small import narrow_preset
+from tests.rl_code.run.lookups import small_settings
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -46,21 +46,16 @@ def make_config(method: str, steps: int, fsdp: int = 1) -> RunConfig:
     """A run of a few small steps, whose episodes have three documents in the prompt and read one in
     each turn.
     """
-    settings = quickstart.get_config("smoke")
-    settings.suites = ()
-    settings.sft = None
-    settings.mesh.data = 1
-    settings.protocol = "tests.rl_code.run.test_run_with_documents:Reader"
-    settings.tasks = dict(name="lookup", split="train", tokens=150, files=3)
-    settings.tokenizer.update(texts=20, vocab_size=300)
-    settings.limits.update(turns=3, tokens=640, turn_tokens=6)
-    settings.rollout.engine.update(slots=4, prompt_length=520, prefill_tokens=64)
-    settings.train.update(steps=steps, tasks_per_step=2, group_size=2, micro_batches=1)
-    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
-    # nothing is solved, so what is learned is to be less sure
-    settings.train.loss.update(entropy_coef=0.1)
-    settings.train.pack.update(rows=2, slots=1300, targets=72, drop_uninformative=False)
-    settings.checkpoint.update(every=2)
+    settings = small_settings(
+        "tests.rl_code.run.test_run_with_documents:Reader",
+        steps,
+        2,
+        prompt=520,
+        limits=dict(turns=3, tokens=640),
+        pack=dict(rows=2, slots=1300, targets=72),
+        tokens=150,
+        files=3,
+    )
     with settings.unlocked():
         settings.mesh.fsdp = fsdp
         settings.documents = dict(longest=64, shortest=8)

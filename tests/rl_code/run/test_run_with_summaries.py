@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from configs import quickstart
 from models.families import PRESETS
 from rl_code.config.named import Named
 from rl_code.config.read_config import build
@@ -33,10 +32,11 @@ from rl_code.tasks.stream import Stream
 from rl_code.train import train
 from rl_code.types import ToolCall
 from tests.models.small import narrow_preset
+from tests.rl_code.run.lookups import small_settings
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
-LOOKUP = dict(split="train", tokens=60, files=1, matter=1)
+LOOKUP = dict(tokens=60, files=1, matter=1)
 SUMMARIES = dict(trigger=150, context=320, tokens=8, most=2, request="sum up", go_on="go on")
 
 
@@ -65,7 +65,9 @@ class Shop(Source):
     demonstrated: ClassVar[bool] = True
 
     def load(self, pool, workdir):
-        tasks = find_source(Named("lookup", LOOKUP), "tasks").load(pool, workdir)
+        tasks = find_source(Named("lookup", dict(split="train", **LOOKUP)), "tasks").load(
+            pool, workdir
+        )
         return Stream(lambda at: of_shop(tasks[at]))
 
 
@@ -77,24 +79,17 @@ def make_config(steps: int, *, memory: bool = False, **changes) -> RunConfig:
     """A run of a few small steps: of episodes that read until they are summarised, or that store
     notes on one repository.
     """
-    settings = quickstart.get_config("smoke")
-    settings.suites = ()
-    settings.sft = None
-    settings.mesh.data = 1
-    name = "Keeper" if memory else "Reader"
-    settings.protocol = f"tests.rl_code.run.test_run_with_summaries:{name}"
-    settings.tasks = dict(name="lookup", **LOOKUP)
+    settings = small_settings(
+        f"tests.rl_code.run.test_run_with_summaries:{'Keeper' if memory else 'Reader'}",
+        steps,
+        4,
+        prompt=280,
+        limits=dict(turns=5, tokens=1000),
+        pack=dict(rows=10, slots=1100, targets=200),
+        **LOOKUP,
+    )
     if memory:
         settings.tasks = dict(name="tests.rl_code.run.test_run_with_summaries:Shop")
-    settings.tokenizer.update(texts=20, vocab_size=300)
-    settings.limits.update(turns=5, tokens=1000, turn_tokens=6)
-    settings.rollout.engine.update(slots=4, prompt_length=280, prefill_tokens=64)
-    settings.train.update(steps=steps, tasks_per_step=2, group_size=4, micro_batches=1)
-    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
-    # nothing is solved, so what is learned is to be less sure
-    settings.train.loss.update(entropy_coef=0.1)
-    settings.train.pack.update(rows=10, slots=1100, targets=200, drop_uninformative=False)
-    settings.checkpoint.update(every=2)
     with settings.unlocked():
         if memory:
             settings.tools = ("read_file", "memory_store", "memory_recall", "submit")
