@@ -13,7 +13,7 @@ Expected metric: calls/write_tests_used, and reward/tested, rise where tests are
   Not run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import ml_collections
 
@@ -49,8 +49,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
+    yield from by_signal(SIGNALS, arg)
+
+
+def by_signal(beside: Mapping[str, dict | None], arg: str) -> Iterator[dict]:
+    """A run for each seed and variant, which is paid by a signal beside the tests; None for them
+    alone.
+    """
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for name, signal in SIGNALS.items():
+        for name, signal in beside.items():
             signals = ("tests", *([] if signal is None else [signal]), PENALTY)
             yield {"variant": name, "seed": seed, "reward.signals": signals}
 

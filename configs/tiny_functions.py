@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import ml_collections
 
 from configs import quickstart
+from configs.reward_signals import by_signal
 
 _HERE = "experiments.tiny_functions"
 SOURCE = dict(name=f"{_HERE}.source:Functions")
-PENALTY = dict(name="malformed", weight=0.1)
 # Variant -> the signal beside the tests.
 SIGNALS = {
     "tests": None,
@@ -49,10 +49,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
-    for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for name, signal in SIGNALS.items():
-            signals = ("tests", *([] if signal is None else [signal]), PENALTY)
-            yield {"variant": name, "seed": seed, "reward.signals": signals}
+    yield from by_signal(SIGNALS, arg)
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from rl_code.config.read_config import ConfigError, build
 from rl_code.learner.advantages import ADVANTAGES, informative
 from rl_code.run.sections import TrainConfig
-from rl_code.store import store as store_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
@@ -30,13 +28,7 @@ REFILL = RefillConfig(3)
 SCREENING = ScreeningConfig(samples=3, chunk=4, least=5, retire=2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Nobody cuts the power, and the learner looks often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(store_lib, "_POLL_S", 0.005)
-        yield
+pytestmark = pytest.mark.usefixtures("quick_store")
 
 
 def mixed(group: Group) -> bool:

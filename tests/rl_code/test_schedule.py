@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import random
 import threading
 import time
@@ -26,7 +25,6 @@ from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
 from rl_code.run.config import RunConfig
 from rl_code.schedule import Schedule
 from rl_code.store import audit
-from rl_code.store import store as store_lib
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
@@ -51,13 +49,7 @@ TASKS, PER_STEP, GROUP_SIZE = 8, 5, 2
 ALL_TASKS = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Nobody cuts the power, and the learner looks often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(store_lib, "_POLL_S", 0.005)
-        yield
+pytestmark = pytest.mark.usefixtures("quick_store")
 
 
 def make_schedule(

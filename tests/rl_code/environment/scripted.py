@@ -12,11 +12,13 @@ from rl_code.types import Trajectory
 from tests.rl_code.signals import rewarder
 
 
-def begin(task, pool, tokenizer, limits, *, index: int = 0, **more: Any) -> Episode:
-    """An episode that waits for its first message. more: further arguments of Episode."""
-    episode = Episode(
+def make_episode(
+    task, pool, tokenizer, limits, *, group: int = 0, index: int = 0, **more: Any
+) -> Episode:
+    """An episode that has not begun. more: further arguments of Episode."""
+    return Episode(
         task,
-        group=0,
+        group=group,
         index=index,
         protocol=Compact(),
         tools=find_tools(),
@@ -26,6 +28,11 @@ def begin(task, pool, tokenizer, limits, *, index: int = 0, **more: Any) -> Epis
         reward=rewarder(),
         **more,
     )
+
+
+def begin(task, pool, tokenizer, limits, **more: Any) -> Episode:
+    """An episode that waits for its first message. more: as of ``make_episode``."""
+    episode = make_episode(task, pool, tokenizer, limits, **more)
     episode.start()
     return episode
 

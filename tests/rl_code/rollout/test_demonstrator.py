@@ -15,7 +15,6 @@ from models.tokenizer import Tokenizer
 from rl_code.config.read_config import ConfigError, build
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.tools.api import find_tools
 from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.run.config import RunConfig
 from rl_code.store.steps import Item
@@ -24,8 +23,8 @@ from rl_code.tasks.generated import generate
 from rl_code.tasks.group_demonstrations import GroupDemonstrations, messages_of
 from rl_code.types import Case, Limits, Task, Tests
 from tests.rl_code.environment.conftest import FakePool
+from tests.rl_code.environment.scripted import make_episode
 from tests.rl_code.rollout.test_actor import FakeScheduler, make_group, play, site  # noqa: F401
-from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=4, tokens=400, turn_tokens=120, test_runs=2, command_s=5.0)
 GOOD = "<|call|>write\ndef f(x):\n    return [2 * y for y in x]\n<|end|>"
@@ -49,21 +48,11 @@ def demonstrator(pool, tokenizer):
     """Makes a Demonstrator that says messages."""
 
     def make(*messages: str, limits: Limits = LIMITS, **settings) -> Demonstrator:
-        def make_episode(task: Task, group: int, index: int) -> Episode:
-            return Episode(
-                task,
-                group=group,
-                index=index,
-                protocol=Compact(),
-                tools=find_tools(),
-                tokenizer=tokenizer,
-                pool=pool,
-                limits=limits,
-                reward=rewarder(),
-            )
+        def one(task: Task, group: int, index: int) -> Episode:
+            return make_episode(task, pool, tokenizer, limits, group=group, index=index)
 
         said = [tokenizer.encode(text) for text in messages]
-        return Demonstrator(lambda task, rng: said, make_episode, **settings)
+        return Demonstrator(lambda task, rng: said, one, **settings)
 
     return make
 
