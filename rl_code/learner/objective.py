@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Int
 from rl_code.config import named
 from rl_code.config.named import Named
 from rl_code.config.read_config import follows
+from rl_code.learner.batch import Batch
 from rl_code.learner.demonstrated import WEIGHTS
 from rl_code.learner.distillation import Lesson, finished
 from rl_code.learner.losses import (
@@ -295,63 +296,42 @@ def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
 
 def policy_loss(
     config: LossConfig,
+    batch: Batch,
+    denominators: Denominators,
     *,
     logp: Tokens,
-    prox: Tokens | None,
-    sampler: Tokens,
-    ref: Tokens | None,
     entropy: Tokens,
-    advantages: Tokens,
-    mask: Tokens,
-    trajectories: Int[Array, "R M"],
-    lengths: Tokens,
-    staleness: Int[Array, "R M"],
-    denominators: Denominators,
+    prox: Tokens | None,
+    ref: Tokens | None,
     lesson: Lesson | None = None,
-    demonstrated: Tokens | None = None,
 ) -> tuple[jax.Array, Terms]:
     """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
 
     Args:
       logp: log pi, with gradient.
+      entropy: the entropy of each token's distribution, in nats.
       prox: log prox. None means log pi without gradient, which is right for the first update on a
         batch. Log mu in its place gives the ratio to the sampler.
-      sampler: log mu.
       ref: log-probabilities of the reference policy; needed if kl_coef is not 0.
-      entropy: the entropy of each token's distribution, in nats.
-      lesson: a teacher's part of the loss, whose advantages are ``advantages``; None for none.
-      demonstrated: 1 for tokens that a demonstrator chose; None where there are none.
-    Values where mask is 0 do not matter, even NaN.
+      lesson: a teacher's part of the loss, with advantages in place of the batch's; None for none.
+    Values where ``batch.mask`` is 0 do not matter, even NaN.
 
     Raises:
       ValueError: kl_coef is not 0 and ref is None.
     """
-    if config.kl_coef != 0.0 and ref is None:
-        raise ValueError(
-            f"kl_coef={config.kl_coef} needs the reference's log-probabilities, ref is None"
-        )
-
-    def real(x: Tokens) -> Tokens:
-        return jnp.where(mask > 0.0, x.astype(jnp.float32), 0.0)
-
-    logp = real(logp)
-    sampler = real(sampler)
-    entropy = real(entropy)
-    advantages = real(advantages)
-    lengths = jnp.where(mask > 0.0, lengths, 1.0)
-    prox = jax.lax.stop_gradient(logp if prox is None else real(prox))
-    means = {}
+    mask, trajectories = batch.mask, batch.trajectories
+    logp = _real(logp, mask)
+    sampler = _real(batch.logprobs, mask)
+    entropy = _real(entropy, mask)
+    advantages = _real(batch.advantages if lesson is None else lesson.advantages, mask)
+    lengths = jnp.where(mask > 0.0, batch.lengths, 1.0)
+    prox = jax.lax.stop_gradient(logp if prox is None else _real(prox, mask))
     log_w = prox - sampler
-    shown = None if demonstrated is None else (demonstrated > 0.0) & (mask > 0.0)
+    shown = None if batch.demonstrated is None else (batch.demonstrated > 0.0) & (mask > 0.0)
     if shown is not None:
         log_w = jnp.where(shown, 0.0, log_w)
         entropy = jnp.where(shown, 0.0, entropy)
-    kl = jnp.zeros_like(logp)
-    if ref is not None:
-        d = jax.lax.stop_gradient(real(ref)) - logp
-        means = {"policy/kl": KL["k3"](d), "policy/kl_k1": KL["k1"](d)}
-        kl = config.kl_coef * KL[config.kl_estimator](d)
-        kl = kl if shown is None else jnp.where(shown, 0.0, kl)
+    kl, values = _divergence(config, logp, None if ref is None else _real(ref, mask), shown)
     if config.kl_estimator == "k1":
         advantages = advantages - jax.lax.stop_gradient(per_trajectory(kl * mask, trajectories))
         kl = jnp.zeros_like(kl)
@@ -368,27 +348,55 @@ def policy_loss(
     if lesson is not None:
         loss += jnp.sum(share * lesson.loss)
 
-    means |= mismatch(log_w) | {
+    values |= mismatch(log_w) | {
         "policy/entropy": entropy,
         "policy/clip_fraction": clipped,
         "policy/truncated_fraction": cut,
         "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -MOST_LOG_RATIO, MOST_LOG_RATIO)),
     }
     if shown is not None:
-        means = {name: jnp.where(shown, 0.0, x) for name, x in means.items()}
-        means |= {"policy/demonstrated": shown, "policy/demonstrated_logp": shown * logp}
-    means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
+        values = {name: jnp.where(shown, 0.0, x) for name, x in values.items()}
+        values |= {"policy/demonstrated": shown, "policy/demonstrated_logp": shown * logp}
+    means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in values.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
     if lesson is not None:
         means |= {name: x / denominators.tokens for name, x in lesson.sums.items()}
-    stale = jnp.where(mask > 0.0, staleness, 0)
-    old = per_trajectory(stale, trajectories, jax.ops.segment_max)
-    means["rollout/staleness_mean"] = jnp.sum(mask * old / lengths) / denominators.trajectories
+    oldest = _oldest(batch)
+    means["rollout/staleness_mean"] = jnp.sum(mask * oldest / lengths) / denominators.trajectories
     maxima = {
         "policy/mismatch_max": jnp.max(mask * jnp.abs(log_w)),
-        "rollout/staleness_max": jnp.max(mask * old),
+        "rollout/staleness_max": jnp.max(mask * oldest),
     }
     return loss, jax.lax.stop_gradient(Terms(means, maxima))
+
+
+def _real(x: Tokens, mask: Tokens) -> Tokens:
+    """Values in float32, 0 outside the mask."""
+    return jnp.where(mask > 0.0, x.astype(jnp.float32), 0.0)
+
+
+def _divergence(
+    config: LossConfig, logp: Tokens, ref: Tokens | None, shown: Bool[Array, "R M"] | None
+) -> tuple[Tokens, dict[str, Tokens]]:
+    """The divergence from the reference policy per token, times its coefficient, and what is told
+    of it. shown: tokens of demonstrations, whose divergence is no part of the loss.
+    """
+    if ref is None:
+        if config.kl_coef != 0.0:
+            raise ValueError(
+                f"kl_coef={config.kl_coef} needs the reference's log-probabilities, ref is None"
+            )
+        return jnp.zeros_like(logp), {}
+    d = jax.lax.stop_gradient(ref) - logp
+    told = {"policy/kl": KL["k3"](d), "policy/kl_k1": KL["k1"](d)}
+    kl = config.kl_coef * KL[config.kl_estimator](d)
+    return kl if shown is None else jnp.where(shown, 0.0, kl), told
+
+
+def _oldest(batch: Batch) -> Int[Array, "R M"]:
+    """The staleness of the oldest token of each token's trajectory."""
+    stale = jnp.where(batch.mask > 0.0, batch.staleness, 0)
+    return per_trajectory(stale, batch.trajectories, jax.ops.segment_max)
 
 
 def mismatch(log_w: Tokens) -> dict[str, Tokens]:

@@ -242,20 +242,7 @@ def loss_share(
             ),
         )
     found, terms = policy_loss(
-        loss,
-        logp=logp,
-        prox=prox,
-        sampler=batch.logprobs,
-        ref=ref,
-        entropy=entropy,
-        advantages=lesson.advantages if lesson else batch.advantages,
-        mask=batch.mask,
-        trajectories=batch.trajectories,
-        lengths=batch.lengths,
-        staleness=batch.staleness,
-        denominators=total,
-        lesson=lesson,
-        demonstrated=batch.demonstrated,
+        loss, batch, total, logp=logp, entropy=entropy, prox=prox, ref=ref, lesson=lesson
     )
     if value is not None:
         of_value, value_head = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,18 +29,20 @@ def run(logp=None, shown=SHOWN, ref=None, **changes):
     """
     loss, terms = policy_loss(
         LossConfig(**{"correction": "none"} | changes),
+        SimpleNamespace(
+            logprobs=jnp.where(SHOWN > 0, 0.0, jnp.log(P)),
+            advantages=jnp.asarray(ADVANTAGES),
+            mask=jnp.asarray(MASK),
+            trajectories=jnp.array([[0, 0, 1, 1]]),
+            lengths=jnp.asarray(2 * MASK),
+            staleness=jnp.zeros((1, 4), jnp.int32),
+            demonstrated=None if shown is None else jnp.asarray(shown),
+        ),
+        Denominators.of(MASK, 2 * MASK),
         logp=jnp.log(P) if logp is None else logp,
-        prox=jnp.log(P),
-        sampler=jnp.where(SHOWN > 0, 0.0, jnp.log(P)),
-        ref=ref,
         entropy=jnp.ones((1, 4)),
-        advantages=jnp.asarray(ADVANTAGES),
-        mask=jnp.asarray(MASK),
-        trajectories=jnp.array([[0, 0, 1, 1]]),
-        lengths=jnp.asarray(2 * MASK),
-        staleness=jnp.zeros((1, 4), jnp.int32),
-        denominators=Denominators.of(MASK, 2 * MASK),
-        demonstrated=None if shown is None else jnp.asarray(shown),
+        prox=jnp.log(P),
+        ref=ref,
     )
     return loss, policy_metrics(terms)
 

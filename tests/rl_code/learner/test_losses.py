@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -60,21 +61,25 @@ def config(**changes):
 def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(None), **changes):
     """(loss, metrics) of the batch above; ``order`` permutes its rows."""
     sampler = prox if sampler is None else sampler
+    entropy = np.zeros_like(MASK) if entropy is None else entropy
+    own = dict(logp=logp, prox=prox, ref=ref, entropy=entropy)
     arrays = dict(
-        logp=logp,
-        prox=prox,
-        sampler=sampler,
-        ref=ref,
-        entropy=np.zeros_like(MASK) if entropy is None else entropy,
+        logprobs=sampler,
         advantages=ADVANTAGE,
         mask=MASK,
         trajectories=TRAJECTORIES,
         lengths=LENGTHS,
         staleness=STALENESS,
     )
-    arrays = {name: None if x is None else jnp.asarray(x)[order] for name, x in arrays.items()}
+    own, arrays = (
+        {name: None if x is None else jnp.asarray(x)[order] for name, x in part.items()}
+        for part in (own, arrays)
+    )
     loss, terms = policy_loss(
-        config(**changes), **arrays, denominators=Denominators.of(MASK, LENGTHS)
+        config(**changes),
+        SimpleNamespace(**arrays, demonstrated=None),
+        Denominators.of(MASK, LENGTHS),
+        **own,
     )
     return loss, policy_metrics(terms)
 
@@ -390,17 +395,20 @@ def test_an_empty_batch_has_zero_loss_and_finite_metrics():
     zeros = jnp.zeros((2, 4))
     loss, terms = policy_loss(
         config(correction="masked_sequence"),
+        SimpleNamespace(
+            logprobs=zeros,
+            advantages=zeros,
+            mask=zeros,
+            trajectories=jnp.zeros((2, 4), jnp.int32),
+            lengths=jnp.ones((2, 4)),
+            staleness=jnp.zeros((2, 4), jnp.int32),
+            demonstrated=None,
+        ),
+        Denominators.of(zeros, zeros + 1.0),
         logp=zeros,
-        prox=None,
-        sampler=zeros,
-        ref=zeros,
         entropy=zeros,
-        advantages=zeros,
-        mask=zeros,
-        trajectories=jnp.zeros((2, 4), jnp.int32),
-        lengths=jnp.ones((2, 4)),
-        staleness=jnp.zeros((2, 4), jnp.int32),
-        denominators=Denominators.of(zeros, zeros + 1.0),
+        prox=None,
+        ref=zeros,
     )
     assert loss == 0.0 and all(np.isfinite(value) for value in policy_metrics(terms).values())
 
