@@ -87,7 +87,7 @@ class Schedule:
         )
         self._first_group = first_group
         self._fits = fits
-        # Tasks that were drawn and left out since ``take_left_out``.
+        # Tasks that were drawn and left out since ``take_metrics``.
         self._left_out = 0
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
@@ -197,13 +197,6 @@ class Schedule:
         }
         return items
 
-    def refilled(self) -> dict[str, float]:
-        """Metrics of the last ``fill``: tasks/drawn (groups that were sampled for the step),
-        tasks/thrown_away (those that teach nothing), and tasks/refills (how often more were
-        drawn). {} without a refill.
-        """
-        return self._refilled
-
     def _draw_further(
         self, step: int, count: int, places: Iterator[int], taken: set[int]
     ) -> list[int]:
@@ -230,10 +223,14 @@ class Schedule:
             chosen += fitting
         return chosen
 
-    def take_left_out(self) -> int:
-        """Number of tasks left out for their prompts since the last call. Starts the count anew."""
-        found, self._left_out = self._left_out, 0
-        return found
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of what was drawn: tasks/too_long (tasks left out for their prompts since the
+        last call). With a refill also those of the last ``fill``: tasks/drawn (groups that were
+        sampled for the step), tasks/thrown_away (those that teach nothing), and tasks/refills (how
+        often more were drawn).
+        """
+        left_out, self._left_out = self._left_out, 0
+        return {"tasks/too_long": left_out} | self._refilled
 
     def _announce(self, items: Sequence[Item]) -> None:
         """Writes a part of a plan. In a process of the learner that does not write the store, it

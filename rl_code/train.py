@@ -165,9 +165,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Retrain the reward model, where that is due: episodes of the weights that are
                 # published next are paid by it.
-                retold = {}
-                if reward_model is not None:
-                    retold = reward_model.after(step, [records[item.number] for item in items])
+                used = [records[item.number] for item in items]
+                retold = reward_model.after(step, used) if reward_model is not None else {}
 
                 # Publish: first the new weights, then that this step's groups are used up. A
                 # learner that is killed in between makes the same weights from the same groups
@@ -187,11 +186,10 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 played = [item.task for item in items]
                 pool.record(dict(zip(played, (group.solved for group in groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                looked = {"tasks/screened": screened, "tasks/too_long": schedule.take_left_out()}
-                looked |= schedule.refilled()
-                rest = _measured(times, source, publisher) | looked | pool.metrics()
+                drawn = {"tasks/screened": screened} | schedule.take_metrics() | pool.metrics()
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
-                rest |= keeper.metrics() | evaluated | retold
+                rest = _measured(times, source, publisher) | drawn | keeper.metrics()
+                rest |= evaluated | retold
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
                 scored = run.config.checkpoint.best in evaluated

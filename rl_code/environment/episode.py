@@ -9,7 +9,6 @@ Work that was not submitted never counts as solved.
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import functools
@@ -18,14 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
-from models.marks import unquote
 from models.tokenizer import Tokenizer
+from rl_code.environment.asked import Asked
 from rl_code.environment.calls import Calls
-from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.finished import FinishedEpisode, Grade, Rewarder, Usage
 from rl_code.environment.frames import Elsewhere, Frame, Frames, Rewritten, Summarised
 from rl_code.environment.grading import grade_in_words, grade_work
-from rl_code.environment.milestones import Milestones, MilestonesConfig
+from rl_code.environment.messages import read_message
+from rl_code.environment.milestones import Milestones
 from rl_code.environment.notes import as_read_by
 from rl_code.environment.prompts import Encoded
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
@@ -34,7 +33,7 @@ from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.summaries import Closing, SummariesConfig, closes
-from rl_code.environment.tools.api import check, offered
+from rl_code.environment.tools.api import offered
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
@@ -44,7 +43,6 @@ from rl_code.types import (
     Limits,
     Reward,
     Task,
-    ToolCall,
     ToolResult,
     Trajectory,
     Turn,
@@ -79,15 +77,12 @@ class Episode(SampledEpisode):
         pool: SandboxPool,
         limits: Limits,
         reward: Rewarder,
-        documents: DocumentsConfig | None = None,
-        summaries: SummariesConfig | None = None,
-        closing: Closing | None = None,
+        asked: Asked | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
-        keep_test_errors: bool = False,
-        milestones: MilestonesConfig | None = None,
     ):
         super().__init__(task, group, index)
+        asked = asked or Asked()
         self.protocol = protocol
         self.tools = offered(task, tools)
         self.limits = limits
@@ -108,24 +103,21 @@ class Episode(SampledEpisode):
             protocol=protocol,
             tokenizer=tokenizer,
             limits=limits,
-            documents=documents,
-            summaries=summaries,
-            closing=closing,
+            asked=asked,
         )
-        # The request at the end, and how the episode ended while it is answered.
-        self._closing = closing
+        self._asked = asked
+        # How the episode ended, while the request at its end is answered.
         self._ended = ""
         new_workspace = functools.partial(
             Workspace, as_read_by(task, index), pool, limits, verbose=protocol.verbose
         )
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
-        # None where milestones are not measured.
-        self._milestones = Milestones(task, milestones, dict(task.files)) if milestones else None
+        measured = asked.milestones
+        self._milestones = Milestones(task, measured, dict(task.files)) if measured else None
         self._potentials: tuple[float, ...] | None = None
         self._malformed_calls = 0
         self._grade_s = 0.0
-        # Whether ``Trajectory.test_errors`` are kept, and those of what was graded last.
-        self._keep_test_errors = keep_test_errors
+        # ``Trajectory.test_errors`` of what was graded last.
         self._test_errors: tuple[str, ...] | None = None
         # As ``Trajectory.scores``.
         self._scores: Mapping[str, float] | None = None
@@ -300,8 +292,8 @@ class Episode(SampledEpisode):
         """Asks for a last message where the config wants one; None where the episode ends without
         it.
         """
-        if self._closing is not None and closes(self.status):
-            asked = self._frames.close(self._closing)
+        if self._asked.closing is not None and closes(self.status):
+            asked = self._frames.close(self._asked.closing)
             if asked is not None:
                 self._ended, self.status = self.status, ""
                 return asked
@@ -392,7 +384,7 @@ class Episode(SampledEpisode):
 
     def _grade(self, files: Snapshot) -> Grade:
         """Grade of files, as if they were handed in. Raises SandboxFault."""
-        if not self._keep_test_errors:
+        if not self._asked.test_errors:
             return grade_work(self.task, files, self._pool, self.limits)
         grade, errors = grade_in_words(self.task, files, self._pool, self.limits)
         self._test_errors = tuple(one_line(error, _MOST_SAID) for error in errors)
@@ -459,47 +451,9 @@ class Episode(SampledEpisode):
     ) -> None:
         """Records a message with its calls, those that cannot be carried out with their error."""
         ended = tokens[-1] in self.stop_ids
-        tokenizer = self._tokenizer
-        decode = tokenizer.decode_quoted if self.protocol.tells_marks else tokenizer.decode
-        body = decode(tokens[:-1] if ended else tokens)
-        if frame.messages == 0:
-            body = frame.task.prefill + body
-        frame.said = unquote(body)
-        if not self.protocol.tells_marks:
-            body = frame.said
-        goes_on = self.protocol.has_call(body) or self.protocol.thinking(body)
-        frame.answered = frame.asked_by is not None and not goes_on
-        parsed = [] if frame.answered else self._parse(body, frame)
-        calls = [self._checked(call, number, frame) for number, call in enumerate(parsed, start=1)]
-        frame.transcript.add_sampled(tokens, logprobs, versions, tuple(calls))
+        body = tokens[:-1] if ended else tokens
+        calls = read_message(body, frame, self.protocol, self._tokenizer, self.limits)
+        frame.transcript.add_sampled(tokens, logprobs, versions, calls)
         self._malformed_calls += sum(call.error != "" for call in calls)
         frame.cut = not ended
-        self._take_calls(frame, calls)
-
-    def _take_calls(self, frame: Frame, calls: Sequence[ToolCall]) -> None:
-        """A message of this context has asked for these calls."""
-        frame.messages += 1
-        frame.results = []
-        frame.pending = collections.deque(calls[: self.limits.calls])
-        frame.beyond = len(calls) - len(frame.pending)
-
-    def _parse(self, body: str, frame: Frame) -> list[ToolCall]:
-        """The calls of a message; one malformed call for a text that is nested or large without
-        end.
-        """
-        try:
-            return self.protocol.parse(body, frame.task, frame.tools)
-        except (RecursionError, MemoryError) as error:
-            return [ToolCall("", {}, f"the message cannot be read: {type(error).__name__}")]
-
-    def _checked(self, call: ToolCall, number: int, frame: Frame) -> ToolCall:
-        """The call, the ``number``-th of its message, with its error if it cannot be carried out.
-
-        The arguments of a call with an error are left out. Nobody has checked how deeply the model
-        nested them, and the turn's text still shows them.
-        """
-        if number > self.limits.calls:
-            error = f"call {number} of a message that may hold {self.limits.calls}"
-        else:
-            error = check(call, frame.tools)
-        return ToolCall(call.name, {} if error else call.arguments, error)
+        frame.take_calls(calls, self.limits.calls)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.documents import OUTSIDE, DocumentsConfig
+from rl_code.environment.asked import Asked
+from rl_code.environment.documents import OUTSIDE
 from rl_code.environment.parts import encode, prompt_parts, result_parts
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.summaries import (
@@ -111,6 +112,13 @@ class Frame:
         own = self.transcript.documents
         return own if own is None or not self.kept else [*(self.kept_documents or ()), *own]
 
+    def take_calls(self, calls: Sequence[ToolCall], most: int) -> None:
+        """A message has asked for these calls, of which no more than so many are carried out."""
+        self.messages += 1
+        self.results = []
+        self.pending = collections.deque(calls[:most])
+        self.beyond = len(calls) - len(self.pending)
+
     def context(self) -> Context:
         """Record of the context so far."""
         found = self.transcript.context()
@@ -129,8 +137,7 @@ class Frame:
 class Frames:
     """All contexts of an episode so far, and the one at work.
 
-    task, tools: of the episode's own context, which is there from the start. summaries: None where
-    none is asked for.
+    task, tools: of the episode's own context, which is there from the start.
     """
 
     def __init__(
@@ -141,18 +148,17 @@ class Frames:
         protocol: Protocol,
         tokenizer: Tokenizer,
         limits: Limits,
-        documents: DocumentsConfig | None,
-        summaries: SummariesConfig | None = None,
-        closing: Closing | None = None,
+        asked: Asked,
     ):
+        summaries = asked.summaries
         self._task = task
         self._tools = tools
         self._protocol = protocol
         self._tokenizer = tokenizer
         self._limits = limits
-        self._documents = documents
+        self._documents = asked.documents
         self._summaries = summaries
-        self._most_sampled = most_sampled(limits, summaries, closing)
+        self._most_sampled = most_sampled(limits, summaries, asked.closing)
         self._longest = longest_context(summaries, limits)
         self.first = Frame(0, task, tools, self._transcript(), limits.turns, self._longest)
         self.at_work = self.first

@@ -21,6 +21,7 @@ from absl import logging
 
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Rewarder
+from rl_code.environment.messages import checked
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.tool import Tool
@@ -199,11 +200,10 @@ class ChatEpisode(Episode):
             own["tool_calls"] = list(said.written)
         self.messages.append(own)
         frame = self._frame
-        checked = [self._checked(call, n, frame) for n, call in enumerate(said.calls, start=1)]
-        checked = checked or [ToolCall("", {}, _NO_CALL)]
-        self._malformed_calls += sum(call.error != "" for call in checked)
-        self._turns.add("assistant", said.sampled, said.content, calls=tuple(checked))
-        self._take_calls(frame, checked)
+        calls = checked(said.calls, frame, self.limits) or (ToolCall("", {}, _NO_CALL),)
+        self._malformed_calls += sum(call.error != "" for call in calls)
+        self._turns.add("assistant", said.sampled, said.content, calls=calls)
+        frame.take_calls(calls, self.limits.calls)
         self._answered(frame)
         results = frame.results
         self._turns.add("tool", 0, "\n".join(r.content for r in results), results=tuple(results))

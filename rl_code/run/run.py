@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -23,6 +24,7 @@ from models.transformer import Transformer, abstract_model, cast
 from rl_code.checkpoint import checkpoint
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
+from rl_code.environment.asked import Asked
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import FinishedEpisode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
@@ -119,15 +121,14 @@ class Run:
         self._walk_words = walk_words(protocol, self.tools, config.documents, chat)
         self._prompts = Prompts(self._encode_prompt)
         self.pool = SandboxPool(config.sandbox)
-        try:
+        with contextlib.ExitStack() as unless_made:
+            unless_made.callback(self.pool.close)
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
             teaching.check(self)
-        except BaseException:
-            self.pool.close()
-            raise
+            unless_made.pop_all()
         self._schedulers: dict[tuple, Scheduler] = {}  # by the way they sample
         self._suites: dict[str, list[Task]] = {}
 
@@ -384,13 +385,15 @@ class Run:
             pool=self.pool,
             limits=limits or self.config.limits,
             reward=self._reward,
-            documents=self.config.documents,
-            summaries=self.config.summaries,
-            closing=self.config.memory.found().closing if for_training else None,
+            asked=Asked(
+                documents=self.config.documents,
+                summaries=self.config.summaries,
+                closing=self.config.memory.found().closing if for_training else None,
+                milestones=self.config.milestones if for_training else None,
+                test_errors=teaching.reads_test_errors(self.config.train),
+            ),
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,
-            keep_test_errors=teaching.reads_test_errors(self.config.train),
-            milestones=self.config.milestones if for_training else None,
         )
 
     def recall(self, trajectories: Sequence[Trajectory]) -> None:

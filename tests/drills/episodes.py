@@ -9,6 +9,7 @@ from typing import Any
 from configs import quickstart
 from models.tokenizer import Tokenizer
 from rl_code.config.read_config import build
+from rl_code.environment.asked import Asked
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
@@ -56,7 +57,7 @@ def player(config: RunConfig) -> Iterator[Any]:
             pool=pool,
             limits=LIMITS,
             reward=find_reward(config.reward),
-            documents=config.documents,
+            asked=Asked(documents=config.documents),
         )
         episode.start()
         for message in messages:

@@ -16,6 +16,7 @@ from experiments.summaries.source import (
     part,
 )
 from models.tokenizer import Tokenizer
+from rl_code.environment.asked import Asked
 from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.summaries import SummariesConfig
@@ -41,7 +42,7 @@ def test_parts_of_all_contexts_make_an_episode_that_solves_the_task(monkeypatch)
         parts["" if texts[0][1] else texts[0][0]] = texts
     settings = SummariesConfig(1, tokens=200, most=8, request=REQUEST, go_on=GO_ON)
     limits = Limits(12, 20_000, 400, 0, 5.0)
-    episode = begin(task, pool, tokenizer, limits, summaries=settings)
+    episode = begin(task, pool, tokenizer, limits, asked=Asked(summaries=settings))
     start = ""
     while not episode.over:
         behind = parts[start][2:] if start else parts[start]

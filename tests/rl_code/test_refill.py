@@ -76,7 +76,7 @@ class Learner:
     def step(self, step: int) -> None:
         self.schedule.plan(step, self.wait)
         items = self.trained[step] = self.schedule.fill(step, self.wait)
-        self.metrics[step] = self.schedule.refilled()
+        self.metrics[step] = self.schedule.take_metrics()
         self.pool.record({item.task: outcome(item).group.solved for item in items})
         position = {"tasks": self.pool.position(), "planned": self.schedule.next_step}
         self.position = json.loads(json.dumps(position))
@@ -162,13 +162,16 @@ def test_what_is_planned_anyway_does_not_depend_on_refills(tmp_path):
         plain.step(step)
         assert filled.trained[step][:PER_STEP] == plain.trained[step]
     assert filled.position == plain.position
-    assert plain.metrics[0] == {} and {item.kind for item in plain.trained[0]} == {"train"}
+    assert plain.metrics[0] == {"tasks/too_long": 0} and {
+        item.kind for item in plain.trained[0]
+    } == {"train"}
 
 
 def test_a_step_that_nothing_teaches_is_bounded(tmp_path):
     learner = Learner(tmp_path / "store", "sync", 0, teaches=lambda group: False)
     learner.step(0)
     assert learner.metrics[0] == {
+        "tasks/too_long": 0,
         "tasks/drawn": 3 * PER_STEP,
         "tasks/thrown_away": 3 * PER_STEP,
         "tasks/refills": 2,

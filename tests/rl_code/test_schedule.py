@@ -353,7 +353,8 @@ def test_tasks_that_do_not_fit_give_way_to_the_next_in_every_plan(mode, k, tmp_p
     drawn = [order[i] for i in range(end["drawn"])]
     assert [task for task in drawn if fits(task)] == [*itertools.chain(*every)]
     left_out = end["drawn"] - 6 * PER_STEP
-    assert schedule.take_left_out() == left_out > 0 and schedule.take_left_out() == 0
+    assert schedule.take_metrics() == {"tasks/too_long": left_out} and left_out > 0
+    assert schedule.take_metrics() == {"tasks/too_long": 0}
     behind = fork_position._behind(store.items(0) + store.items(1), 0, order)
     assert planned("again", end | {"drawn": behind}, first=2)[:2] == (every[2:], end)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rl_code.environment.asked import Asked
 from rl_code.store import serialization
 from tests.rl_code.environment.scripted import play
 
@@ -28,10 +29,10 @@ SUBMIT = "<|call|>submit<|end|><|eot|>"
 def test_what_tests_said_is_kept_where_asked_for(task, pool, tokenizer, limits, text, errors):
     # the first edit is graded after the work, and what is kept is of the work
     words = (write("def f(x):\n    return 1\n") + "<|eot|>", write(text) + SUBMIT)
-    kept = play(task, pool, tokenizer, limits, *words, keep_test_errors=True)
+    kept = play(task, pool, tokenizer, limits, *words, asked=Asked(test_errors=True))
     assert kept.test_errors == errors
     assert serialization.loads(serialization.dumps(kept)).test_errors == errors
-    other = play(task, pool, tokenizer, limits, *words, keep_test_errors=False)
+    other = play(task, pool, tokenizer, limits, *words, asked=Asked(test_errors=False))
     assert other.test_errors is None
     assert b"test_errors" not in serialization.dumps(other)
     assert (other.solved, other.passed) == (kept.solved, kept.passed)
@@ -39,4 +40,7 @@ def test_what_tests_said_is_kept_where_asked_for(task, pool, tokenizer, limits, 
 
 def test_work_that_was_not_handed_in_has_none(task, pool, tokenizer, limits):
     words = [write(BAD) + "<|eot|>"] * limits.turns
-    assert play(task, pool, tokenizer, limits, *words, keep_test_errors=True).test_errors is None
+    assert (
+        play(task, pool, tokenizer, limits, *words, asked=Asked(test_errors=True)).test_errors
+        is None
+    )

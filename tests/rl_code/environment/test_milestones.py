@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 
+from rl_code.environment.asked import Asked
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Grade
 from rl_code.environment.milestones import Milestones, MilestonesConfig, groups_of, share
@@ -22,8 +23,8 @@ TEST, SUBMIT = "<|call|>test<|end|>", "<|call|>submit<|end|>"
 @pytest.fixture
 def start(task, pool, limits, tokenizer):
     def start(index: int = 0) -> Episode:
-        measured = MilestonesConfig()
-        return scripted.begin(task, pool, tokenizer, limits, index=index, milestones=measured)
+        asked = Asked(milestones=MilestonesConfig())
+        return scripted.begin(task, pool, tokenizer, limits, index=index, asked=asked)
 
     return start
 

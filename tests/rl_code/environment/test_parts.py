@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from models.marks import Marks
 from models.own_template import OwnTemplate
 from rl_code.config.named import Named
+from rl_code.environment.asked import Asked
 from rl_code.environment.documents import OUTSIDE, PADDING, DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import (
@@ -102,7 +103,7 @@ def test_a_document_has_the_same_tokens_wherever_it_stands(asking, tokenizer, po
         pool=pool,
         limits=limits,
         reward=rewarder(),
-        documents=CONFIG,
+        asked=Asked(documents=CONFIG),
     )
     prompt = episode.start()
     assert len(episode.documents) == len(prompt)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl_code.config.named import Named
+from rl_code.environment.asked import Asked
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere, Summarised
@@ -42,9 +43,7 @@ def make(task, pool, limits, tokenizer):
             pool=pool,
             limits=dataclasses.replace(limits, **{"tokens": 2000, "turns": 8, **dict(more)}),
             reward=rewarder(),
-            summaries=summaries,
-            documents=documents,
-            closing=closing,
+            asked=Asked(documents, summaries, closing),
         )
 
     return make

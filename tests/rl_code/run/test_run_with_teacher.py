@@ -19,7 +19,9 @@ from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
 from rl_code.learner.distillation import TeacherConfig
+from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.learner.teacher import first_state
+from rl_code.learner.value_config import ValueConfig
 from rl_code.metrics.values import read_metrics
 from rl_code.recording.fork import fork
 from rl_code.run import dry_run, teaching
@@ -44,6 +46,11 @@ from tests.rl_code.recorded_runs import (
 # The stand-in's prompts are shorter than those that feedback is put into.
 ROOM = dict(feedback_tokens=40, slots=320)
 AVERAGE = dict(average=0.5, feedback=Named("reference"), divergence=Named("top_k", {"k": 4}))
+# A value function on the policy's backbone, which rests in the first step.
+VALUE = dict(
+    value=ValueConfig(OptimizerConfig(learning_rate=1e-2), pretrain_steps=1),
+    advantage=Named("gae"),
+)
 OWN = dict(feedback=Named("solved_sibling"), divergence=Named("full"))
 
 
@@ -76,9 +83,15 @@ def weights(workdir) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("teacher", [AVERAGE, OWN], ids=["average", "own"])
-def test_a_run_with_a_teacher_is_resumed_and_replayed_bit_for_bit(stand_in, tmp_path, teacher):
-    config = config_of(teacher)
+@pytest.mark.parametrize(
+    ("teacher", "changes"),
+    [(AVERAGE, {}), (OWN, {}), (AVERAGE, VALUE)],
+    ids=["average", "own", "average, beside values"],
+)
+def test_a_run_with_a_teacher_is_resumed_and_replayed_bit_for_bit(
+    stand_in, tmp_path, teacher, changes
+):
+    config = config_of(teacher, **changes)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(config, whole)
     with pytest.MonkeyPatch.context() as patch:
@@ -94,6 +107,7 @@ def test_a_run_with_a_teacher_is_resumed_and_replayed_bit_for_bit(stand_in, tmp_
         assert sameness(replayed(parts, start, config=config)) == expected
     names = checkpoint.record_of(whole).arrays
     assert any(name.startswith("average.") for name in names) == ("average" in teacher)
+    assert any(name.startswith("value.") for name in names) == ("value" in changes)
 
 
 @pytest.mark.long
