@@ -1,6 +1,6 @@
 """Renders scripts for SLURM or manifests for Kubernetes from a config, and submits them.
 
-    python -m launch.cluster --engine=slurm --role=learner --hosts=2 --devices=8 \
+    python -m launch.cluster --engine=slurm --role=learner --hosts=2 --devices=8 \\
         --config=configs/X.py --workdir=/shared/runs/x --sbatch=--partition=gpu [--dry_run]
 
 The config, its overrides and the workdir are those of the local commands. The templates are in

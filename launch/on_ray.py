@@ -1,7 +1,7 @@
 """Runs a learner and its actors on the nodes of a Ray cluster, to the end of training, and the role
 prefill where the config has it.
 
-    python -m launch.on_ray --config=configs/X.py --workdir=/shared/runs/x --address=auto \
+    python -m launch.on_ray --config=configs/X.py --workdir=/shared/runs/x --address=auto \\
         --actors=8 --learner_needs=GPU=8 --actor_needs=GPU=8
 
 Ray places the processes of the roles, spread over the nodes, and places them again when a node is

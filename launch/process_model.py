@@ -1,6 +1,6 @@
 """Trains a process reward model on what runs with rollout.forks have on record.
 
-    python -m launch.process_model --config=configs/process_model.py --workdir=runs/prm \
+    python -m launch.process_model --config=configs/process_model.py --workdir=runs/prm \\
         --config.runs="('runs/forked',)" --config.backbone=runs/forked@100
 
 The label of a turn is the share of the continuations from its end that solved the task. Some tasks

@@ -22,7 +22,6 @@ from launch import flags
 from launch.command import console
 from rl_code.config import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.metrics.progress import Progress
 from rl_code.recording.reward_models import RewardModelConfig, make, quality_of
 from rl_code.report.reliability import draw
 from rl_code.store.errors import StoreError
@@ -31,12 +30,7 @@ from rl_code.store.errors import StoreError
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     settings = read_config.build(RewardModelConfig, config)
     folder = Path(str(workdir))
-    with Progress("reward model", settings.fit.updates) as progress:
-
-        def tell(update: int, metrics: dict[str, float]) -> None:
-            progress.update(update + 1, loss=metrics["train/loss"])
-
-        report = make(settings, folder, tell)
+    report = make(settings, folder)
     quality = quality_of(report)
     draw(quality, folder / "reliability.png")
     within = "" if quality.auc_within is None else f" (within tasks {quality.auc_within:.3f})"

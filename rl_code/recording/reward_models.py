@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.host.files import write_atomically
+from rl_code.metrics.progress import Progress
 from rl_code.recording import kept_config
 from rl_code.recording.review import work_of
 from rl_code.rewards.calibration import Quality, judge, platt, sigmoid
@@ -95,7 +96,6 @@ class RewardModelConfig:
 def make(
     config: RewardModelConfig,
     folder: Path,
-    tell: Callable[[int, dict[str, float]], None] = lambda update, metrics: None,
 ) -> dict[str, Any]:
     """Makes the reward model of a config, and returns its report: what it was trained on, and its
     measures on held-out tasks. Makes nothing where the folder has it already.
@@ -116,15 +116,16 @@ def make(
     backbone = _backbone(origin, config, mesh)
     align = backbone.config.alignment
     slots = -(-config.reading.tokens // align) * align
-    model, metrics = fit(
-        with_head(backbone),
-        trained,
-        config.fit,
-        slots=slots,
-        mesh=mesh,
-        seed=[config.seed, 0],
-        tell=tell,
-    )
+    with Progress("reward model", config.fit.updates) as progress:
+        model, metrics = fit(
+            with_head(backbone),
+            trained,
+            config.fit,
+            slots=slots,
+            mesh=mesh,
+            seed=[config.seed, 0],
+            tell=lambda number, told: progress.update(number + 1, loss=told["train/loss"]),
+        )
     scale = (1.0, 0.0)
     parts = {"held_out": held_out, "trained": trained}
     scores = {
@@ -177,8 +178,12 @@ def outcomes_of_run(
     }
     places = [place for place in store.places(steps) if place in trained]
     reading = config.reading
-    with SandboxPool(run.sandbox) as pool:
-        for record in read_ahead(store.folder, places):
+    with (
+        SandboxPool(run.sandbox) as pool,
+        Progress(f"groups of {workdir}", len(places)) as progress,
+    ):
+        for number, record in enumerate(read_ahead(store.folder, places)):
+            progress.update(number)
             task = record.group.task
             for trajectory in record.group.trajectories:
                 work = change_of(record.group, trajectory, run, pool)

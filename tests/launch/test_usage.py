@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,14 @@ def test_every_command_is_listed_with_one_sentence():
         assert (f"launch.{path.stem}" in names) == runs, path
     assert {"experiments.recall", "launch/quickstart.sh", "launch/test.sh"} <= names
     assert all(len(words) > 20 and words.endswith(".") for words in listed.values())
+
+
+def test_commands_in_help_keep_their_lines():
+    """In a text of Python a backslash at the end of a line takes the break away, unless doubled."""
+    for path in [*ROOT.glob("launch/*.py"), *ROOT.glob("experiments/*/__main__.py")]:
+        words = ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+        joined = [line for line in words.splitlines() if re.search(r"\S {4,}--", line)]
+        assert joined == [], path
 
 
 @pytest.fixture(scope="module")
