@@ -173,23 +173,21 @@ def outcomes_of_run(
         raise ConfigError(
             f"config.runs: {workdir} has no steps {config.first} to {config.last} on record"
         )
-    trained = {
-        (step, item.number) for step in steps for item in store.items(step) if item.kind == "train"
-    }
+    trained = {(step, item.number) for step in steps for item in store.items(step) if item.trained}
     places = [place for place in store.places(steps) if place in trained]
     reading = config.reading
     with (
         SandboxPool(run.sandbox) as pool,
-        Progress(f"groups of {workdir}", len(places)) as progress,
+        Progress(f"groups of {workdir.name}", len(places)) as progress,
     ):
-        for number, record in enumerate(read_ahead(store.folder, places)):
-            progress.update(number)
+        for number, record in enumerate(read_ahead(store.folder, places), start=1):
             task = record.group.task
             for trajectory in record.group.trajectories:
                 work = change_of(record.group, trajectory, run, pool)
                 if work is not None:
                     ids = reading.ids(tokenizer, task, reading.kept(work), pool)
                     yield Outcome(task.id, tuple(ids), trajectory.solved)
+            progress.update(number)
 
 
 def change_of(

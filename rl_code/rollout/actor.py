@@ -251,7 +251,7 @@ class Actor:
             group_size=size,
             key=item.seed,
             tag=item,
-            forks=self._forks if item.kind == "train" else None,
+            forks=self._forks if item.trained else None,
         )
 
     def _note_idle(self, idle: bool) -> None:

@@ -130,7 +130,7 @@ class Retraining:
             (step, item.number)
             for step in steps
             for item in self._store.items(step)
-            if item.kind == "train"
+            if item.trained
         }
         places = [place for place in self._store.places(list(steps)) if place in trained]
         if {step for step, _ in places} != set(steps):

@@ -17,6 +17,7 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.asynchrony import AsynchronyConfig
+from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.scheduler import RolloutTimeout, Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims, WorkConfig
@@ -237,6 +238,7 @@ class Site:
         name: str = "a",
         weights: Any = None,
         prepare: Callable[[Task, int], Task] = lambda task, step: task,
+        forks: Any = None,
         demonstrator: Any = None,
         **changes: Any,
     ) -> Actor:
@@ -253,6 +255,7 @@ class Site:
             lambda *_: None,
             config,
             prepare=prepare,
+            forks=forks,
             demonstrator=demonstrator,
         )
 
@@ -314,6 +317,19 @@ def test_what_is_prepared_for_a_step_is_played_and_delivered(site):
         for number in (0, 1):
             task = site.store.record(step, number).group.task
             assert task.meta == {"notes": (("of", f"t/{number} in {step}"),)}
+
+
+@pytest.mark.parametrize(("kind", "forked"), [("train", True), ("refill", True), ("screen", False)])
+def test_what_is_trained_on_is_forked(site, kind, forked):
+    forks = ForksConfig()
+    site.publish(0)
+    site.store.plan([Item(0, 0, 0, 2, kind, 0, 0, (7, 2**31))])
+    scheduler = FakeScheduler()
+    asked = []
+    submit = scheduler.submit
+    scheduler.submit = lambda *of, **way: (asked.append(way["forks"]), submit(*of, **way))
+    play(site.actor("one_step", 1, scheduler, forks=forks), site.store, 0)
+    assert asked == [forks if forked else None]
 
 
 def test_older_weights_come_back_when_an_item_wants_them(site):

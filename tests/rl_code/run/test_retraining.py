@@ -31,6 +31,7 @@ from rl_code.run.run import Run
 from rl_code.run.workdir import STORE
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
+from rl_code.tasks.refill import RefillConfig
 from rl_code.train import train
 from rl_code.types import Group
 from tests.rl_code.recorded_runs import (
@@ -185,6 +186,23 @@ def test_versions_that_are_lost_are_made_again(runs, tmp_path, folder):
     shutil.rmtree(workdir / FOLDER)
     train(configured(folder), workdir)
     assert versions(workdir, folder) == there
+
+
+def test_groups_of_a_refill_are_read_again_as_they_were_at_first(tmp_path, folder):
+    """No reward differs, so each step is filled up with further groups."""
+    config = configured(folder)
+    (signal,) = config.reward.signals
+    pack = dataclasses.replace(config.train.pack, drop_uninformative=True)
+    filled = dataclasses.replace(config.train, refill=RefillConfig(2), pack=pack)
+    reward = RewardConfig((dataclasses.replace(signal, weight=0.0),))
+    config = dataclasses.replace(config, train=filled, reward=reward)
+    workdir = tmp_path / "run"
+    train(config, workdir)
+    kinds = {item.kind for item in GroupStore(workdir / STORE).items(0)}
+    there = versions(workdir, folder)
+    shutil.rmtree(workdir / FOLDER)
+    train(config, workdir)
+    assert kinds == {"train", "refill"} and versions(workdir, folder) == there != {}
 
 
 def test_training_on_the_record_gives_the_same_weights(runs, folder):
