@@ -271,7 +271,7 @@ def _mends(trajectory: Trajectory, tools: Tools) -> Iterator[tuple[ToolResult, T
     """
     failed: dict[str, ToolResult] = {}
     edit: ToolCall | None = None
-    for call, result in _answered(trajectory):
+    for _, call, result in _answered(trajectory):
         tool = tools.get(call.name)
         if tool is None:
             continue
@@ -288,12 +288,9 @@ def _mends(trajectory: Trajectory, tools: Tools) -> Iterator[tuple[ToolResult, T
 def _stored_by(trajectory: Trajectory, name: str) -> Turn | None:
     """The last message whose call stored a note of this name."""
     found = None
-    for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
-        if message.role == "assistant" and told.role == "tool":
-            for call, result in zip(message.calls, told.results, strict=False):
-                stores = call.name == "memory_store" and call.arguments.get("name") == name
-                if stores and result.ok and not call.error:
-                    found = message
+    for message, call, result in _answered(trajectory):
+        if result.ok and call.name == "memory_store" and call.arguments.get("name") == name:
+            found = message
     return found
 
 
@@ -307,18 +304,20 @@ def _name(text: str) -> str:
     return "_".join(text.split())[:NAME_LENGTH] or "note"
 
 
-def _answered(trajectory: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
-    """The well-formed calls of an episode with their results, in order."""
+def _answered(trajectory: Trajectory) -> Iterator[tuple[Turn, ToolCall, ToolResult]]:
+    """The well-formed calls of an episode, with the messages that made them and their results, in
+    order.
+    """
     for message, told in zip(trajectory.turns, trajectory.turns[1:], strict=False):
         if message.role == "assistant" and told.role == "tool":
             for call, result in zip(message.calls, told.results, strict=False):
                 if not call.error:
-                    yield call, result
+                    yield message, call, result
 
 
 def _carried_out(trajectory: Trajectory) -> Iterator[tuple[ToolCall, ToolResult]]:
     """The calls of an episode that did what they were asked to, with their results, in order."""
-    return (pair for pair in _answered(trajectory) if pair[1].ok)
+    return ((call, result) for _, call, result in _answered(trajectory) if result.ok)
 
 
 @dataclasses.dataclass(frozen=True)
