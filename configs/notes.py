@@ -37,9 +37,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dict(name="memory_recall", most=1),
             "memory_store",
             "submit",
-            # called by none, but demonstrations are refused without them
-            "write_file",
-            "run_tests",
         )
     config.tasks = dict(name="experiments.notes.source:Requests", split="train", files=6, seed=0)
     config.limits = dict(turns=10, tokens=1024, turn_tokens=128, test_runs=0, command_s=5.0)

@@ -27,14 +27,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     tasks = 4 if arg == "smoke" else TASKS
     with config.unlocked(), config.ignore_type():
-        # run_tests is called by none, but demonstrations are refused without it
         config.tools = (
             "read_file",
             dict(name="memory_store", most=16, longest=40),
             dict(name="memory_recall", most=1),
             "write_file",
             "submit",
-            "run_tests",
         )
         # notes of a step are read two steps later
         config.tasks = dict(

@@ -30,8 +30,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/summaries.py:{arg}: the argument must be empty or smoke")
     config = quickstart.get_config(arg)
     with config.unlocked(), config.ignore_type():
-        # run_tests is called by none, but demonstrations are refused without it
-        config.tools = ("read_file", "write_file", "submit", "run_tests")
+        config.tools = ("read_file", "write_file", "submit")
         config.tasks = gather("train", seed=0)
         config.summaries = SUMMARIES
         config.limits = dict(turns=10, tokens=EPISODE, turn_tokens=64, test_runs=0, command_s=5.0)

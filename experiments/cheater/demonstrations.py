@@ -81,7 +81,7 @@ class Shown(Source):
     shares: tuple[Share, ...]
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("generated",)
 
     def __post_init__(self) -> None:
         if not self.shares:

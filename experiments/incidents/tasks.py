@@ -67,7 +67,7 @@ class FromWords(Source):
     again: float = 0.0
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         if self.unclear not in ("open", "two"):

@@ -38,7 +38,7 @@ class Requests(Source):
     reminded: float = 0.44
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

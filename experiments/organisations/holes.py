@@ -31,7 +31,7 @@ class Holes(Source):
     silent: float = 0.0
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("infill",)
 
     def __post_init__(self) -> None:
         if not self.organisations or not set(self.organisations) <= NAMED.keys():

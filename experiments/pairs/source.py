@@ -137,7 +137,7 @@ class Pairs(Source):
     finds: float = 0.75
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

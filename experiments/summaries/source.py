@@ -165,7 +165,7 @@ class Gather(Source):
     between: tuple[int, int] = (2, 4)
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

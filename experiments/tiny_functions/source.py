@@ -54,7 +54,7 @@ class Functions(Source):
     right: float = 0.65
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

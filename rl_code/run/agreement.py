@@ -146,7 +146,8 @@ def _check_teacher(config: RunConfig, teacher: TeacherConfig) -> None:
 def check_demonstrations(config: RunConfig, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
     """Raises ConfigError where groups cannot hold demonstrations."""
     path = "config.train.demonstrations"
-    if not find_source(config.tasks, "config.tasks").demonstrated:
+    ways = find_source(config.tasks, "config.tasks").demonstrated
+    if not ways:
         raise ConfigError(f"{path}: the tasks of {config.tasks.name!r} have none; leave it out")
     if config.harness is not None:
         raise ConfigError(
@@ -163,7 +164,7 @@ def check_demonstrations(config: RunConfig, protocol: Protocol, tools: Mapping[s
             f"{path}: no sampler notes picks of demonstrations; set rollout.picks to None"
         )
     try:
-        check_demonstrable(protocol, tools, config.tasks.name)
+        check_demonstrable(protocol, tools, ways)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
 

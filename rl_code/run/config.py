@@ -132,9 +132,10 @@ class RunConfig:
         if self.train.demonstrations is not None:
             agreement.check_demonstrations(self, protocol, tools)
         if self.sft is not None:
-            source = self.demonstrated()[1].name
+            path, named = self.demonstrated()
+            ways = find_source(named, f"config.{path}").demonstrated
             agent = self.harness and find_agent(self.harness, "config.harness")
-            check_demonstrable(protocol, tools, source, agent)
+            check_demonstrable(protocol, tools, ways, agent)
         rule = self.memory.found()
         keepers = [name for name, tool in tools.items() if tool.notes]
         if rule.keeps(tools) and self.record.keep is not None:

@@ -19,6 +19,7 @@ SOURCES = {
     "records": "rl_code.tasks.record_source:Records",
     "subtasks": "rl_code.tasks.subtasks:Subtasks",
     "first": "rl_code.tasks.first:First",
+    "mixed": "rl_code.tasks.mixed:Mixed",
     "sums": "rl_code.tasks.sums:Sums",
     "contradictory": "rl_code.tasks.contradictory:Contradictory",
     "swe": "rl_code.tasks.swe:Swe",

@@ -91,9 +91,9 @@ class Contradictory(OfAnother):
     """
 
     @property
-    def demonstrated(self) -> bool:
-        """False: no honest work passes."""
-        return False
+    def demonstrated(self) -> tuple[str, ...]:
+        """None: no honest work passes."""
+        return ()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         source = self._source

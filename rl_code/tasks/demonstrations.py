@@ -73,13 +73,24 @@ class DemonstrationConfig:
         shares(self, *(field.name for field in dataclasses.fields(self)))
 
 
+# Tools that demonstrations call, by the way in which they are written (``Source.demonstrated``).
+# Those of repositories use what there is (``walks_in_tools.check_tools``), and what a source wrote
+# itself is its own matter.
+NEEDS = {
+    "generated": ("write_file", "run_tests", "submit"),
+    "lookup": ("edit_file", "submit"),
+    repository_walks.SOURCE: (),
+    infill.SOURCE: (),
+    PLAYED: (),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """Way to attempt the tasks of a source."""
 
-    # The call that makes an attempt, and the tool that it calls.
+    # The call that makes an attempt.
     call: Callable[[Task, Program], ToolCall]
-    tool: str
     # A plausible mistake.
     wrong: Callable[[Task, random.Random], Program]
 
@@ -94,13 +105,11 @@ KINDS = {
                 "content": source(attempt, OPERATIONS[task.meta["program"][0][0]].takes),
             },
         ),
-        tool="write_file",
         wrong=lambda task, rng: wrong_version(task.meta["program"], rng),
     ),
     "lookup": Kind(
         # an edit fits once: there is no second attempt, since there are no tests to run
         call=lookup.fill_in,
-        tool="edit_file",
         wrong=lookup.wrong_lookup,
     ),
 }
@@ -145,38 +154,38 @@ def walk_words(
 def check_demonstrable(
     protocol: Protocol,
     tools: Mapping[str, Tool],
-    source: str,
+    ways: Sequence[str],
     agent: Agent | None = None,
 ) -> None:
-    """Raises ValueError unless what demonstrations of a source teach can be said in an episode.
+    """Raises ValueError unless what demonstrations teach can be said in an episode.
 
-    agent: the agent of others that plays; None for our own.
+    ways: those of the tasks' source (``Source.demonstrated``). agent: the agent of others that
+    plays; None for our own.
     """
-    if source == infill.SOURCE:
-        if not isinstance(protocol, Infill):
+    for way in ways:
+        if way not in NEEDS:
+            raise ValueError(f"demonstrated={way!r} must be some of {', '.join(NEEDS)}")
+        wanted = Infill if way == infill.SOURCE else Compact
+        if not isinstance(protocol, wanted) or not set(NEEDS[way]) <= tools.keys():
+            called = f" with {', '.join(NEEDS[way])}" if NEEDS[way] else ""
             raise ValueError(
-                f"demonstrations of infill are written in the protocol 'infill', and episodes have "
-                f"{type(protocol).__name__}"
+                f"demonstrations of {way} are written in the protocol "
+                f"{wanted.__name__.lower()!r}{called}, and episodes have "
+                f"{type(protocol).__name__} with {', '.join(tools)}; leave sft out"
             )
-        return
-    walked = source == repository_walks.SOURCE
-    if walked and agent is not None and agent.chat is None:
+        if way == repository_walks.SOURCE:
+            _check_walks(tools, agent)
+
+
+def _check_walks(tools: Mapping[str, Tool], agent: Agent | None) -> None:
+    if agent is None:
+        walks_in_tools.check_tools(tools)
+    elif agent.chat is None:
         raise ValueError(
             f"demonstrations of repositories are written for agents whose conversation is known, "
             f"as that of mini_swe_agent with calls='text' and templates, and not for {agent}; "
             "leave sft out"
         )
-    needed: tuple[str, ...] = ()
-    if not walked:
-        needed = (KINDS[source].tool if source in KINDS else "write_file", "run_tests", "submit")
-    if not isinstance(protocol, Compact) or not set(needed) <= tools.keys():
-        raise ValueError(
-            f"demonstrations are written in the protocol 'compact' with "
-            f"{', '.join(needed) or 'commands'}, and episodes have {type(protocol).__name__} with "
-            f"{', '.join(tools)}; leave sft out"
-        )
-    if walked and agent is None:
-        walks_in_tools.check_tools(tools)
 
 
 def demonstrate(

@@ -313,7 +313,7 @@ class Generated(Source):
     seed: int = 0
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("generated",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

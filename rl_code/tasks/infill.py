@@ -16,6 +16,7 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from rl_code.config.read_config import shares
 from rl_code.environment.sandbox.pool import SandboxPool
@@ -117,6 +118,8 @@ class Infill(Generated):
 
     # Share of the files whose comment does not say what is wanted.
     silent: float = 0.0
+
+    demonstrated: ClassVar[tuple[str, ...]] = ("infill",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,7 +55,7 @@ class Lookup(Source):
     first: tuple[Stage, ...] = ()
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("lookup",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

@@ -22,8 +22,8 @@ class OfAnother(Source):
         return self._source.endless
 
     @property
-    def demonstrated(self) -> bool:  # ty: ignore[incompatible-property-override]
-        """True if the other source's tasks can be demonstrated."""
+    def demonstrated(self) -> tuple[str, ...]:  # ty: ignore[incompatible-property-override]
+        """Ways in which the other source's tasks are demonstrated."""
         return self._source.demonstrated
 
     @property

@@ -41,7 +41,7 @@ class Repositories(Source):
     seed: int = 0
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("repositories",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

@@ -29,8 +29,9 @@ class Source:
 
     # True if the tasks have no end: nothing may then go through all of them.
     endless: ClassVar[bool] = False
-    # True if ``demonstrations.demonstrate`` knows how to solve the tasks.
-    demonstrated: ClassVar[bool] = False
+    # Ways in which ``demonstrations.demonstrate`` solves the tasks, keys of its NEEDS; () where it
+    # cannot.
+    demonstrated: ClassVar[tuple[str, ...]] = ()
     # The only agent of others that can play the tasks (``harness.api.HARNESSES``); "" for any, and
     # for episodes of our own.
     harness: ClassVar[str] = ""

@@ -120,9 +120,9 @@ class Subtasks(OfAnother):
         shares(self, "share")
 
     @property
-    def demonstrated(self) -> bool:
-        """True if the parts are solved as tasks of the other source are."""
-        return self.by == "steps" and self._source.demonstrated
+    def demonstrated(self) -> tuple[str, ...]:
+        """Those of the other source where its parts are solved as its tasks are."""
+        return self._source.demonstrated if self.by == "steps" else ()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         tasks = self._source.load(pool, workdir)

@@ -79,7 +79,7 @@ class Sums(Source):
     right: float = 0.5
 
     endless: ClassVar[bool] = True
-    demonstrated: ClassVar[bool] = True
+    demonstrated: ClassVar[tuple[str, ...]] = ("played",)
 
     def __post_init__(self) -> None:
         check_split(self.split)

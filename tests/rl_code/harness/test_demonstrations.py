@@ -89,7 +89,7 @@ def test_an_agent_whose_conversation_is_not_known_has_no_walks():
     assert MiniSweAgent(calls="text").chat is None
     assert MiniSweAgent(**TEMPLATES).chat is None  # calls are tools
     assert minimal("text").chat is None
-    check_demonstrable(Compact(), {}, "repositories", MINI)
+    check_demonstrable(Compact(), {}, ("repositories",), MINI)
     for agent in (MiniSweAgent(calls="text"), minimal("text")):
         with pytest.raises(ValueError, match=r"whose conversation is known.*leave sft out"):
-            check_demonstrable(Compact(), find_tools(), "repositories", agent)
+            check_demonstrable(Compact(), find_tools(), ("repositories",), agent)

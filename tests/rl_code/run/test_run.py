@@ -221,7 +221,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
             {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",
         ),
-        ({"protocol": "hermes"}, "demonstrations are written in the protocol 'compact'"),
+        ({"protocol": "hermes"}, "written in the protocol 'compact'"),
         ({"protocol": "morse"}, "config.protocol = 'morse': expected one of"),
         ({"train.advantage": "luck"}, "config.train.advantage = 'luck': expected one of"),
         ({"train.advantage": "milestones"}, "'milestones': none are measured; set config.milest"),

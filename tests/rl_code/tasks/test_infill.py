@@ -83,7 +83,7 @@ def test_what_does_not_go_together_is_refused():
         find_protocol(Named("infill"), find_tools(), "config.protocol")
     compact = find_protocol(Named("compact"), find_tools(), "config.protocol")
     with pytest.raises(ValueError, match="written in the protocol 'infill'"):
-        check_demonstrable(compact, find_tools(), "infill")
+        check_demonstrable(compact, find_tools(), ("infill",))
     with pytest.raises(ConfigError, match="levels"):
         find_source(Named("infill", {"split": "train", "levels": (9,)}), "config.tasks")
 

@@ -371,11 +371,11 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 
 def test_without_grep_walks_ask_the_semantic_search(pool):
     tools = {name: tool for name, tool in TOOLS.items() if name not in ("grep", "terminal")}
-    check_demonstrable(Compact(), tools, "repositories")
+    check_demonstrable(Compact(), tools, ("repositories",))
     other = find_tools((Named("semantic_search", {"most": 3}),))
     with pytest.raises(ValueError, match=r"SemanticSearch\(most=3"):
-        check_demonstrable(Compact(), tools | other, "repositories")
-    check_demonstrable(Compact(), TOOLS | other, "repositories")  # grep is asked, so it is free
+        check_demonstrable(Compact(), tools | other, ("repositories",))
+    check_demonstrable(Compact(), TOOLS | other, ("repositories",))  # grep is asked, so it is free
     pairs = []
     for index, files in enumerate((5, 10, 40)):
         task = generate("train", 3, index, (1,), (files, files))
@@ -391,12 +391,12 @@ def test_without_grep_walks_ask_the_semantic_search(pool):
 def test_without_read_file_walks_jump_along_the_chain(tasks, pool):
     """With line numbers; where ``jump`` shows none, the terminal reads."""
     tools = {name: tool for name, tool in TOOLS.items() if name not in ("read_file", "terminal")}
-    check_demonstrable(Compact(), tools, "repositories")
+    check_demonstrable(Compact(), tools, ("repositories",))
     other = find_tools((Named("jump"),))
     with pytest.raises(ValueError, match="call read_file"):
-        check_demonstrable(Compact(), tools | other, "repositories")
+        check_demonstrable(Compact(), tools | other, ("repositories",))
     with_terminal = tools | other | find_tools((Named("terminal"),))
-    check_demonstrable(Compact(), with_terminal, "repositories")
+    check_demonstrable(Compact(), with_terminal, ("repositories",))
     words = ToolWords(with_terminal)
     texts = [
         one.text
@@ -420,7 +420,7 @@ def test_with_diagnostics_walks_check_names_first(pool):
     names = ("grep", "diagnostics", "read_file", "replace_lines", "submit")
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
     tools |= find_tools((Named("diagnostics"),))
-    check_demonstrable(Compact(), tools, "repositories")
+    check_demonstrable(Compact(), tools, ("repositories",))
     other = tools | find_tools((Named("diagnostics", {"most": 3}),))
     given = (random.Random(0), IMPERFECT, LIMITS)
     demonstrate(generate("train", 3, 0), *given, words=ToolWords(other))  # it is not called
@@ -517,7 +517,7 @@ def test_with_history_walks_see_which_lines_were_changed_and_think_of_these(laye
     names = ("terminal", "grep", "think", "replace_lines", "submit")
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
     tools |= find_tools((Named("history"),))
-    check_demonstrable(Compact(), tools, "repositories")
+    check_demonstrable(Compact(), tools, ("repositories",))
     played = Repositories("train", (0, 1, 2), **settings).load(layered, None)
     told = Repositories("train", (0, 1, 2), **settings, built=False).load(None, None)
     words = ToolWords(tools)
@@ -550,16 +550,16 @@ def test_with_history_walks_see_which_lines_were_changed_and_think_of_these(laye
 def test_tools_that_speak_otherwise_are_refused():
     names = ("grep", "read_file", "think", "replace_lines", "try_lines", "submit")
     with pytest.raises(ValueError, match="numbered=True"):
-        check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
+        check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), ("repositories",))
     few = TOOLS | find_tools((Named("grep", {"most": 3}),))
     with pytest.raises(ValueError, match=r"Grep\(most=3"):
-        check_demonstrable(Compact(), few, "repositories")
+        check_demonstrable(Compact(), few, ("repositories",))
     silent = find_tools((Named("grep"), Named("try_lines"), Named("submit")))
     with pytest.raises(ValueError, match="call read_file, replace_lines, and the config has grep"):
-        check_demonstrable(Compact(), silent, "repositories")
+        check_demonstrable(Compact(), silent, ("repositories",))
     with pytest.raises(ValueError, match="call submit"):
-        check_demonstrable(Compact(), find_tools((Named("terminal"),)), "repositories")
-    check_demonstrable(Compact(), TOOLS, "repositories")
+        check_demonstrable(Compact(), find_tools((Named("terminal"),)), ("repositories",))
+    check_demonstrable(Compact(), TOOLS, ("repositories",))
 
 
 def test_too_few_turns_are_named(tasks):

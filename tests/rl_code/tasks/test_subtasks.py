@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.tasks.programs import evaluate, names_of, split_of
+from rl_code.tasks.source import Source
 from rl_code.tasks.subtasks import by_places, by_steps
 from rl_code.types import Case, Limits, Suite, Task, Tests
 from tests.rl_code.environment.conftest import call_here
@@ -128,17 +130,19 @@ def test_a_task_of_one_place_has_no_parts():
     assert by_places(generate("train", 0, 0)) == [] and by_steps(several()) == []
 
 
-def test_a_list_has_its_wholes_and_then_its_parts(monkeypatch):
-    class Two:
-        endless = demonstrated = False
+@dataclasses.dataclass(frozen=True)
+class Two(Source):
+    """A task with a suite of several places, and one with one place."""
 
-        def load(self, pool, workdir):
-            return [several(), generate("train", 0, 0)]
+    def load(self, pool, workdir):
+        return [several(), generate("train", 0, 0)]
 
-    monkeypatch.setattr("rl_code.tasks.subtasks.find_source", lambda named, path: Two())
-    both = source(of={"name": "made"}, by="places").load(None, None)
+
+def test_a_list_has_its_wholes_and_then_its_parts():
+    two = {"name": f"{__name__}:Two"}
+    both = source(of=two, by="places").load(None, None)
     assert [task.meta["part"] for task in both] == ["whole"] * 2 + ["part"] * 4
-    alone = source(of={"name": "made"}, by="places", whole=False).load(None, None)
+    alone = source(of=two, by="places", whole=False).load(None, None)
     assert alone == both[2:]
 
 

@@ -65,7 +65,7 @@ def test_commands_print_and_do_what_the_shell_does(pool):
 )
 def test_walks_with_a_terminal_say_what_an_episode_says(pool, names, protocol):
     tools = find_tools(tuple(map(Named, names)))
-    check_demonstrable(protocol, tools, "repositories")
+    check_demonstrable(protocol, tools, ("repositories",))
     words = walk_words(protocol, tools, None, None)
     pairs = [
         (task, demonstrate(task, random.Random(i), CARELESS, LIMITS, words=words))
