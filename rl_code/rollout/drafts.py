@@ -97,8 +97,10 @@ class DraftTexts:
             room -= len(part)
 
     def keep(self, row: Row) -> None:
-        """Keeps the answer of a row that is over, for later rows of the same task."""
-        if "task" in self._config.draft_sources:
+        """Keeps the answer of a row that is over, for later rows of the same task; nothing where
+        there are no drafts.
+        """
+        if self._config.draft_tokens and "task" in self._config.draft_sources:
             answers = self._answers(row.episode.task.id)
             answers.append(self._answer(row).copy())
             while sum(map(len, answers)) > self._config.draft_room and len(answers) > 1:

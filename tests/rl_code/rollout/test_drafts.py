@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import weakref
 
 import jax
 import numpy as np
@@ -113,6 +114,21 @@ def test_texts_hold_the_groups_other_answers_and_earlier_ones_of_the_task():
     none.keep(rows[4])
     none.put(rows[1], out)
     assert out[:6].tolist() == [*rows[1].tokens, NONE]
+
+
+def test_without_drafts_no_answer_is_kept():
+    texts = DraftTexts(dataclasses.replace(DRAFTING, draft_tokens=0))
+    row = Row(
+        tokens=[1, 2, 3],
+        prompt=2,
+        episode=types.SimpleNamespace(task=types.SimpleNamespace(id="a")),
+    )
+    kept = weakref.ref(row)
+    texts.keep(row)
+    # a long run would hold the answers of all its tasks
+    assert not texts._earlier and not texts._known
+    del row
+    assert kept() is None
 
 
 def test_a_row_repeats_itself_where_tokens_followed_the_same_two_before():
