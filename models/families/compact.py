@@ -56,6 +56,20 @@ FAMILY = dataclasses.replace(
             tied_embeddings=False,
             embed_std=0.5,
         ),
+        # "small_reader" made wide and deep: 8 M parameters with a vocabulary of 896.
+        "reader": ModelConfig(
+            vocab_size=896,
+            embed_dim=320,
+            mlp_dim=864,
+            num_layers=6,
+            num_heads=5,
+            num_kv_heads=5,
+            head_dim=64,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tied_embeddings=False,
+            embed_std=0.5,
+        ),
         # Learns to look things up in thousands of tokens. Long wavelengths of RoPE and large random
         # embeddings let a query find a name by the name alone, wherever it stands.
         "tiny_reader": ModelConfig(
