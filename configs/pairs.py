@@ -65,7 +65,7 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
     }
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for variant, arm in arms.items():
-            yield {"variant": variant, "seed": seed, "tasks.seed": seed, **arm}
+            yield {"variant": variant, "seed": seed, **arm}
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:

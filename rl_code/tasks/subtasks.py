@@ -121,7 +121,7 @@ class Subtasks(OfAnother):
 
     @property
     def demonstrated(self) -> tuple[str, ...]:
-        """Those of the other source where its parts are solved as its tasks are."""
+        """Ways of the other source, if its parts are solved as its tasks are; else none."""
         return self._source.demonstrated if self.by == "steps" else ()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
