@@ -27,10 +27,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             name="served",
             run=_run(smoke),
             # A real one: silence_s=3_600, as long as people take to come back to a suggestion.
-            # The claims that simulated people make, at once, of what comes later.
+            # Simulated people know at once how much of a text is alive after an hour.
             feedback=dict(
                 silence_s=1.0 if smoke else 5.0,
-                claims=dict(horizons_s=(15.0, 30.0, 120.0, 300.0, 600.0), early_s=600.0),
+                claims=dict(early_s=3_600.0),
             ),
             people=dict(people=24 if smoke else 96, at_once=8 if smoke else 16, holes=4),
         )

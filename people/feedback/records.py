@@ -11,6 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+# Seconds after an acceptance at which clients look how much of the text is alive. The last one is
+# paid, and an accepted answer waits for it before a cycle trains on it (``waiting.Wait``).
+HORIZONS_S = (30.0, 300.0, 3_600.0)
+
 # What can happen to an answer, and what the value of such an event means.
 EVENTS: Mapping[str, str] = {
     "shown": "seconds from the request to the moment when the person saw the answer",
@@ -83,7 +87,7 @@ class Event:
     at: float
     # Its meaning is told by ``EVENTS``.
     value: float | None = None
-    # "retained" alone: seconds after the acceptance.
+    # "retained" alone: seconds after the acceptance, one of ``HORIZONS_S``.
     horizon_s: float | None = None
     # The text of a follow-up message, and what else a client says; plain JSON values.
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)

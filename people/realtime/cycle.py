@@ -299,6 +299,8 @@ class Cycle:
             f"{len(selection.ids)} answers of {selection.sessions} sessions, "
             f"{selection.outside} of versions outside the window left out"
         )
+        if selection.waiting:
+            text += f", {selection.waiting} wait for what people do with them"
         if selection.sessions < self._config.least_sessions:
             return selection, False, f"wait for {self._config.least_sessions} sessions: {text}"
         return selection, True, f"train on {text}"

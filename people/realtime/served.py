@@ -31,6 +31,7 @@ from people.feedback.poisoning import PoisoningConfig, implausible, weigh
 from people.feedback.rewards.answered import Answered, answered
 from people.feedback.rewards.combine import FeedbackReward, make_reward
 from people.feedback.store import FeedbackStore
+from people.feedback.waiting import Wait
 from people.realtime.held_out import RATES, HeldOut, JudgeConfig
 from people.realtime.learned import LearnedReward, RewardModels
 from people.realtime.ledger import forget_sessions
@@ -150,7 +151,7 @@ class Served:
         )
         reward = make_reward(self.feedback.reward)
         system = System(self, folder, config.anchor, secret, record, reward)
-        kept = self.feedback.silence_s, self.feedback.poisoning, self.feedback.keep_days
+        kept = self.feedback.wait, self.feedback.poisoning, self.feedback.keep_days
         store = ServedStore(record, reward, *kept)
         names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
@@ -165,14 +166,14 @@ class ServedStore(RecordedStore):
         self,
         record: FeedbackStore,
         reward: FeedbackReward,
-        silence_s: float,
+        wait: Wait,
         poisoning: PoisoningConfig,
         keep_days: float = math.inf,
     ):
-        """The numbers are as of ``FeedbackConfig``."""
+        """The last three are those of ``FeedbackConfig``."""
         parts = [f"reward/{signal.config.component}" for signal in reward.signals]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
-        self._feedback, self._silence_s = record, silence_s
+        self._feedback, self._wait = record, wait
         self._poisoning = poisoning
         # (version, user) of those who were implausible at the last look
         self._left_out: set[tuple[int, str]] = set()
@@ -181,7 +182,7 @@ class ServedStore(RecordedStore):
         self._expired = (0, -math.inf)
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
-        return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+        return self._feedback.select(watermark, versions, most, self._wait)
 
     def expire(self, cycle: int, now: float) -> None:
         # Looks follow each other in seconds, and all writers wait meanwhile.

@@ -17,7 +17,6 @@ import pytest
 
 from configs import realtime
 from models.sharding import MeshConfig, make_mesh
-from people.editor import tracker
 from people.feedback.checks import Claims
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds
@@ -26,12 +25,12 @@ from people.feedback.records import Event
 from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.feedback.store import FeedbackStore
+from people.feedback.waiting import Wait
 from people.realtime import tables
 from people.realtime.held_out import HeldOut
 from people.realtime.ledger import Ledger
 from people.realtime.parts import Overtaken, Routing
 from people.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
-from people.simulated import telemetry
 from rl_code.config import read_config
 from rl_code.config.named import Named
 from rl_code.host.stop import Stopped, StopRequest
@@ -134,7 +133,7 @@ def store(tmp_path):
     feedback = FeedbackStore(engine, ids=AnswerIds(SECRET))
     reward = make_reward(FeedbackRewardConfig())
     with feedback:
-        yield ServedStore(feedback, reward, 0.0, PoisoningConfig()), feedback, engine
+        yield ServedStore(feedback, reward, Wait(), PoisoningConfig()), feedback, engine
 
 
 def answers(feedback, count: int, version: int = 0) -> list[str]:
@@ -174,7 +173,7 @@ def test_answers_wait_for_their_events(store):
     _, feedback, _ = store
     answers(feedback, 2)
     reward = make_reward(FeedbackRewardConfig())
-    young = ServedStore(feedback, reward, 3_600.0, PoisoningConfig())
+    young = ServedStore(feedback, reward, Wait(3_600.0), PoisoningConfig())
     assert young.select(time.time(), [0], 0).ids == ()
 
 
@@ -201,7 +200,7 @@ def test_sessions_have_rewards_and_their_parts(store):
 def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
     """Two turns of an agent over HTTP, of which each is another cycle's."""
     feedback = FeedbackStore(f"sqlite:///{tmp_path}/people.db", ids=AnswerIds(SCRIPTED_SECRET))
-    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 0.0, PoisoningConfig())
+    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), Wait(), PoisoningConfig())
     trained: dict[int, tuple[list[Group], dict]] = {}
     system = SimpleNamespace(
         _config=SimpleNamespace(
@@ -256,7 +255,7 @@ def test_the_test_pays_a_question_as_training_does(store):
         Event("k2", edit, "retained", 33.0, 0.8, 30.0),
     ]
     feedback.record_events(happened, "ada")
-    sessions = ServedStore(feedback, reward, 0.0, PoisoningConfig()).sessions([0], 0.0)
+    sessions = ServedStore(feedback, reward, Wait(), PoisoningConfig()).sessions([0], 0.0)
     trained = [reward(one).total for one in answered(feedback.joined([question, edit]))]
     assert trained == [0.8, 0.0]
     np.testing.assert_allclose(sessions.metric("reward"), [np.mean(trained)])
@@ -346,8 +345,9 @@ def test_suites_stop_after_an_episode():
         stopping._play(suite, None, 3)
 
 
-def test_the_horizons_that_are_believed_are_those_that_clients_report():
-    assert Claims().horizons_s == tracker.HORIZONS_S
-    claims = read_config.build(Claims, realtime.get_config().parts.feedback.claims)
-    assert claims.horizons_s == telemetry.HORIZONS_S
-    assert claims.early_s >= max(telemetry.HORIZONS_S)  # simulated people know them at once
+def test_an_accepted_answer_waits_until_its_last_look_can_have_come():
+    assert FeedbackConfig().wait == Wait(3_600.0, 3_590.0)
+    # simulated people know it at once, so nothing is waited for but their reports
+    given = realtime.get_config().parts.feedback
+    claims = read_config.build(Claims, given.claims)
+    assert FeedbackConfig(silence_s=given.silence_s, claims=claims).wait == Wait(5.0, 0.0)
