@@ -29,7 +29,7 @@ from people.feedback.waiting import Wait
 from people.realtime import tables
 from people.realtime.held_out import HeldOut
 from people.realtime.ledger import Ledger
-from people.realtime.parts import Overtaken, Routing
+from people.realtime.parts import Overtaken, Routing, TrainingFailed
 from people.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
 from rl_code.config import read_config
 from rl_code.config.named import Named
@@ -214,7 +214,8 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
             state=lambda version: None,
             write=lambda version, groups, _, told: trained.update({version: (groups, told)}),
         ),
-        _updates=lambda state, groups, newest: (groups, {}),
+        _updates=lambda state, groups: (groups, {"updates": 1}),
+        _counts=lambda answers, behind: None,
         _reward_models=None,
     )
     with feedback, scripted(on_answer=feedback.submit_answer) as made:
@@ -229,7 +230,7 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
             selection = kept.select(time.time(), [1], 0)
             assert selection.ids == (said.id,)
             kept.mark_used(cycle, selection)
-            System.train(system, cycle, 0, cycle, selection)
+            assert System.train(system, cycle, 0, cycle, selection, {0: 0}) == 1
     for groups, told in trained.values():
         assert len(groups) == 1 and told["left_out"] == 0
     first, second = (groups[0].trajectories[0] for groups, _ in trained.values())
@@ -309,7 +310,7 @@ class SystemAtWork(System):
     def __init__(self, made: Scripted):
         train = SimpleNamespace(tasks_per_step=2, group_size=1)
         config = SimpleNamespace(run=SimpleNamespace(train=train))
-        super().__init__(config, Path(), 0, SECRET, None, None)
+        super().__init__(config, Path(), 0, 2, SECRET, None, None)
         self._url, self._servers = made.endpoint.url, made.fleet
         self.updates = 0
 
@@ -328,8 +329,39 @@ def test_a_signal_ends_serving_at_once_and_training_after_the_update():
         assert made.fleet.not_ready == ""
         with StopRequest(system.stop) as stop, stop.deferred():
             with pytest.raises(Stopped, match="before answer 2"):
-                system._updates(None, ["a", "b", "c", "d"], 0)
+                system._updates(None, ["a", "b", "c", "d"])
         assert stop.requested and system.updates == 1
+
+
+class Counted(System):
+    """One whose updates note the version that the learner is told."""
+
+    def __init__(self, window: int):
+        config = SimpleNamespace(
+            run=SimpleNamespace(train=SimpleNamespace(tasks_per_step=2, group_size=1))
+        )
+        super().__init__(config, Path(), 0, window, SECRET, None, None)
+        self.versions = []
+
+    def _learner(self, state, groups, version):
+        self.versions.append(version)
+        return state, {"train/finite": True}
+
+
+def test_the_learner_counts_updates():
+    """It refuses tokens that are older than the window by its own count."""
+    system = Counted(4)
+    given = [dataclasses.replace(ANSWER, versions=(version,) * 2) for version in (3, 5)]
+    assert system._counts(given, {3: 2, 5: 0, 9: 7}) == {3: 2, 5: 4}
+    _, metrics = system._updates(None, ["a", "b", "c", "d", "e"])
+    assert system.versions == [4, 5, 6] and metrics["updates"] == 3
+    # a config that was changed after a selection was marked
+    with pytest.raises(TrainingFailed, match="3 is None updates old"):
+        system._counts(given, {5: 0})
+    with pytest.raises(TrainingFailed, match=r"5 is 2 updates old.*window=2 allows 1"):
+        Counted(2)._counts(given, {3: 0, 5: 2})
+    with pytest.raises(TrainingFailed, match="5 answers are 3 updates of 2"):
+        Counted(2)._updates(None, ["a", "b", "c", "d", "e"])
 
 
 def test_suites_stop_after_an_episode():
