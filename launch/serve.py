@@ -70,7 +70,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.files import make_private
-from rl_code.run.config import RunConfig, meshes
+from rl_code.run.config import RunConfig, meshes, refuse_documents
 from rl_code.run.run import Run
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
@@ -111,6 +111,7 @@ _EXPIRE_S = 3_600.0
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
+    refuse_documents(run_config.documents, "launch.serve")
     flags.use_virtual_devices(*meshes(run_config))
     ended = Ended()
     keys = KeyFile(KEYS.value) if KEYS.value else None

@@ -59,7 +59,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.learner import Learner
-from rl_code.run.config import RunConfig
+from rl_code.run.config import RunConfig, refuse_documents
 from rl_code.run.run import Run
 
 # Seconds between two removals of what is too old, while a cycle collects.
@@ -129,6 +129,7 @@ class Served:
             raise ValueError(
                 "run.train.teacher must be None: answers that people got have no teacher context"
             )
+        refuse_documents(self.run.documents, "the cycle (config.parts.run)")
         if self.feedback.database:
             raise ValueError(
                 f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "

@@ -30,9 +30,10 @@ from people.realtime import tables
 from people.realtime.held_out import HeldOut
 from people.realtime.ledger import Ledger
 from people.realtime.parts import Overtaken, Routing, TrainingFailed
-from people.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
+from people.realtime.served import AUTO, Served, ServedFleet, ServedStore, Spoiled, System
 from rl_code.config import read_config
 from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.rewards.combine import SignalConfig
 from rl_code.types import Group
@@ -375,6 +376,15 @@ def test_suites_stop_after_an_episode():
     stopping = HeldOut(run, SimpleNamespace(rollout=rollout), None, None, None, lambda: True)
     with pytest.raises(Stopped, match="suites of version 3"):
         stopping._play(suite, None, 3)
+
+
+def test_a_model_of_documents_has_no_cycle():
+    given = realtime.get_config("smoke").parts
+    with given.ignore_type():
+        given.run.documents = {}
+        del given.name
+    with pytest.raises(ConfigError, match=r"the cycle .*config.documents is set"):
+        read_config.build(Served, given, "config.parts")
 
 
 def test_an_accepted_answer_waits_until_its_last_look_can_have_come():
