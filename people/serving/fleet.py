@@ -237,6 +237,8 @@ class Fleet:
         kept: dict[str, Any] = {}
         if asked := differs(request, sampling):
             kept["sampling"] = asked
+        if request.stop:
+            kept["stop"] = list(request.stop)
         if request.store is False:
             kept["store"] = False
         if request.metadata:
