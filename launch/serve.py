@@ -54,12 +54,7 @@ from people.feedback.checks import Claims
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.records import AnswerRecord
-from people.feedback.rewards.combine import (
-    AGENT_SIGNALS,
-    TAB_SIGNALS,
-    FeedbackRewardConfig,
-    make_reward,
-)
+from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.serving.access import Access, KeyFile
 from people.serving.earned import EarningStore
 from people.serving.of_run import make_fleet
@@ -233,10 +228,9 @@ def open_store(url: str, secret_file: str | None, secret: bytes) -> EarningStore
             "nobody could report what became of answers of the one before"
         )
     # completions are suggestions, and chats are turns of an agent
-    signals = {"completion": TAB_SIGNALS, "chat": AGENT_SIGNALS}
-    rewards = {kind: make_reward(FeedbackRewardConfig(own)) for kind, own in signals.items()}
+    reward = make_reward(FeedbackRewardConfig())
     try:
-        return EarningStore(url, ids=AnswerIds(secret), rewards=rewards, claims=Claims())
+        return EarningStore(url, ids=AnswerIds(secret), reward=reward, claims=Claims())
     except (ValueError, OSError, SQLAlchemyError) as error:
         raise ConfigError(f"--database={database.explain(url, error)}") from error
 

@@ -175,7 +175,7 @@ class ServedStore(RecordedStore):
         keep_days: float = math.inf,
     ):
         """The last three are those of ``FeedbackConfig``."""
-        parts = [f"reward/{signal.config.component}" for signal in reward.signals]
+        parts = [f"reward/{component}" for component in reward.components]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
         self._feedback, self._wait = record, wait
         self._poisoning = poisoning
@@ -394,8 +394,12 @@ class System:
         if self._reward_models is not None:
             paid, judged = self._reward_models.pay(cycle, given, totals)
             judged = judged | self._reward_models.train(cycle, given, totals, made_of)
-        advantages = leave_one_out(paid, found.weights)
         answers = [one.answer for one in given]
+        advantages = np.zeros(len(given))
+        # suggestions and agents are paid in other ways, so each is compared with its like
+        for kind in {answer.kind for answer in answers}:
+            like = np.array([answer.kind == kind for answer in answers])
+            advantages[like] = leave_one_out(paid[like], found.weights[like])
         # A session goes on over several cycles: what an earlier one trained on is read again.
         earlier = self._record.earlier(answers)
         counts = self._counts(answers, behind)

@@ -1,4 +1,4 @@
-"""How many updates made each version of the cycle (``realtime.tables``); null for those before."""
+"""Number of updates that made each version (``realtime.tables``); null for those before."""
 
 from alembic import op
 from sqlalchemy import Column, Integer, inspect
