@@ -56,6 +56,7 @@ from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.records import AnswerRecord
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.serving.access import Access, KeyFile
+from people.serving.begun import Begun
 from people.serving.earned import EarningStore
 from people.serving.of_run import make_fleet
 from people.serving.probes import probes
@@ -122,7 +123,12 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
-        fleet = stack.enter_context(make_fleet(run, secret, keeper(write, store)))
+        begun = None
+        if store is not None:
+            begun = Begun(Path(f"{SECRET.value}.begun"))
+            stack.callback(begun.close)
+        made = make_fleet(run, secret, keeper(write, store), begun=begun)
+        fleet = stack.enter_context(made)
         model, step = weights_of(run, workdir, STEP.value)
         try:
             fleet.models.load(NAME.value, step, model)

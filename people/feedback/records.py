@@ -56,6 +56,7 @@ class AnswerRecord:
     # "chat" or "completion" (which includes fill-in-the-middle).
     kind: str
     # "stop", "length", "tool_calls", or "aborted" for one that the client or a crash cut off.
+    # Of one whose server was killed there are no tokens (``extra["server_died"]``).
     finish_reason: str
     # Index of the context of the session's tree that it extends, its parent there (-1 for none) and
     # how many of the parent's tokens it keeps (``harness.endpoint.session``).

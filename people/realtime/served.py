@@ -48,6 +48,7 @@ from people.realtime.recorded import Joined, RecordedStore
 from people.realtime.training import groups_of, leave_one_out, spoiled
 from people.realtime.versions import Versions
 from people.serving.access import Access, KeyFile
+from people.serving.begun import Begun
 from people.serving.fleet import Fleet
 from people.serving.models import Models
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
@@ -306,8 +307,11 @@ class System:
 
     @functools.cached_property
     def _servers(self) -> Fleet:
+        begun = Begun(self._folder / "begun.jsonl")
+        self._ends.callback(begun.close)
         with jax.set_mesh(self._run.mesh):
-            made = make_fleet(self._run, self._secret, self._record.submit_answer, self._engine)
+            ways = self._secret, self._record.submit_answer, self._engine, begun
+            made = make_fleet(self._run, *ways)
         made.opening = "the deployed version is being loaded"
         return self._ends.enter_context(made)
 

@@ -42,6 +42,8 @@ def groups_of(
     sessions: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
     given: dict[str, tuple[int, ...]] = {}
     for answer in sorted([*earlier, *answers], key=_order):
+        if not answer.given and not answer.tokens:
+            continue  # its server was killed: nothing is known of what it was asked
         # sessions are named by clients, so a name is its user's own
         contexts = sessions.setdefault((answer.user, answer.session), {})
         if answer.kept == 0:
