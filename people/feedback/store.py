@@ -147,17 +147,18 @@ class FeedbackStore:
                 raise ValueError(f"{watermark=} lies after the database's time, {now}")
         with database.reading(self.engine) as connection:
             free = ~select(USES.c.answer).where(USES.c.answer == ANSWERS.c.id).exists()
-            ready = free & wait.is_over(watermark)
+            old = free & (ANSWERS.c.recorded_at <= watermark - wait.silence_s)
             whole = ANSWERS.c.finish_reason != "aborted"
             inside = ANSWERS.c.version.in_(list(versions))
             count = select(func.count()).select_from(ANSWERS)
-            outside = connection.scalar(count.where(ready, whole, ~inside))
-            aborted = connection.scalar(count.where(ready, ~whole))
-            recorded = free & (ANSWERS.c.recorded_at <= watermark)
-            waiting = connection.scalar(
-                count.where(recorded, whole, inside, ~wait.is_over(watermark))
-            )
-            query = select(ANSWERS.c.id, ANSWERS.c.session).where(ready, whole, inside)
+            outside = connection.scalar(count.where(old, whole, ~inside))
+            aborted = connection.scalar(count.where(old, ~whole))
+            # Events are looked at of these alone: of the others there may be very many.
+            wanted = free & whole & inside
+            recorded = connection.scalar(count.where(wanted, ANSWERS.c.recorded_at <= watermark))
+            ready = wanted & wait.is_over(watermark)
+            waiting = recorded - connection.scalar(count.where(ready))
+            query = select(ANSWERS.c.id, ANSWERS.c.session).where(ready)
             query = query.order_by(ANSWERS.c.recorded_at.desc(), ANSWERS.c.id.desc())
             rows = connection.execute(query.limit(most) if most else query).all()[::-1]
             ids = tuple(row.id for row in rows)
