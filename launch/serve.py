@@ -125,7 +125,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         stack.enter_context(jax.set_mesh(run.mesh))
         begun = None
         if store is not None:
-            begun = Begun(Path(f"{SECRET.value}.begun"))
+            begun = _begun(Path(f"{SECRET.value}.begun"))
             stack.callback(begun.close)
         made = make_fleet(run, secret, keeper(write, store), begun=begun)
         fleet = stack.enter_context(made)
@@ -260,6 +260,13 @@ def keeper(
         return None if store is None else store.submit_answer(record)
 
     return keep
+
+
+def _begun(path: Path) -> Begun:
+    try:
+        return Begun(path)
+    except OSError as error:
+        raise ConfigError(f"--secret={SECRET.value}: {error}") from error
 
 
 def _secret(path: str | None) -> bytes:

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import logging
 
@@ -104,16 +105,19 @@ def _line(record: AnswerRecord) -> str:
 
 
 def _read(path: Path) -> Iterator[AnswerRecord]:
-    """The answers that were begun and have not ended. The last line may be cut off."""
+    """The answers that were begun and have not ended. A kill may have cut the last line off, and a
+    loss of power may have spoiled others: these tell nothing.
+    """
     found: dict[str, AnswerRecord] = {}
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        row = json.loads(line)
-        if "end" in row:
-            found.pop(row["end"], None)
-        else:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            row: dict[str, Any] = json.loads(line) if line else {"end": ""}
+            if "end" in row:
+                found.pop(row["end"], None)
+                continue
             fields = row["begin"]
             tuples = {name: tuple(one) for name, one in fields.items() if isinstance(one, list)}
             found[fields["id"]] = AnswerRecord(**fields | tuples)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            logging.warning("%s, line %d is no answer: %s", path, number, error)
     yield from found.values()

@@ -38,7 +38,7 @@ def test_what_a_killed_server_was_sampling_is_left(tmp_path):
     path = tmp_path / "begun.jsonl"
     assert end(spawn(be_killed, path)) == -signal.SIGKILL
     with path.open("a") as file:
-        file.write('{"begin": {"id": "cut')
+        file.write('\x00\x00\n[]\n{"begin": {"id": "cut')
     again = Begun(path)
     assert again.left == (dead("b"), dead("c"))
     again.end(["b"])
