@@ -23,6 +23,8 @@ LOCAL = dict(name="window", window=4)
 SPARSE = dict(length=16, stride=8, block=32)
 METHODS = {
     "dense": dict(name="dense"),
+    # Dense attention too. What makes the difference is the section documents below, by which each
+    # file sees itself alone.
     "squid": dict(name="squid"),
     "window": dict(name="window", window=256),
     "moba": dict(name="moba", block=16, picks=24),

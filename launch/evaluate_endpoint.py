@@ -28,7 +28,7 @@ from rl_code.harness.api import find_agent
 from rl_code.harness.harness import Harness
 from rl_code.metrics.progress import Progress
 from rl_code.rewards.combine import find_reward
-from rl_code.run.config import RunConfig
+from rl_code.run.config import RunConfig, refuse_documents
 from rl_code.tasks.api import find_source
 from rl_code.types import Task, Trajectory
 
@@ -59,6 +59,7 @@ def evaluate(
     """
     if not MODEL.value:
         raise ConfigError("--endpoint_model=<name> is missing: name the model that is served there")
+    refuse_documents(config.documents, "--endpoint")
     asked = server()
     label = re.sub(r"[^\w.-]+", "_", MODEL.value)
     folder = Path(workdir or f"runs/{label}")

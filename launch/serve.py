@@ -54,13 +54,9 @@ from people.feedback.checks import Claims
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.records import AnswerRecord
-from people.feedback.rewards.combine import (
-    AGENT_SIGNALS,
-    TAB_SIGNALS,
-    FeedbackRewardConfig,
-    make_reward,
-)
+from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.serving.access import Access, KeyFile
+from people.serving.begun import Begun
 from people.serving.earned import EarningStore
 from people.serving.of_run import make_fleet
 from people.serving.probes import probes
@@ -70,7 +66,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.files import make_private
-from rl_code.run.config import RunConfig, meshes
+from rl_code.run.config import RunConfig, meshes, refuse_documents
 from rl_code.run.run import Run
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
@@ -111,6 +107,7 @@ _EXPIRE_S = 3_600.0
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
+    refuse_documents(run_config.documents, "launch.serve")
     flags.use_virtual_devices(*meshes(run_config))
     ended = Ended()
     keys = KeyFile(KEYS.value) if KEYS.value else None
@@ -126,7 +123,12 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
-        fleet = stack.enter_context(make_fleet(run, secret, keeper(write, store)))
+        begun = None
+        if store is not None:
+            begun = _begun(Path(f"{SECRET.value}.begun"))
+            stack.callback(begun.close)
+        made = make_fleet(run, secret, keeper(write, store), begun=begun)
+        fleet = stack.enter_context(made)
         model, step = weights_of(run, workdir, STEP.value)
         try:
             fleet.models.load(NAME.value, step, model)
@@ -232,10 +234,9 @@ def open_store(url: str, secret_file: str | None, secret: bytes) -> EarningStore
             "nobody could report what became of answers of the one before"
         )
     # completions are suggestions, and chats are turns of an agent
-    signals = {"completion": TAB_SIGNALS, "chat": AGENT_SIGNALS}
-    rewards = {kind: make_reward(FeedbackRewardConfig(own)) for kind, own in signals.items()}
+    reward = make_reward(FeedbackRewardConfig())
     try:
-        return EarningStore(url, ids=AnswerIds(secret), rewards=rewards, claims=Claims())
+        return EarningStore(url, ids=AnswerIds(secret), reward=reward, claims=Claims())
     except (ValueError, OSError, SQLAlchemyError) as error:
         raise ConfigError(f"--database={database.explain(url, error)}") from error
 
@@ -259,6 +260,13 @@ def keeper(
         return None if store is None else store.submit_answer(record)
 
     return keep
+
+
+def _begun(path: Path) -> Begun:
+    try:
+        return Begun(path)
+    except OSError as error:
+        raise ConfigError(f"--secret={SECRET.value}: {error}") from error
 
 
 def _secret(path: str | None) -> bytes:

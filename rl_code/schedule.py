@@ -3,15 +3,17 @@
 The learner at version v makes version v + 1 from the groups of step v: from all of them and from no
 others. Let k be the bound on staleness. The groups of step b may begin as soon as version b - k is
 published, and not before. Therefore nothing that was sampled is ever too old and nothing is
-dropped. A long episode delays its step; it never misses it. There are three modes:
+dropped. A long episode delays its step; it never misses it. There are four modes:
 
   sync       k = 0: the weights that sample a step are the weights that it trains.
   one_step   k = 1: step b + 1 is sampled with exactly version b, while version b + 1 is made
              (2505.24298 calls this one-step overlap). Between steps the actor waits for weights.
+  behind     k >= 1: step b + k is sampled with exactly version b, so that staleness can be studied
+             apart from all that chance adds to it.
   in_flight  k >= 1: the actor takes the newest weights even in the middle of messages
              (2509.19128). Every token carries the version that sampled it.
 
-In the first two modes the plan names the version. A group that another actor samples again is
+In the first three modes the plan names the version. A group that another actor samples again is
 therefore the same group, token for token.
 
 With ``train.refill`` a step grows while the learner waits for it: where groups have nothing to

@@ -16,7 +16,9 @@ from attention.methods.dense import Dense
 
 @dataclasses.dataclass(frozen=True)
 class Squid(Dense):
-    """Dense attention in a model whose contexts have documents."""
+    """Dense attention that insists on documents. It computes what ``Dense`` does: the mask of each
+    document alone comes of the section ``documents``, and every other method has it there too.
+    """
 
     needs_documents = (
         "squid is dense attention over documents, each encoded alone: add the section documents, "

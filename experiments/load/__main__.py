@@ -104,7 +104,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         run = beside.run
         texts = Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
         check_record(audit, ledger.engine, told, texts)
-        check_cycles(audit, ledger.engine, folder / "versions", realtime.cycle.batch)
+        train, cycle = served.run.train, realtime.cycle
+        batch = cycle.batch or cycle.window * train.tasks_per_step * train.group_size
+        ways = batch, served.feedback.wait
+        check_cycles(audit, ledger.engine, folder / "versions", *ways)
         audit.none("looks that found not one deployed version", set(strikes.looks) - {1})
         if strikes.left:
             audit.problems.append(f"{strikes.left} kills were not made")

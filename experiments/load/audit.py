@@ -15,6 +15,7 @@ from sqlalchemy import Row, select
 
 from models.tokenizer import Tokenizer
 from people.feedback.tables import ANSWERS, EVENTS, TRAINING_SETS, USES
+from people.feedback.waiting import NO_WAIT, Wait
 from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from rl_code.checkpoint import checkpoint
@@ -144,10 +145,13 @@ class Texts:
         return len(tokens) == line["tokens"] and self._tokenizer.decode(words) == line["text"]
 
 
-def check_cycles(audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch: int) -> None:
+def check_cycles(
+    audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch: int, wait: Wait = NO_WAIT
+) -> None:
     """No answer is trained on twice, none is lost, and one version is deployed at any time.
 
-    versions: the folder of the checkpoints. batch: the most answers of a cycle; 0 for all.
+    versions: the folder of the checkpoints. batch: the most answers of a cycle; 0 for all. wait: of
+    answers, before a cycle takes them.
     """
     ledger = Ledger(engine)
     cycles, edges = ledger.rows(CYCLES), ledger.rows(EDGES)
@@ -157,6 +161,11 @@ def check_cycles(audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch:
         columns = ANSWERS.c.id, ANSWERS.c.version, ANSWERS.c.asked_at, ANSWERS.c.finish_reason
         order = ANSWERS.c.recorded_at, ANSWERS.c.id
         answers = connection.execute(select(*columns).order_by(*order)).all()
+        # cycle -> the answers that it could take
+        ready = {
+            number: set(connection.scalars(select(ANSWERS.c.id).where(wait.is_over(row.watermark))))
+            for number, row in sets.items()
+        }
     audit.none("answers in two training sets", doubles(row.answer for row in used))
     _check_edges(audit, edges)
     selected: dict[int, list[str]] = collections.defaultdict(list)
@@ -181,7 +190,7 @@ def check_cycles(audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch:
                 f"version {cycle.candidate} was made of {made_of}, and cycle {cycle.number} has "
                 f"{cycle.base}/{cycle.digest}/{ids}"
             )
-    _check_ready(audit, cycles, selected, answers, batch)
+    _check_ready(audit, cycles, selected, ready, answers, batch)
     served = {row.id: row for row in answers}
     audit.none(
         "answers trained on that were cut off",
@@ -219,11 +228,13 @@ def _check_ready(
     audit: Audit,
     cycles: Iterable[Row],
     selected: Mapping[int, list[str]],
+    ready: Mapping[int, set[str]],
     answers: Sequence[Row],
     batch: int,
 ) -> None:
-    """Nothing that was selected is another version's, and nothing that could be was skipped: of the
-    deployed version's answers all are taken up to the last one, or the newest ``batch``.
+    """Nothing that was selected is another version's, nothing was taken too early, and nothing that
+    could be was skipped: of the deployed version's answers all that were ready are taken up to the
+    last one, or the newest ``batch``.
     """
     version = {row.id: row.version for row in answers}
     order = {row.id: place for place, row in enumerate(answers)}
@@ -237,6 +248,10 @@ def _check_ready(
             f"answers of cycle {cycle.number} that its version {cycle.base} did not give",
             (id for id in ids if version[id] != cycle.base),
         )
+        audit.none(
+            f"answers that cycle {cycle.number} took before their wait was over",
+            (id for id in ids if id not in ready[cycle.number]),
+        )
         mine = set(ids)
         first = order[ids[0]] if len(ids) == batch else 0
         last = order[ids[-1]]
@@ -247,6 +262,7 @@ def _check_ready(
                 for row in whole
                 if row.version == cycle.base
                 and first <= order[row.id] <= last
+                and row.id in ready[cycle.number]
                 and row.id not in taken
                 and row.id not in mine
             ),

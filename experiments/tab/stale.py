@@ -1,4 +1,4 @@
-"""Rewards on fresh holes of runs on windows of old data, by the updates made."""
+"""Rewards on fresh holes of runs on data of older policies, by the updates made."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _REWARD = "reward/total"
 class Curve:
     """The runs of one variant."""
 
-    # Updates made before each step's holes were filled, [steps].
+    # Updates made of the policies that filled holes, [updates].
     updates: np.ndarray
-    # What was earned at them, [seeds, steps].
+    # What these earned, [seeds, updates].
     rewards: np.ndarray
 
 
 def curves(folder: Path) -> dict[str, Curve]:
-    """By variant, the shortest windows first, of the runs that have finished."""
+    """By variant, the newest data first, of the runs that have finished."""
     found: dict[str, list[np.ndarray]] = {}
-    epochs: dict[str, int] = {}
+    ages: dict[str, int] = {}
     for path, config in finished(folder):
         variant = path.name.removeprefix("variant=").rpartition(",seed=")[0].replace("_", " ")
-        epochs[variant] = config["train"]["epochs"]
+        ages[variant] = age = config["asynchrony"]["max_staleness"] or 0
         rewards = np.array([row[_REWARD] for row in read_metrics(path)])
-        found.setdefault(variant, []).append(rewards)
+        # the first steps, and the one after them, are all filled by the policy of no update
+        found.setdefault(variant, []).append(rewards[age:])
     return {
-        name: Curve(epochs[name] * np.arange(len(found[name][0])), np.array(found[name]))
-        for name in sorted(found, key=lambda name: (epochs[name], name))
+        name: Curve(np.arange(len(found[name][0])), np.array(found[name]))
+        for name in sorted(found, key=lambda name: (ages[name], name))
     }
 
 
@@ -49,7 +50,7 @@ def rewards(found: Mapping[str, Curve]) -> rich.table.Table:
         each = (one.rewards[:, 0], half, one.rewards[:, -1])
         told = (spread(x).told() for x in each)
         rows.append((name, str(one.updates[-1]), str(len(one.rewards)), *told))
-    columns = ["window", "updates", "seeds", "first", "second half", "last"]
+    columns = ["data", "updates", "seeds", "first", "second half", "last"]
     return table(columns, rows, "means over seeds; in brackets their range")
 
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float64
 
-from people.feedback.records import AnswerRecord, Event
+from people.feedback.records import HORIZONS_S, AnswerRecord, Event
 from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackReward, FeedbackRewardConfig, make_reward
 from rl_code.config.named import Named
 from rl_code.rewards.combine import SignalConfig
 
 # Seconds after the acceptance at which it is looked at again.
-_HORIZON_S = 300.0
+_HORIZON_S = HORIZONS_S[1]
 
 
 @dataclasses.dataclass(frozen=True)

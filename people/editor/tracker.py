@@ -16,10 +16,7 @@ from collections.abc import Callable
 
 from people.editor.clock import Clock
 from people.editor.tokens import Accepted
-from people.feedback.records import Event
-
-# Seconds after an acceptance: 30 s, 5 minutes, 1 hour.
-HORIZONS_S = (30.0, 300.0, 3600.0)
+from people.feedback.records import HORIZONS_S, Event
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.marks import encodable_all
-from people.feedback.records import EVENTS, AnswerRecord, Event
+from people.feedback.records import EVENTS, HORIZONS_S, AnswerRecord, Event
 
 # Longest key of an event, id of an answer, session or name, in characters.
 LONGEST_NAME = 200
@@ -49,19 +49,16 @@ _NEED_VALUE = ("edited", "retained", "reverted", "thumbs")
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Rule by which claims of retention are recorded. The last horizon is paid, so a horizon that
-    nobody measures, or that lies ahead, would earn what the honest ones do not.
+    """Rule by which claims of retention are recorded: those at ``HORIZONS_S``, once these can be
+    over. The last horizon is paid, so a horizon that nobody measures, or that lies ahead, would
+    earn what the honest ones do not.
     """
 
-    # Seconds after the acceptance at which clients look; those of ``editor.tracker``.
-    horizons_s: tuple[float, ...] = (30.0, 300.0, 3_600.0)
     # A claim may come this many seconds before its horizon can be over: as much as clocks differ.
     # Simulated people, who know at once how long a text lives, need their longest horizon.
     early_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.horizons_s or min(self.horizons_s) <= 0:
-            raise ValueError(f"{self.horizons_s=} must be seconds above 0, at least one")
         if not self.early_s >= 0:
             raise ValueError(f"{self.early_s=} must be at least 0")
 
@@ -73,8 +70,8 @@ class Claims:
         """
         if event.horizon_s is None:
             return ""
-        if event.horizon_s not in self.horizons_s:
-            known = ", ".join(f"{one:g}" for one in self.horizons_s)
+        if event.horizon_s not in HORIZONS_S:
+            known = ", ".join(f"{one:g}" for one in HORIZONS_S)
             return f"horizon_s={event.horizon_s:g} is none of {known}"
         passed_s = 0.0 if answered_at is None else now - answered_at
         if event.horizon_s > passed_s + self.early_s:

@@ -36,10 +36,11 @@ class Selection:
     watermark: float
     # Number of sessions that the answers belong to.
     sessions: int
-    # Answers left out although no cycle has used them: of versions outside of the window, and those
-    # that were cut off.
+    # Answers left out although no cycle has used them: of versions outside of the window, those
+    # that were cut off, and those that wait for what people do with them (``waiting.Wait``).
     outside: int = 0
     aborted: int = 0
+    waiting: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+# Seconds after an acceptance at which clients look how much of the text is alive. The last one is
+# paid, and an accepted answer waits for it before a cycle trains on it (``waiting.Wait``).
+HORIZONS_S = (30.0, 300.0, 3_600.0)
+
 # What can happen to an answer, and what the value of such an event means.
 EVENTS: Mapping[str, str] = {
     "shown": "seconds from the request to the moment when the person saw the answer",
@@ -52,6 +56,7 @@ class AnswerRecord:
     # "chat" or "completion" (which includes fill-in-the-middle).
     kind: str
     # "stop", "length", "tool_calls", or "aborted" for one that the client or a crash cut off.
+    # Of one whose server was killed there are no tokens (``extra["server_died"]``).
     finish_reason: str
     # Index of the context of the session's tree that it extends, its parent there (-1 for none) and
     # how many of the parent's tokens it keeps (``harness.endpoint.session``).
@@ -83,7 +88,7 @@ class Event:
     at: float
     # Its meaning is told by ``EVENTS``.
     value: float | None = None
-    # "retained" alone: seconds after the acceptance.
+    # "retained" alone: seconds after the acceptance, one of ``HORIZONS_S``.
     horizon_s: float | None = None
     # The text of a follow-up message, and what else a client says; plain JSON values.
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -39,6 +39,7 @@ from people.feedback.rows import (
 )
 from people.feedback.tables import ANSWERS, EVENTS, REFUSALS, SUSPECTS, TRAINING_SETS, USES
 from people.feedback.together import Together
+from people.feedback.waiting import NO_WAIT, Wait
 from people.feedback.writes import Report, Write, Writes
 
 _DAY_S = 86_400.0
@@ -129,14 +130,13 @@ class FeedbackStore:
         watermark: float,
         versions: Collection[int],
         most: int = 0,
-        *,
-        silence_s: float = 0.0,
+        wait: Wait = NO_WAIT,
     ) -> Selection:
         """The answers that a cycle may train on: whole, of these versions, and in no cycle yet.
 
         watermark: Unix seconds, not in the future. most: the newest so many of them; 0 for all.
-        silence_s: answers recorded later than so long before the watermark are left out; an older
-        one without events has the reward of silence. Writes nothing: ``mark_used`` does.
+        wait: answers that still wait for what people do are left out and counted; another one
+        without events has the reward of silence. Writes nothing: ``mark_used`` does.
 
         Raises ValueError for a watermark in the future, after which events would still be received.
         """
@@ -147,19 +147,24 @@ class FeedbackStore:
                 raise ValueError(f"{watermark=} lies after the database's time, {now}")
         with database.reading(self.engine) as connection:
             free = ~select(USES.c.answer).where(USES.c.answer == ANSWERS.c.id).exists()
-            old = free & (ANSWERS.c.recorded_at <= watermark - silence_s)
+            old = free & (ANSWERS.c.recorded_at <= watermark - wait.silence_s)
             whole = ANSWERS.c.finish_reason != "aborted"
             inside = ANSWERS.c.version.in_(list(versions))
             count = select(func.count()).select_from(ANSWERS)
             outside = connection.scalar(count.where(old, whole, ~inside))
             aborted = connection.scalar(count.where(old, ~whole))
-            query = select(ANSWERS.c.id, ANSWERS.c.session).where(old, whole, inside)
+            # Events are looked at of these alone: of the others there may be very many.
+            wanted = free & whole & inside
+            recorded = connection.scalar(count.where(wanted, ANSWERS.c.recorded_at <= watermark))
+            ready = wanted & wait.is_over(watermark)
+            waiting = recorded - connection.scalar(count.where(ready))
+            query = select(ANSWERS.c.id, ANSWERS.c.session).where(ready)
             query = query.order_by(ANSWERS.c.recorded_at.desc(), ANSWERS.c.id.desc())
             rows = connection.execute(query.limit(most) if most else query).all()[::-1]
             ids = tuple(row.id for row in rows)
             digest = digest_of(join(connection, ids, watermark))
         sessions = len({row.session for row in rows})
-        return Selection(ids, digest, watermark, sessions, outside, aborted)
+        return Selection(ids, digest, watermark, sessions, outside, aborted, waiting)
 
     def joined(self, ids: Sequence[str], watermark: float | None = None) -> Joined:
         """Answers, in the order of their ids, each with its events in the order of their times.

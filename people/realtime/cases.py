@@ -7,8 +7,8 @@ it in ``Event.extra`` of an event of its own answers, such as "opened":
     "record"  the task as a row of ``tasks.records.COLUMNS``: messages, files, tests
     "files"   path -> text of what the session had changed by this answer; null for a deleted file
 
-A session without them, such as one of suggestions in an editor, has no tests to be graded by. It is
-counted and left out.
+A session without them has no tests to be graded by. It is counted and left out. Suggestions in an
+editor need none (``kept``).
 
 The file of sessions has a line of JSON for each answer: ``{"answer": {...}, "events": [...]}`` with
 the fields of ``AnswerRecord`` and ``Event`` (``launch.export_sessions``).
@@ -57,8 +57,8 @@ class SuiteRows:
     rows: Sequence[Mapping[str, Any]]
     # For each record of a session that is malformed, the reason.
     malformed: Sequence[str]
-    # Sessions without a task that can be graded; with a task that is there already; of a user who
-    # has as many as one may.
+    # Sessions, or suggestions, without a task that can be graded; with a task that is there
+    # already; of a user who has as many as one may.
     ungraded: int
     repeated: int
     crowded: int
@@ -68,10 +68,18 @@ def read_sessions(path: Path) -> tuple[list[RecordedSession], list[str]]:
     """The sessions of a file, in the order in which they ended, and why a line holds no answer, for
     each that holds none. Raises SessionFileError for a file without answers.
     """
+    joined, wrong = read_answers(path)
+    return sessions(joined), wrong
+
+
+def read_answers(path: Path) -> tuple[Joined, list[str]]:
+    """The answers of a file with their events, and the rest as ``read_sessions``, which raises the
+    same.
+    """
     joined, wrong = _joined(path)
     if not joined:
         raise SessionFileError(wrong[0])
-    return sessions(joined), wrong
+    return joined, wrong
 
 
 def sessions(joined: Joined) -> list[RecordedSession]:
@@ -105,31 +113,46 @@ def suite_rows(
     per_user: tasks of one user at most, so that nobody's habits are the suite. count: rows at most,
     drawn at random; 0 for all. Rows name neither the user nor the session.
     """
-    malformed = []
+    malformed: list[str] = []
+    pairs: list[tuple[str, dict[str, Any] | None]] = []
+    for one in found:
+        try:
+            row = None if one.record is None else _checked(one) | {"split": "test"}
+        except ValueError as error:
+            malformed.append(str(error))
+        else:
+            pairs.append((one.user, row))
+    made = collected(pairs, per_user=per_user, count=count, seed=seed)
+    return dataclasses.replace(made, malformed=malformed)
+
+
+def collected(
+    pairs: Iterable[tuple[str, Mapping[str, Any] | None]], *, per_user: int, count: int, seed: int
+) -> SuiteRows:
+    """Rows of a suite, each with an id.
+
+    pairs: a user, and the row without an id that they brought; None for none. The others are as of
+    ``suite_rows``.
+    """
     rows: dict[str, dict[str, Any]] = {}
     of_user: dict[str, int] = {}
     left = {"ungraded": 0, "repeated": 0, "crowded": 0}
-    for one in found:
-        if one.record is None:
+    for user, row in pairs:
+        if row is None:
             left["ungraded"] += 1
-            continue
-        try:
-            row = _checked(one)
-        except ValueError as error:
-            malformed.append(str(error))
             continue
         id = f"session-{hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]}"
         if id in rows:
             left["repeated"] += 1
-        elif of_user.get(one.user, 0) >= per_user:
+        elif of_user.get(user, 0) >= per_user:
             left["crowded"] += 1
         else:
-            of_user[one.user] = of_user.get(one.user, 0) + 1
-            rows[id] = {"id": id, **row, "split": "test"}
+            of_user[user] = of_user.get(user, 0) + 1
+            rows[id] = {"id": id, **row}
     ids = sorted(rows)
     if count and len(ids) > count:
         ids = sorted(random.Random(seed).sample(ids, count))
-    return SuiteRows([rows[id] for id in ids], malformed, **left)
+    return SuiteRows([rows[id] for id in ids], (), **left)
 
 
 def case_of(found: Iterable[RecordedSession], session: str, name: str, user: str = "") -> dict:

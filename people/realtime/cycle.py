@@ -57,11 +57,12 @@ class CycleConfig:
     cadence_s: float = 18_000.0
     # Sessions that a cycle needs to train on.
     least_sessions: int = 100
-    # Answers that a cycle trains on at most, the newest; 0 for all. The objective is noisy, so a
-    # batch is large.
+    # Answers that a cycle trains on at most, the newest; 0 for as many as ``window`` updates take.
+    # The objective is noisy, so a batch is large.
     batch: int = 0
-    # Answers of versions fewer than this many updates away from the deployed one are on-policy
-    # enough; 1 for those of the deployed version alone. Others are counted and left out.
+    # The weights that an update changes are fewer than this many updates away from those that gave
+    # the answers, those of the same cycle counted. With 1 a cycle is one update, on answers of the
+    # deployed version alone. Answers of other versions are counted and left out.
     window: int = 1
     # Seconds between two looks while nothing is due.
     poll_s: float = 10.0
@@ -107,9 +108,11 @@ class Cycle:
     ):
         """tell: is given each edge as it is taken, and what each look waits for.
 
-        Raises ConfigError for bounds of what the parts never say (``check_names``).
+        Raises ConfigError for bounds of what the parts never say (``check_names``), and for a batch
+        that takes more updates than the window has (``check_batch``).
         """
         check_names(config, parts)
+        check_batch(config, parts)
         self._ledger = ledger
         self._parts = parts
         self._config = config
@@ -202,7 +205,7 @@ class Cycle:
         # Marked first: whoever is killed here finds the selection as used by this cycle, and goes
         # on with it. The other way round a cycle would train on what it does not own.
         self._parts.store.mark_used(row.number, selection)
-        candidate = max(self._ledger.parents()) + 1
+        candidate = max(self._ledger.tree()) + 1
         return self._edge(
             row,
             "train",
@@ -228,13 +231,14 @@ class Cycle:
             changes = {"digest": selection.digest, "answers": len(selection.ids)}
             return self._edge(row, "train", reason, changes=changes)
         try:
-            self._parts.trainer.train(row.number, row.base, row.candidate, selection)
+            ways = row.number, row.base, row.candidate, selection, self._behind(row)
+            updates = self._parts.trainer.train(*ways)
         except TrainingFailed as error:
             refused = [(row.candidate, "refused")]
             return self._edge(row, "refused", str(error), versions=refused)
         reason = f"version {row.candidate} is trained"
         trained = [(row.candidate, "candidate")]
-        return self._edge(row, "gate", reason, versions=trained)
+        return self._edge(row, "gate", reason, versions=trained, updates=updates)
 
     def _gate(self, row: Row) -> bool:
         versions = (row.candidate, row.base, self._config.anchor)
@@ -291,17 +295,27 @@ class Cycle:
         left_s = row.began_at + self._config.cadence_s - now
         if left_s > 0:
             return None, False, f"wait {left_s:.0f} s until the next cycle may train"
-        parents = self._ledger.parents()
-        steps = {version: distance(parents, row.base, version) for version in parents}
-        near = [v for v, n in steps.items() if n is not None and n < self._config.window]
-        selection = self._parts.store.select(now, near, self._config.batch)
+        window, size = self._config.window, self._parts.update_size
+        most = self._config.batch or window * size
+        # those of the cycle: the answers are as old at its last update as they ever are
+        updates = -(-most // size) if size else 1
+        near = [v for v, n in self._behind(row).items() if n + updates <= window]
+        selection = self._parts.store.select(now, near, most)
         text = (
             f"{len(selection.ids)} answers of {selection.sessions} sessions, "
             f"{selection.outside} of versions outside the window left out"
         )
+        if selection.waiting:
+            text += f", {selection.waiting} wait for what people do with them"
         if selection.sessions < self._config.least_sessions:
             return selection, False, f"wait for {self._config.least_sessions} sessions: {text}"
         return selection, True, f"train on {text}"
+
+    def _behind(self, row: Row) -> dict[int, int]:
+        """Version -> updates between it and the base, of those where this is known."""
+        tree = self._ledger.tree()
+        found = {version: distance(tree, row.base, version) for version in tree}
+        return {version: updates for version, updates in found.items() if updates is not None}
 
     def _trainable(self, row: Row) -> tuple[Selection | None, str, str]:
         """Return the answers to train on, the edge instead of training ("" if none), and the
@@ -365,6 +379,18 @@ def check_names(config: CycleConfig, parts: Parts) -> None:
             wrong.append(f"{said}: {what} are {', '.join(sorted(known or ()))}")
     if wrong:
         raise ConfigError("; ".join(wrong))
+
+
+def check_batch(config: CycleConfig, parts: Parts) -> None:
+    """Raises ConfigError for a batch whose last update would be on answers that are too old."""
+    size, window = parts.update_size, config.window
+    if size and config.batch > window * size:
+        updates = -(-config.batch // size)
+        raise ConfigError(
+            f"config.cycle.batch={config.batch} answers are {updates} updates of {size} "
+            "(config.parts.run.train: tasks_per_step x group_size), and config.cycle.window="
+            f"{window} allows {window}: lower batch, raise window, or put more into an update"
+        )
 
 
 @contextlib.contextmanager

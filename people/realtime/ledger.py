@@ -13,6 +13,10 @@ from people.feedback import database
 from people.realtime.parts import Overtaken
 from people.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
 
+# Version -> the version that it was trained from, None for the first, and by how many updates, None
+# where they were not counted.
+type Tree = Mapping[int, tuple[int | None, int | None]]
+
 # How a cycle can end.
 ENDS = ("promoted", "rolled_back", "refused")
 
@@ -64,12 +68,14 @@ class Ledger:
         changes: Mapping[str, Any] | None = None,
         versions: Sequence[tuple[int, str]] = (),
         new_version: int | None = None,
+        updates: int | None = None,
     ) -> None:
         """Takes an edge, all of it or nothing.
 
         row: the cycle as it was read. after: the state it goes to; one of ``ENDS`` ends it and
         begins the next. changes: further columns of the cycle. versions: versions and their new
         states, in this order. new_version: a candidate that is known from now on, of the base.
+        updates: how many made the cycle's candidate, where that is known from now on.
 
         Raises Overtaken if the cycle is not as it was read any more.
         """
@@ -91,6 +97,9 @@ class Ledger:
             for version, state in versions:
                 one = VERSIONS.c.version == version
                 connection.execute(update(VERSIONS).where(one).values(state=state))
+            if updates is not None:
+                one = VERSIONS.c.version == row.candidate
+                connection.execute(update(VERSIONS).where(one).values(updates=updates))
             if ended:
                 deployed = select(VERSIONS.c.version).where(VERSIONS.c.state == "deployed")
                 _begin(connection, row.number + 1, connection.execute(deployed).scalar_one(), at)
@@ -127,9 +136,9 @@ class Ledger:
         with database.reading(self.engine) as connection:
             return {name: at is not None for name, at in connection.execute(found)}
 
-    def parents(self) -> dict[int, int | None]:
-        """Version -> the version it was trained from."""
-        return {row.version: row.parent for row in self.rows(VERSIONS)}
+    def tree(self) -> Tree:
+        """The versions that there are."""
+        return {row.version: (row.parent, row.updates) for row in self.rows(VERSIONS)}
 
     def rows(self, table: sqlalchemy.Table, last: int | None = None) -> Sequence[Row]:
         """Rows of a table in the order of its key; the last ones if a number is given."""
@@ -156,18 +165,25 @@ def forget_sessions(connection: Connection, sessions: Collection[str]) -> None:
             connection.execute(update(ALARMS).where(one).values(sessions=left))
 
 
-def distance(parents: Mapping[int, int | None], one: int, other: int) -> int | None:
-    """Updates between two versions: edges of the tree of versions on the way from one to the other;
-    None if they have no common ancestor.
+def distance(tree: Tree, one: int, other: int) -> int | None:
+    """Updates between two versions, on the way from one to the other through the tree; None if they
+    have no common ancestor, or where somebody on the way was not counted.
     """
-    steps: dict[int, int] = {}
-    at: int | None = one
-    while at is not None:
-        steps[at] = len(steps)
-        at = parents.get(at)
-    further = 0
-    at = other
-    while at is not None and at not in steps:
-        at = parents.get(at)
-        further += 1
-    return None if at is None else steps[at] + further
+    ways = [_way(tree, one), _way(tree, other)]
+    common = next((version for version in ways[0] if version in ways[1]), None)
+    if common is None:
+        return None
+    made = [ways[0][common], ways[1][common]]
+    return None if None in made else sum(made)
+
+
+def _way(tree: Tree, version: int) -> dict[int, int | None]:
+    """Ancestor -> updates since, nearest first, the version itself among them."""
+    found: dict[int, int | None] = {version: 0}
+    at, since = version, 0
+    while (here := tree.get(at)) is not None and here[0] is not None:
+        parent, updates = here
+        since = None if since is None or updates is None else since + updates
+        found[parent] = since
+        at = parent
+    return found

@@ -134,11 +134,20 @@ class Trainer(Protocol):
     ``rl_code.host.stop.Stopped`` soon, and are called again by the next process.
     """
 
-    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
-        """Makes ``version`` of ``base`` and the selected answers, where fleet and suites find it.
+    def train(
+        self,
+        cycle: int,
+        base: int,
+        version: int,
+        selection: Selection,
+        behind: Mapping[int, int],
+    ) -> int:
+        """Makes ``version`` of ``base`` and the selected answers, where fleet and suites find it;
+        the number of updates that made it.
 
-        After a kill it is called again: it goes on or starts again from ``base``. It does nothing
-        if the version is whole and of the same answers. Raises TrainingFailed.
+        behind: updates between the base and each version whose answers may be selected. After a
+        kill it is called again: it goes on or starts again from ``base``. It does nothing if the
+        version is whole and of the same answers. Raises TrainingFailed.
         """
         ...
 
@@ -195,6 +204,8 @@ class Parts:
         Callable[[Sequence[BaseRoute], int | None, KeyFile | None], AbstractContextManager[str]]
         | None
     ) = None
+    # Answers that the trainer takes in one update; 0 where it takes all that are selected.
+    update_size: int = 0
     # Names of the metrics of the store's sessions and of the rates of suites, by which a config's
     # bounds are checked at the start; None where they are not known before.
     metrics: Collection[str] | None = None

@@ -118,8 +118,9 @@ def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float
         "dissatisfied": _known(value.get("follow_up")),
         # of one that was cut off nobody knows how long it would have become
         "length": math.nan if aborted else float(len(answer.tokens)),
-        # of one that was cut off before its first token: until then
-        "latency": answer.first_token_s,
+        # of one that was cut off before its first token: until then; of one whose server was killed
+        # nobody knows when that was
+        "latency": math.nan if answer.extra.get("server_died") else answer.first_token_s,
         "aborted": float(aborted),
     }
     return metrics | {name: _known(answer.extra.get(name)) for name in RATES}

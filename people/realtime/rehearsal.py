@@ -142,7 +142,14 @@ class RehearsalTrainer:
         self._config = config
         self._weights = weights
 
-    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
+    def train(
+        self,
+        cycle: int,
+        base: int,
+        version: int,
+        selection: Selection,
+        behind: Mapping[int, int],
+    ) -> int:
         config = self._config
         before = self._weights.read(base)
         score = before["score"] + (-0.2 if cycle in config.broken else config.gain)
@@ -155,6 +162,7 @@ class RehearsalTrainer:
             "trained": [*before["trained"], *selection.ids],
         }
         self._weights.write(version, content)
+        return 1
 
 
 # What suites say that every version did.

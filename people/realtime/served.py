@@ -28,9 +28,11 @@ from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.outcomes import Selection
 from people.feedback.poisoning import PoisoningConfig, implausible, weigh
+from people.feedback.records import AnswerRecord
 from people.feedback.rewards.answered import Answered, answered
 from people.feedback.rewards.combine import FeedbackReward, make_reward
 from people.feedback.store import FeedbackStore
+from people.feedback.waiting import Wait
 from people.realtime.held_out import RATES, HeldOut, JudgeConfig
 from people.realtime.learned import LearnedReward, RewardModels
 from people.realtime.ledger import forget_sessions
@@ -46,6 +48,7 @@ from people.realtime.recorded import Joined, RecordedStore
 from people.realtime.training import groups_of, leave_one_out, spoiled
 from people.realtime.versions import Versions
 from people.serving.access import Access, KeyFile
+from people.serving.begun import Begun
 from people.serving.fleet import Fleet
 from people.serving.models import Models
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
@@ -57,7 +60,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.learner import Learner
-from rl_code.run.config import RunConfig
+from rl_code.run.config import RunConfig, refuse_documents
 from rl_code.run.run import Run
 
 # Seconds between two removals of what is too old, while a cycle collects.
@@ -73,6 +76,7 @@ _TOLD = (
     "policy/clip_fraction",
     "policy/mismatch_mean",
     "policy/mismatch_max",
+    "rollout/staleness_max",
     "pack/fill",
 )
 _FIRST = ("policy/mismatch_mean", "policy/mismatch_max")
@@ -99,7 +103,7 @@ class Served:
 
     # The model, its warm start, how it is served (``serving``) and trained (``train``), and the
     # suites of the gate. An update takes ``tasks_per_step * group_size`` answers; how many updates
-    # a cycle makes follows from its answers, and ``train.steps`` is not used.
+    # a cycle makes follows from its answers, ``cycle.window`` at most. ``train.steps`` is not used.
     run: RunConfig
     feedback: FeedbackConfig = FeedbackConfig()
     # Judges what a suite's episodes suggest; None for the tests of its tasks.
@@ -126,6 +130,7 @@ class Served:
             raise ValueError(
                 "run.train.teacher must be None: answers that people got have no teacher context"
             )
+        refuse_documents(self.run.documents, "the cycle (config.parts.run)")
         if self.feedback.database:
             raise ValueError(
                 f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "
@@ -149,10 +154,11 @@ class Served:
             forget_sessions=forget_sessions,
         )
         reward = make_reward(self.feedback.reward)
-        system = System(self, folder, config.anchor, secret, record, reward)
-        kept = self.feedback.silence_s, self.feedback.poisoning, self.feedback.keep_days
+        system = System(self, folder, config.anchor, config.window, secret, record, reward)
+        kept = self.feedback.wait, self.feedback.poisoning, self.feedback.keep_days
         store = ServedStore(record, reward, *kept)
         names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
+        names |= dict(update_size=self.run.train.tasks_per_step * self.run.train.group_size)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
 
 
@@ -165,14 +171,14 @@ class ServedStore(RecordedStore):
         self,
         record: FeedbackStore,
         reward: FeedbackReward,
-        silence_s: float,
+        wait: Wait,
         poisoning: PoisoningConfig,
         keep_days: float = math.inf,
     ):
-        """The numbers are as of ``FeedbackConfig``."""
-        parts = [f"reward/{signal.config.component}" for signal in reward.signals]
+        """The last three are those of ``FeedbackConfig``."""
+        parts = [f"reward/{component}" for component in reward.components]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
-        self._feedback, self._silence_s = record, silence_s
+        self._feedback, self._wait = record, wait
         self._poisoning = poisoning
         # (version, user) of those who were implausible at the last look
         self._left_out: set[tuple[int, str]] = set()
@@ -181,7 +187,7 @@ class ServedStore(RecordedStore):
         self._expired = (0, -math.inf)
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
-        return self._feedback.select(watermark, versions, most, silence_s=self._silence_s)
+        return self._feedback.select(watermark, versions, most, self._wait)
 
     def expire(self, cycle: int, now: float) -> None:
         # Looks follow each other in seconds, and all writers wait meanwhile.
@@ -267,12 +273,14 @@ class System:
         config: Served,
         folder: Path,
         first: int,
+        window: int,
         secret: bytes,
         record: FeedbackStore,
         reward: FeedbackReward,
     ):
-        """first: the version that the first cycle deploys."""
+        """first: the version that the first cycle deploys. window: as of ``CycleConfig``."""
         self._config, self._folder, self._first = config, folder, first
+        self._window = window
         self._secret, self._record, self._reward = secret, record, reward
         # Whoever runs the cycle takes the signals, and calls ``stop``.
         self._stop = StopRequest()
@@ -299,8 +307,11 @@ class System:
 
     @functools.cached_property
     def _servers(self) -> Fleet:
+        begun = Begun(self._folder / "begun.jsonl")
+        self._ends.callback(begun.close)
         with jax.set_mesh(self._run.mesh):
-            made = make_fleet(self._run, self._secret, self._record.submit_answer, self._engine)
+            ways = self._secret, self._record.submit_answer, self._engine, begun
+            made = make_fleet(self._run, *ways)
         made.opening = "the deployed version is being loaded"
         return self._ends.enter_context(made)
 
@@ -326,7 +337,10 @@ class System:
     @functools.cached_property
     def _learner(self) -> Learner:
         run = self._run
-        train = dataclasses.replace(run.config.train, advantage=_BASELINED)
+        train = run.config.train
+        # The learner refuses what is older.
+        pack = dataclasses.replace(train.pack, max_staleness=self._window - 1)
+        train = dataclasses.replace(train, advantage=_BASELINED, pack=pack)
         return Learner(train, run.rows_sharding, run.init_model())
 
     @functools.cached_property
@@ -362,12 +376,19 @@ class System:
 
     # --- Trainer ----------------------------------------------------------------------------------
 
-    def train(self, cycle: int, base: int, version: int, selection: Selection) -> None:
+    def train(
+        self,
+        cycle: int,
+        base: int,
+        version: int,
+        selection: Selection,
+        behind: Mapping[int, int],
+    ) -> int:
         """As ``parts.Trainer``."""
         ids = hashlib.sha256(",".join(selection.ids).encode()).hexdigest()
         made_of = f"{base}/{selection.digest}/{ids}"
         if self._versions.made_of(version) == made_of:
-            return
+            return self._versions.updates(version)
         given = answered(self._record.joined(selection.ids, selection.watermark))
         rewards = [self._reward(one) for one in given]
         found = weigh(given, self._config.feedback.poisoning)
@@ -377,14 +398,18 @@ class System:
         if self._reward_models is not None:
             paid, judged = self._reward_models.pay(cycle, given, totals)
             judged = judged | self._reward_models.train(cycle, given, totals, made_of)
-        advantages = leave_one_out(paid, found.weights)
         answers = [one.answer for one in given]
+        advantages = np.zeros(len(given))
+        # suggestions and agents are paid in other ways, so each is compared with its like
+        for kind in {answer.kind for answer in answers}:
+            like = np.array([answer.kind == kind for answer in answers])
+            advantages[like] = leave_one_out(paid[like], found.weights[like])
         # A session goes on over several cycles: what an earlier one trained on is read again.
         earlier = self._record.earlier(answers)
-        groups, left_out = groups_of(answers, advantages, rewards, earlier)
+        counts = self._counts(answers, behind)
+        groups, left_out = groups_of(answers, advantages, rewards, earlier, counts)
         if not groups:
             raise TrainingFailed(f"none of {len(given)} answers can be trained on")
-        versions = [one.answer.version for one in given]
         # shuffled, so that an update has not the answers of one hour alone
         order = np.random.default_rng([self._config.run.seed, cycle]).permutation(len(groups))
         told = {
@@ -397,7 +422,7 @@ class System:
         }
         with jax.set_mesh(self._run.mesh):
             state = self._versions.state(base)
-            state, metrics = self._updates(state, [groups[i] for i in order], max(base, *versions))
+            state, metrics = self._updates(state, [groups[i] for i in order])
             if cycle in self._config.spoiled.cycles:
                 logging.warning("version %d is made bad on purpose (parts.spoiled)", version)
                 noise, seed = self._config.spoiled.noise, [self._config.run.seed, cycle]
@@ -410,20 +435,43 @@ class System:
             for name, value in (told | metrics).items()
         )
         logging.info("version %d of %d: %s", version, base, "  ".join(shown))
+        return int(metrics["updates"])
 
-    def _updates(
-        self, state: Any, groups: Sequence[Any], newest: int
-    ) -> tuple[Any, dict[str, float]]:
-        """One pass over the answers. Raises TrainingFailed where an update is not finite, and
-        Stopped.
+    def _counts(self, answers: Sequence[AnswerRecord], behind: Mapping[int, int]) -> dict[int, int]:
+        """Version -> the number that the learner has for it: it counts updates, of which the base
+        has as many as the window, so that none is below 0. Raises TrainingFailed for answers that
+        were selected with a wider window.
+        """
+        counts = {}
+        for version in {one for answer in answers for one in answer.versions}:
+            updates = behind.get(version)
+            if updates is None or updates >= self._window:
+                raise TrainingFailed(
+                    f"version {version} is {updates} updates old, and "
+                    f"config.cycle.window={self._window} allows {self._window - 1}"
+                )
+            counts[version] = self._window - updates
+        return counts
+
+    def _updates(self, state: Any, groups: Sequence[Any]) -> tuple[Any, dict[str, float]]:
+        """One pass over the answers. Raises TrainingFailed where an update is not finite, or would
+        be on answers that are too old, and Stopped.
         """
         train = self._config.run.train
         size = train.tasks_per_step * train.group_size
+        count = -(-len(groups) // size)
+        if count > self._window:
+            raise TrainingFailed(
+                f"{len(groups)} answers are {count} updates of {size}, and config.cycle.window="
+                f"{self._window} allows {self._window}"
+            )
         seen: dict[str, list[float]] = {}
-        for start in range(0, len(groups), size):
+        for number in range(count):
+            start = number * size
             if self._stop.requested:
                 raise Stopped(f"training was stopped before answer {start}, and will begin again")
-            state, metrics = self._learner(state, groups[start : start + size], newest)
+            version = self._window + number
+            state, metrics = self._learner(state, groups[start : start + size], version)
             if not metrics["train/finite"]:
                 raise TrainingFailed(f"the loss is not finite in the update of answer {start}")
             for name, value in metrics.items():
@@ -432,7 +480,7 @@ class System:
         # apart
         first = {f"first/{name}": seen[name][0] for name in seen if name in _FIRST}
         means = {name: float(np.mean(seen[name])) for name in _TOLD if name in seen}
-        return state, means | first | {"updates": -(-len(groups) // size)}
+        return state, means | first | {"updates": count}
 
     # --- Serving ----------------------------------------------------------------------------------
 

@@ -60,6 +60,8 @@ VERSIONS = Table(
     Column("parent", Integer, ForeignKey("cycle_versions.version")),
     # training, candidate, deployed, retired, rolled_back or refused.
     Column("state", String(16), nullable=False),
+    # Updates that made it of its parent; null where there are none, or nobody has counted them.
+    Column("updates", Integer),
 )
 # The database itself refuses a second deployed version.
 _DEPLOYED = VERSIONS.c.state == "deployed"

@@ -6,7 +6,7 @@ nothing is tokenised again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ def groups_of(
     advantages: Sequence[float],
     rewards: Sequence[Reward],
     earlier: Sequence[AnswerRecord] = (),
+    counts: Mapping[int, int] | None = None,
 ) -> tuple[list[Group], int]:
     """A group of one trajectory for each answer, in order, and how many answers were left out.
 
@@ -35,11 +36,14 @@ def groups_of(
     trajectory's reward is its advantage (``baselined``).
 
     earlier: other answers of the same sessions (``FeedbackStore.earlier``). They are read alone.
+    counts: version -> the number by which the learner counts it; None for its own.
     """
     # (user, session) -> the tokens so far of each of its contexts
     sessions: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
     given: dict[str, tuple[int, ...]] = {}
     for answer in sorted([*earlier, *answers], key=_order):
+        if not answer.given and not answer.tokens:
+            continue  # its server was killed: nothing is known of what it was asked
         # sessions are named by clients, so a name is its user's own
         contexts = sessions.setdefault((answer.user, answer.session), {})
         if answer.kept == 0:
@@ -54,7 +58,7 @@ def groups_of(
     groups = []
     for answer, advantage, reward in zip(answers, advantages, rewards, strict=True):
         if answer.id in given and answer.tokens and _may_train(answer):
-            trajectory = _trajectory(answer, given[answer.id], float(advantage), reward)
+            trajectory = _trajectory(answer, given[answer.id], float(advantage), reward, counts)
             groups.append(Group(Task(id=answer.id, messages=()), (trajectory,)))
     return groups, len(answers) - len(groups)
 
@@ -127,14 +131,19 @@ def _before(answer: AnswerRecord, contexts: dict[int, tuple[int, ...]]) -> tuple
 
 
 def _trajectory(
-    answer: AnswerRecord, given: tuple[int, ...], advantage: float, reward: Reward
+    answer: AnswerRecord,
+    given: tuple[int, ...],
+    advantage: float,
+    reward: Reward,
+    counts: Mapping[int, int] | None,
 ) -> Trajectory:
+    versions = answer.versions if counts is None else [counts[one] for one in answer.versions]
     read, written = len(given), len(answer.tokens)
     context = Context(
         tokens=np.array(given + answer.tokens, np.int32),
         sampled=np.arange(read + written) >= read,
         logprobs=np.concatenate([np.zeros(read), answer.logprobs]).astype(np.float32),
-        versions=np.concatenate([np.full(read, -1), answer.versions]).astype(np.int32),
+        versions=np.concatenate([np.full(read, -1), versions]).astype(np.int32),
     )
     return Trajectory(
         task_id=answer.id,

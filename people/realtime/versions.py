@@ -52,6 +52,10 @@ class Versions:
             return None
         return record.position["made_of"]
 
+    def updates(self, version: int) -> int:
+        """Updates that made a version that is whole. Raises CheckpointError."""
+        return int(checkpoint.record_of(self._of(version), version).position["updates"])
+
     def write(self, version: int, state: TrainState, made_of: str, told: Mapping[str, Any]) -> None:
         """Writes a version in place of what there is of it. After a kill it is there as a whole or
         ``made_of`` does not know it. told: what else is kept of its training, plain JSON values.

@@ -61,8 +61,8 @@ class WatchConfig:
     # Seconds that it is watched at least before it is promoted, and at most.
     least_s: float = 0.0
     most_s: float = 86_400.0
-    # Fate of a candidate about which the longest time proves nothing. One that too few users had
-    # is always rolled back.
+    # Fate of a candidate about which the longest time proves nothing. "promote" takes what may be
+    # worse, so it is for rehearsals. One that too few users had is always rolled back.
     at_end: Literal["promote", "roll_back"] = "roll_back"
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import collections
 import itertools
 import queue
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from absl import logging
@@ -42,7 +42,7 @@ _CHUNK = 256
 class EarningStore(FeedbackStore):
     """``FeedbackStore``, and what its answers have earned, told to the router of an alias.
 
-    rewards: by the kind of an answer, "chat" or "completion".
+    reward: of an answer.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class EarningStore(FeedbackStore):
         url: str | Engine,
         *,
         ids: AnswerIds,
-        rewards: Mapping[str, FeedbackReward],
+        reward: FeedbackReward,
         claims: Claims | None = None,
     ):
         super().__init__(url, ids=ids, claims=claims)
-        self._rewards = rewards
+        self._reward = reward
         self._models: Models | None = None
         self._alias = ""
         # What the router was told of each answer.
@@ -130,7 +130,7 @@ class EarningStore(FeedbackStore):
             if answer.arm not in arms or answer.finish_reason == "aborted":
                 continue
             (given,) = answered([(answer, events)])
-            value = self._rewards[answer.kind](given).total
+            value = self._reward(given).total
             before = self._told.pop(answer.id, None)
             self._told[answer.id] = value
             if len(self._told) > _ANSWERS:

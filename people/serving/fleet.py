@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,6 +17,7 @@ from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from people.feedback.identity import AnswerIds, origin_key, user_key
 from people.feedback.records import AnswerRecord
+from people.serving.begun import Begun
 from people.serving.exchanges import (
     ChatExchange,
     CompletionExchange,
@@ -65,7 +67,11 @@ class Fleet:
         secret: bytes,
         config: ServingConfig | None = None,
         on_answer: Callable[[AnswerRecord], Future | None] = lambda record: None,
+        begun: Begun | None = None,
     ):
+        """begun: notes what is being sampled, for the record of what a kill cuts off; what is left
+        there of a server before is recorded now. None for no such notes.
+        """
         self.text = ChatText(protocol, tokenizer)
         self.models = Models(make_service)
         self.metrics = Metrics(lambda: self.models.running)
@@ -87,6 +93,9 @@ class Fleet:
         # Why no requests are taken yet; "" once they are. For who loads several things and routers
         # before anybody may ask.
         self.opening = ""
+        self._begun = begun
+        for record in begun.left if begun is not None else ():
+            self._recorded(record).add_done_callback(functools.partial(self._note_end, [record.id]))
 
     def __enter__(self) -> Fleet:
         return self
@@ -140,6 +149,8 @@ class Fleet:
         """
         self._conversations.forget(user)
         self.models.forget(user)
+        if self._begun is not None:
+            self._begun.compact()
 
     def drain(self) -> bool:
         """Takes no more requests, and waits for the answers that are on their way, for
@@ -181,6 +192,8 @@ class Fleet:
         def end(running: Running) -> None:
             nonlocal ended
             ended = True
+            if self._begun is not None:
+                self._begun.end(running.asked.ids)
             self._end(running, loaded, conversation)
             on_end(running)
 
@@ -237,6 +250,8 @@ class Fleet:
         kept: dict[str, Any] = {}
         if asked := differs(request, sampling):
             kept["sampling"] = asked
+        if request.stop:
+            kept["stop"] = list(request.stop)
         if request.store is False:
             kept["store"] = False
         if request.metadata:
@@ -284,6 +299,8 @@ class Fleet:
         except ApiError as error:
             running.give_up(error)
             return False
+        if self._begun is not None:
+            self._begun.begin(running.begun())
         running.began = True
         service.submit(running).add_done_callback(running.submitted)
         return True
@@ -342,6 +359,11 @@ class Fleet:
         self.models.give_back(loaded)
         if conversation is not None and running.began:
             conversation.leave()
+
+    def _note_end(self, ids: Sequence[str], kept: Future) -> None:
+        """Lets the next server record what could not be recorded now."""
+        if self._begun is not None and kept.exception() is None:
+            self._begun.end(ids)
 
     def _recorded(self, record: AnswerRecord) -> Future:
         kept = self._on_answer(record)

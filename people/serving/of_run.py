@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from models.transformer import Transformer
 from people.feedback.records import AnswerRecord
+from people.serving.begun import Begun
 from people.serving.fleet import Fleet
 from people.serving.service import Service
 from rl_code.rollout.engine import Engine
@@ -38,11 +39,12 @@ def make_fleet(
     secret: bytes,
     on_answer: Callable[[AnswerRecord], Future | None],
     engine: Engine | None = None,
+    begun: Begun | None = None,
 ) -> Fleet:
     """Make a fleet that serves weights of a run; none are loaded yet. Every version has a scheduler
     of its own, and all have the same compiled programs.
 
-    on_answer: as of ``Fleet``. engine: None for a new one (``make_engine``).
+    on_answer, begun: as of ``Fleet``. engine: None for a new one (``make_engine``).
     """
     engine = engine or make_engine(run)
 
@@ -57,4 +59,5 @@ def make_fleet(
         secret=secret,
         config=run.config.serving,
         on_answer=on_answer,
+        begun=begun,
     )

@@ -90,6 +90,38 @@ class Running:
         self._lock = threading.Lock()
         self._open = self.request.n
 
+    def begun(self) -> list[AnswerRecord]:
+        """The records of its answers if the server dies before they have ended. Of what they were
+        asked and had sampled nothing is kept.
+        """
+        asked = self.asked
+        origin = {"origin": asked.origin} if asked.origin else {}
+        return [
+            AnswerRecord(
+                id=id,
+                user=asked.user,
+                session=asked.session,
+                model=asked.model,
+                version=asked.version,
+                adapter=asked.adapter,
+                arm=asked.arm,
+                asked_at=asked.at,
+                answered_at=asked.at,
+                first_token_s=0.0,
+                kind=self.request.kind,
+                finish_reason="aborted",
+                context=0,
+                parent=-1,
+                kept=0,
+                given=(),
+                tokens=(),
+                logprobs=(),
+                versions=(),
+                extra={"index": index, "server_died": True, **origin},
+            )
+            for index, id in enumerate(asked.ids)
+        ]
+
     @property
     def prompts(self) -> list[list[int]]:
         """As ``service.EngineRequest``."""

@@ -23,7 +23,7 @@ import numpy as np
 import scipy  # reads scipy.stats when it is first used, which servers and clients never do
 
 from people.simulated.regression import Posterior, fit_linear, fit_logistic, mean_chance
-from people.simulated.telemetry import HORIZONS_S, Decision, Seen
+from people.simulated.telemetry import LOOKED_AT_S, Decision, Seen
 
 # Blocks of columns that share a prior scale.
 PLAIN, BENDS, PERSONS = 0, 1, 2
@@ -258,7 +258,7 @@ class Survival:
     @classmethod
     def fit(cls, decisions: Sequence[Decision]) -> Survival:
         alive = [one.alive for one in decisions if one.accepted]
-        moments = range(1, len(HORIZONS_S))
+        moments = range(1, len(LOOKED_AT_S))
         same = [sum(one[i] == one[i - 1] for one in alive) for i in moments]
         changed = [one[i] for i in moments for one in alive if one[i] != one[i - 1]]
         stays = tuple((count + 1) / (len(alive) + 2) for count in same)

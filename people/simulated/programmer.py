@@ -24,12 +24,16 @@ import re
 
 from scipy.special import expit
 
+from people.feedback.records import HORIZONS_S
 from people.simulated.fit import Fit
-from people.simulated.telemetry import HORIZONS_S, Seen
+from people.simulated.telemetry import LOOKED_AT_S, Seen
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 # Quantiles of the standard normal that stand for all times to decide.
 _TIMES = (-1.28, -0.52, 0.0, 0.52, 1.28)
+# Place among the recorded looks of the last one before each horizon. Nothing is recorded after ten
+# minutes, so a text that is alive then is taken to be alive after an hour.
+_LAST_LOOK = tuple(bisect.bisect(LOOKED_AT_S, horizon_s) - 1 for horizon_s in HORIZONS_S)
 # What a person who wants another text than the one in the file sees: at most this match.
 _ELSEWHERE = 0.5
 
@@ -174,7 +178,8 @@ class Programmer:
         if not accepted:
             return Reaction(seconds, False, ())
         kept = 1 - habits.rewriting
-        shares = [kept * share for share in self._fit.survival.draw(rng)]
+        drawn = self._fit.survival.draw(rng)
+        shares = [kept * drawn[place] for place in _LAST_LOOK]
         return Reaction(seconds, True, tuple(zip(HORIZONS_S, shares, strict=True)))
 
     def chance(self, before: str, suggestion: str, wanted: str) -> float:

@@ -22,7 +22,7 @@ FILE = "copilot_sessions.jsonl"
 # Moments after the acceptance at which the accepted text was looked at again. The file says only
 # that there are five; these are the seconds at which the product of that time is known to have
 # looked, so a time in seconds that comes from here is an assumption.
-HORIZONS_S = (15.0, 30.0, 120.0, 300.0, 600.0)
+LOOKED_AT_S = (15.0, 30.0, 120.0, 300.0, 600.0)
 _ENDS = {"Accepted": True, "Rejected": False}
 _SHOWN = ("Shown", "Replay", "Browsing")
 
@@ -69,7 +69,7 @@ class Decision:
     # Seconds from the first showing to the decision.
     shown_s: float
     accepted: bool
-    # Share of the accepted text that is alive at each of HORIZONS_S; empty if it was rejected.
+    # Share of the accepted text that is alive at each of LOOKED_AT_S; empty if it was rejected.
     alive: tuple[float, ...]
 
 
@@ -132,7 +132,7 @@ def _decision(row: Mapping[str, Any], person: int, shown_at: float, at: float) -
     if confidence is not None and not 0 <= float(confidence) <= 1:
         raise ValueError(f"confidence {confidence} must be in [0, 1]")
     alive = tuple(1 - float(share) for share in row["edit_percentage"]) if accepted else ()
-    if accepted and (len(alive) != len(HORIZONS_S) or not all(0 <= x <= 1 for x in alive)):
+    if accepted and (len(alive) != len(LOOKED_AT_S) or not all(0 <= x <= 1 for x in alive)):
         raise ValueError(f"edit_percentage {row['edit_percentage']} must be five shares in [0, 1]")
     seen = Seen.of(
         row["prompt"], row["suggestion"], None if confidence is None else float(confidence)

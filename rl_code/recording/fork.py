@@ -346,21 +346,23 @@ def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
 def _provide_version(
     parent: Path, own: RunConfig, draft: Path, step: int, config: RunConfig
 ) -> None:
-    """Stores the version before the fork's first where a group that is still to be sampled needs
-    it.
-    """
+    """Stores the versions before the fork's first that groups still to be sampled need."""
     store = GroupStore(draft / STORE)
-    if config.asynchrony.mode != "one_step" or step in (0, config.train.steps):
+    if config.asynchrony.mode not in ("one_step", "behind"):
         return
-    if _is_sampled(store, step):
+    ahead = config.asynchrony.max_staleness
+    steps = range(step, min(step + ahead, config.train.steps))
+    needed = sorted({max(0, at - ahead) for at in steps if not _is_sampled(store, at)} - {step})
+    if not needed:
         return
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
-        models = RecordedVersions(run, run).get([step - 1])
+        models = RecordedVersions(run, run).get(needed)
         rollout = config.rollout
         publisher = StoredPublisher(
             draft, rollout.dtype, config.asynchrony.weights, quantised=rollout.weights
         )
-        publisher.publish(step - 1, models[step - 1])
+        for version in needed:
+            publisher.publish(version, models[version])
         publisher.close()
 
 

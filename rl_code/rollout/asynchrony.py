@@ -8,7 +8,8 @@ from typing import Literal
 from rl_code.store.claims import WorkConfig
 from rl_code.weights.versions import WeightsConfig
 
-MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least and greatest bound
+# Least and greatest bound.
+MODES = {"sync": (0, 0), "one_step": (1, 1), "behind": (1, None), "in_flight": (1, None)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +17,10 @@ class AsynchronyConfig:
     """Settings for the distance that sampling may run ahead of training."""
 
     # "sync": a step is sampled with the weights that it trains. "one_step": a step is sampled with
-    # the version before, while the update of the step before is made. "in_flight": sampling goes on
-    # all the time, and takes the newest weights in the middle of messages.
-    mode: Literal["sync", "one_step", "in_flight"] = "sync"
+    # the version before, while the update of the step before is made. "behind": the same with the
+    # version ``max_staleness`` updates before. "in_flight": sampling goes on all the time, and
+    # takes the newest weights in the middle of messages.
+    mode: Literal["sync", "one_step", "behind", "in_flight"] = "sync"
     # The greatest staleness: by how many versions the learner may be ahead of the version that
     # sampled a token. In a run None means the least that the mode allows.
     max_staleness: int | None = None

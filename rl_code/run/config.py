@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from models.families import PRESETS
 from models.sharding import MeshConfig
@@ -223,6 +224,19 @@ def refuse_sync(config: RunConfig) -> None:
         raise ConfigError(
             "asynchrony.mode = 'sync': a learner and actors in processes of their own need "
             "'one_step' or 'in_flight'"
+        )
+
+
+def refuse_documents(documents: Any, what: str) -> None:
+    """Raises ConfigError if a config has documents, where requests cannot say what they are.
+
+    documents: the section, also as a workdir keeps it. what: who would serve or ask the model.
+    """
+    if documents is not None:
+        raise ConfigError(
+            f"{what}: config.documents is set, and a request cannot say yet which of its tokens "
+            "are a document, so the model would read them by another mask than it was trained "
+            "with; take a model that was trained with documents=None"
         )
 
 

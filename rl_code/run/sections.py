@@ -71,7 +71,9 @@ class ModelSpec:
     sequence_parallel: bool = False
     # The methods of attention: one name for all layers, or a tuple that is repeated until every
     # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
-    # "('window', 'nsa')". None keeps the methods of the preset or of the weights.
+    # "('window', 'nsa')". None keeps the methods of the preset or of the weights. What is a
+    # document, and sees only itself, is said by the section ``documents``, whatever the method:
+    # "squid" is dense attention that insists on that section, and computes nothing of its own.
     attention: tuple[Named, ...] | Named | None = None
     # True if the methods of ``attention`` may have other parameters than those that ``weights``
     # were trained with, as when NSA takes over a model of dense attention. What is new begins as a

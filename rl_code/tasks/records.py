@@ -152,6 +152,26 @@ def _task(
     )
 
 
+def row_of(task: Task) -> dict[str, Any]:
+    """The row of which ``each`` makes a task: what an agent's program that knows its task sends as
+    ``record`` (``people.realtime.cases``). There is no column for tests of other functions than the
+    entry point, and none for a tolerance. Raises ValueError for a task without a test that a row
+    can hold.
+    """
+    tests = {}
+    for field, given in (("visible_tests", task.visible_tests), ("tests", task.hidden_tests)):
+        own = [case for case in given.cases if not case.target]
+        calls = (", ".join(map(repr, case.args)) for case in own)
+        tests[field] = [
+            f"assert {task.entry_point}({call}) == {case.expected!r}"
+            for call, case in zip(calls, own, strict=True)
+        ] + list(given.code)
+    if not tests["tests"] or task.world is not None:
+        raise ValueError(f"task {task.id}: a row holds neither suites nor worlds, and needs tests")
+    own = {"path": task.path, "entry_point": task.entry_point, "files": dict(task.files)}
+    return {"id": task.id, "messages": [*map(dict, task.messages)], **own, **tests}
+
+
 def read_world(file: Path, line: int, row: Mapping[str, Any], columns: Mapping[str, str]) -> World:
     """The world of a row."""
     try:

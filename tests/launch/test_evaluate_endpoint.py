@@ -264,6 +264,16 @@ def test_what_a_served_model_has_no_use_for_is_refused(tmp_path, changes, flags,
         assert server.requests == []
 
 
+def test_a_config_with_documents_is_not_asked_of_a_server(tmp_path):
+    settings = settings_of()
+    with settings.ignore_type():
+        settings.documents = {}
+    with Scripted(lambda request: calls(("submit", "{}"))) as server:
+        with pytest.raises(ConfigError, match=r"--endpoint: config.documents is set"):
+            main(settings, server.url, tmp_path)
+        assert server.requests == []
+
+
 def bash(*commands):
     """A message that calls the tool of the agent of others."""
     return calls(*(("bash", json.dumps({"command": command})) for command in commands))

@@ -205,7 +205,7 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     extra = {"record": ROW, "files": {"solution.py": "def f(x):\n    return 6\n"}}
     written(sessions, [(answer("a", extra=extra), []), (answer("b", session="t"), [])])
     out = tmp_path / "suites" / "people.jsonl"
-    flags = dict(sessions=str(sessions), out=str(out), per_user=5, count=0, seed=0)
+    flags = dict(sessions=str(sessions), out=str(out), per_user=5, count=0, seed=0, workdir=None)
     run(monkeypatch, make_suite, **flags)
     assert "1 tasks in" in (said := capsys.readouterr().out) and "1 sessions without tests" in said
     assert json.loads(out.read_text())["entry_point"] == "f"
@@ -221,6 +221,23 @@ def test_sessions_become_a_suite_and_a_case(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, make_case, **flags, session="t")
     assert "nothing to grade" in capsys.readouterr().err
+
+
+def test_suggestions_are_read_with_the_workdir_that_gave_them(tmp_path, monkeypatch, capsys):
+    sessions = tmp_path / "sessions.jsonl"
+    written(sessions, [(answer("a", kind="completion"), [])])
+    flags = dict(sessions=str(sessions), out=str(tmp_path / "o"), per_user=5, count=0, seed=0)
+    for workdir, words in (
+        (None, "for its suggestions name --workdir="),
+        (str(tmp_path), "neither config.json nor a version of launch.realtime"),
+    ):
+        with pytest.raises(SystemExit):
+            run(monkeypatch, make_suite, **flags, workdir=workdir)
+        assert words in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"serving": {"fill_in": null}}')
+    with pytest.raises(SystemExit):
+        run(monkeypatch, make_suite, **flags, workdir=str(tmp_path))
+    assert "its config has no serving.fill_in" in capsys.readouterr().err
 
 
 def test_recorded_sessions_become_a_case(tmp_path, monkeypatch, capsys):
@@ -246,7 +263,7 @@ def test_recorded_sessions_become_a_case(tmp_path, monkeypatch, capsys):
     run(monkeypatch, make_case, **flags)
     assert json.loads(cases.read_text())["files"] == extra["files"]
     suite = tmp_path / "people.jsonl"
-    flags |= dict(out=str(suite), per_user=5, count=0, seed=0)
+    flags |= dict(out=str(suite), per_user=5, count=0, seed=0, workdir=None)
     run(monkeypatch, make_suite, **flags)
     assert "1 tasks in" in capsys.readouterr().out
 

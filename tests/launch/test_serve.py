@@ -16,9 +16,11 @@ from unittest import mock
 import openai
 import pytest
 
+from configs import quickstart
 from launch import serve
 from people.feedback.identity import AnswerIds, load_secret, user_key
 from people.feedback.store import FeedbackStore
+from rl_code.config.read_config import ConfigError
 from rl_code.host.files import write_atomically
 from tests import programs
 from tests.people.editor.test_server import ask, change, talk
@@ -133,6 +135,14 @@ def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
         forget = urllib.request.Request(f"{served_at}/users/me", method="DELETE", headers=headers)
         with urllib.request.urlopen(forget, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["deleted"]["answers"] == len(found)
+
+
+def test_a_model_of_documents_is_not_served_with_another_mask():
+    config = quickstart.get_config("smoke")
+    with config.ignore_type():
+        config.documents = {}
+    with pytest.raises(ConfigError, match=r"launch.serve: config.documents is set"):
+        serve.main(config, None)
 
 
 def test_a_database_needs_a_secret_that_stays(tmp_path):

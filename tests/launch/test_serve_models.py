@@ -19,6 +19,7 @@ from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.read_config import ConfigError, build
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.workdir import CONFIG_FILE
 from tests.models.small import narrow_preset
 from tests.rl_code.run.test_run_with_picks import settings_of
 
@@ -46,6 +47,13 @@ def test_a_wrong_source_is_refused():
     for text in ("a", "a@:x", "a@b:x", ":x", "a@3:"):
         with pytest.raises(ConfigError, match="write name@step:workdir"):
             ServedCheckpoint.read(text, "also")
+
+
+def test_a_run_that_was_trained_with_documents_is_refused(tmp_path):
+    (tmp_path / CONFIG_FILE).write_text('{"documents": {"longest": 64}}')
+    for source in (tmp_path, tmp_path / "sft"):  # its warm start too
+        with pytest.raises(ConfigError, match=f"also=a.*{tmp_path}.*config.documents is set"):
+            load_also(None, tmp_path, Models(Service), [f"a:{source}"])
 
 
 def test_a_router_is_made_of_what_is_served():

@@ -51,7 +51,8 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mode", "bound", "recompute"), [("one_step", 1, False), ("in_flight", 2, True)]
+    ("mode", "bound", "recompute"),
+    [("one_step", 1, False), ("behind", 2, False), ("in_flight", 2, True)],
 )
 def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recompute):
     config = make_config(mode, bound, recompute)

@@ -71,7 +71,14 @@ def make_schedule(
 # --- The bound ------------------------------------------------------------------------------------
 
 LIVELY = WorkConfig(heartbeat_s=0.02, heartbeat_timeout_s=0.2, stall_s=0.15, deadline_s=30.0)
-MODES = [("sync", 0), ("one_step", 1), ("in_flight", 1), ("in_flight", 2), ("in_flight", 4)]
+MODES = [
+    ("sync", 0),
+    ("one_step", 1),
+    ("behind", 3),
+    ("in_flight", 1),
+    ("in_flight", 2),
+    ("in_flight", 4),
+]
 FAULTS = ("none", "killed", "hung")
 SEEDS = 6
 
@@ -302,7 +309,9 @@ SCREENING = ScreeningConfig(samples=3, chunk=4, least=5, retire=1)
 
 
 @pytest.mark.parametrize("screening", [None, SCREENING], ids=["all", "screened"])
-@pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("one_step", 1), ("in_flight", 3)])
+@pytest.mark.parametrize(
+    ("mode", "k"), [("sync", 0), ("one_step", 1), ("behind", 2), ("in_flight", 3)]
+)
 def test_a_restart_from_any_checkpoint_plans_the_same(mode, k, screening, tmp_path):
     steps = 7
     whole = Learner(tmp_path / "whole", mode, k, screening, steps)
@@ -360,7 +369,7 @@ def test_tasks_that_do_not_fit_give_way_to_the_next_in_every_plan(mode, k, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("mode", "k"), [("sync", 0), ("one_step", 1), ("in_flight", 1), ("in_flight", 4)]
+    ("mode", "k"), [("sync", 0), ("one_step", 1), ("behind", 3), ("in_flight", 1), ("in_flight", 4)]
 )
 def test_a_step_is_planned_as_soon_as_its_oldest_weights_are_there_and_not_before(
     mode, k, tmp_path
@@ -452,10 +461,11 @@ def test_faults_of_the_sandbox_are_no_graded_episodes():
         ("sync", 1, {}, r"max_staleness=1 must be 0 in mode='sync'"),
         ("one_step", 0, {}, r"max_staleness=0 must be 1 in mode='one_step'"),
         ("one_step", 2, {}, r"max_staleness=2 must be 1 in mode='one_step'"),
+        ("behind", 0, {}, r"max_staleness=0 must be at least 1 in mode='behind'"),
         ("in_flight", 0, {}, r"max_staleness=0 must be at least 1 in mode='in_flight'"),
         ("one_step", 1, {"recompute": True}, r"recompute=True has no meaning in mode='one_step'"),
         ("sync", 0, {"recompute": True}, r"recompute=True has no meaning in mode='sync'"),
-        ("later", 1, {}, r"mode='later' is not one of sync, one_step, in_flight"),
+        ("later", 1, {}, r"mode='later' is not one of sync, one_step, behind, in_flight"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_by_name(mode, k, changes, message):

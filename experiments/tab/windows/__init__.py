@@ -1,1 +1,1 @@
-"""The command that compares windows of old data."""
+"""The command that compares data of older policies."""

@@ -1,4 +1,4 @@
-"""Rewards on fresh holes of runs on windows of old data, by the updates made.
+"""Rewards on fresh holes of runs on data of older policies, by the updates made.
 
     python -m experiments.tab.windows runs/windows
 

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from people.feedback.rewards.answered import Answered
@@ -75,17 +76,27 @@ AGENT_SIGNALS = (
 )
 
 
+# By the kind of an answer (``AnswerRecord.kind``), where a config names no signals.
+STANDARD: Mapping[str, tuple[SignalConfig, ...]] = {
+    "completion": TAB_SIGNALS,
+    "chat": AGENT_SIGNALS,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class FeedbackRewardConfig:
     """The reward of an answer: a weighted sum of signals."""
 
-    # They are logged and added up in this order.
-    signals: tuple[SignalConfig, ...] = TAB_SIGNALS
+    # They are logged and added up in this order. None for those of suggestions (``TAB_SIGNALS``)
+    # and of an agent's turns (``AGENT_SIGNALS``), each paid by its own.
+    signals: tuple[SignalConfig, ...] | None = None
     # An exception of a signal: "count" it as an outcome of the answer, or "stop" the run.
     on_error: str = "count"
 
     def __post_init__(self) -> None:
         check_on_error(self.on_error)
+        if self.signals is None:
+            return
         names = [signal.component for signal in self.signals]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"signals {names} must have names of their own; give one a label")
@@ -95,13 +106,21 @@ class FeedbackRewardConfig:
 class FeedbackReward:
     """The reward function of a config. Made by ``make_reward``."""
 
-    signals: tuple[ActiveSignal[Answered], ...]
+    # Kind of an answer -> the signals that pay it.
+    signals: Mapping[str, tuple[ActiveSignal[Answered], ...]]
+
+    @property
+    def components(self) -> list[str]:
+        """Names of the parts that a reward of any kind may have."""
+        every = (one.config.component for own in self.signals.values() for one in own)
+        return list(dict.fromkeys(every))
 
     def __call__(self, given: Answered) -> Reward:
         """The reward of an answer; its total is the sum of its components. Raises ConfigError, and
         what a signal raises that stops the run.
         """
-        components, error = components_of(given, self.signals, f"answer {given.answer.id}")
+        signals = self.signals[given.answer.kind]
+        components, error = components_of(given, signals, f"answer {given.answer.id}")
         flags = (SIGNAL_ERROR,) if error else ()
         return Reward(float(sum(components.values())), components, flags)
 
@@ -112,13 +131,13 @@ class FeedbackReward:
         It is recorded with a reward, so that rewards of two functions are never mixed unseen.
         """
         found = hashlib.sha256()
-        for one in self.signals:
+        for kind, one in ((kind, one) for kind, own in self.signals.items() for one in own):
             config, signal = one.config, one.signal
-            kind = signal if inspect.isfunction(signal) else type(signal)
+            made = signal if inspect.isfunction(signal) else type(signal)
             settings = read_config.to_json(signal) if dataclasses.is_dataclass(signal) else ""
-            code = inspect.getsource(sys.modules[kind.__module__])
+            code = inspect.getsource(sys.modules[made.__module__])
             learned = getattr(signal, "learned", "")  # what the code cannot say, as of a classifier
-            for part in (read_config.to_json(config), settings, code, learned):
+            for part in (kind, read_config.to_json(config), settings, code, learned):
                 found.update(hashlib.sha256(part.encode()).digest())
         return found.hexdigest()[:16]
 
@@ -129,8 +148,18 @@ def make_reward(config: FeedbackRewardConfig, path: str = "config.reward") -> Fe
     Raises:
       ConfigError: a signal that does not exist, or settings that it does not take.
     """
+    if config.signals is None:
+        found = {kind: _active(own, config, path) for kind, own in STANDARD.items()}
+    else:
+        found = dict.fromkeys(STANDARD, _active(config.signals, config, path))
+    return FeedbackReward(found)
+
+
+def _active(
+    signals: Sequence[SignalConfig], config: FeedbackRewardConfig, path: str
+) -> tuple[ActiveSignal[Answered], ...]:
     found = []
-    for i, one in enumerate(config.signals):
+    for i, one in enumerate(signals):
         signal = named.make(SIGNALS, one.signal, f"{path}.signals[{i}]")
         if not callable(signal):
             raise ConfigError(
@@ -138,4 +167,4 @@ def make_reward(config: FeedbackRewardConfig, path: str = "config.reward") -> Fe
                 "answer"
             )
         found.append(ActiveSignal(signal, one, config.on_error == "stop"))
-    return FeedbackReward(tuple(found))
+    return tuple(found)

@@ -13,6 +13,7 @@ from people.feedback.rewards.asked import Asked
 from people.feedback.rewards.combine import (
     AGENT_SIGNALS,
     SIGNALS,
+    STANDARD,
     FeedbackRewardConfig,
     make_reward,
 )
@@ -198,8 +199,21 @@ def test_a_wrong_config_is_refused(signals, says):
 
 
 def test_thumbs_are_in_no_default_reward():
-    defaults = (*FeedbackRewardConfig().signals, *AGENT_SIGNALS)
-    assert "thumbs" in SIGNALS and "thumbs" not in [one.signal.name for one in defaults]
+    assert "thumbs" in SIGNALS
+    assert "thumbs" not in make_reward(FeedbackRewardConfig()).components
+
+
+def test_an_agent_is_paid_as_one_unless_a_config_names_signals():
+    reward = make_reward(FeedbackRewardConfig())
+    turn = given(ACCEPTED, kind="chat")
+    paid = {kind: [one.component for one in own] for kind, own in STANDARD.items()}
+    assert list(reward(given(ACCEPTED)).components) == paid["completion"]
+    assert list(reward(turn).components) == paid["chat"]
+    assert paid["chat"] == [one.component for one in AGENT_SIGNALS] and "tab" not in paid["chat"]
+    assert set(reward.components) == {*paid["chat"], *paid["completion"]}
+    named = build("tab")
+    assert list(named(turn).components) == list(named(given(ACCEPTED)).components) == ["tab"]
+    assert len({reward.version, named.version, build(*paid["completion"]).version}) == 3
 
 
 def test_the_version_changes_with_the_function_alone():

@@ -22,6 +22,7 @@ from people.feedback.outcomes import Selection, SelectionChanged
 from people.feedback.poisoning import Suspect
 from people.feedback.store import FeedbackStore
 from people.feedback.tables import METADATA
+from people.feedback.waiting import Wait
 from people.realtime import tables as realtime_tables
 from tests.people.feedback.people import answer, event
 
@@ -229,10 +230,9 @@ def test_retention_is_believed_at_known_horizons_once_they_can_be_over(url, cloc
     assert sorted(kept, key=str) == [30.0, 300.0, None]
 
 
-@pytest.mark.parametrize("bad", [dict(horizons_s=()), dict(horizons_s=(0.0,)), dict(early_s=-1.0)])
-def test_claims_that_cannot_be_are_refused(bad):
-    with pytest.raises(ValueError, match="must be"):
-        Claims(**bad)
+def test_claims_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="must be at least 0"):
+        Claims(early_s=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,33 @@ def test_a_selection_can_be_made_again(store, clock):
     assert store.digest(selection.ids, 2_000.0) != selection.digest
     assert [len(events) for _, events in store.joined(["a3"], 1_500.0)] == [1]
     assert store.select(1_500.0, [1, 2], 2).ids == ("a4", "a5")
-    assert store.select(1_005.0, [1, 2], silence_s=2.0).ids == ("a2", "a3")
+    assert store.select(1_005.0, [1, 2], wait=Wait(2.0)).ids == ("a2", "a3")
     with pytest.raises(ValueError, match="after the database's time"):
         store.select(2_001.0, [1])
+
+
+def test_what_was_accepted_waits_for_its_last_look(store, clock):
+    """And no longer than it could be reported in, however often the acceptance is said again."""
+    wait = Wait(silence_s=60.0, look_s=3_590.0)
+    for id in ("a", "b", "c"):
+        store.record_answer(answer(id))
+    clock.now = 1_050.0
+    store.record_events([event("accepted", "a"), event("accepted", "b")], "ann")
+    store.record_events([event("accepted", "c", key="not c's")], "eve")
+    early = event("retained", "a", key="5 minutes", value=1.0, horizon_s=300.0)
+    clock.now = 1_400.0
+    store.record_events([early, event("accepted", "b", key="again")], "ann")
+    selection = store.select(1_400.0, [1], wait=wait)
+    assert selection.ids == ("c",) and selection.waiting == 2
+    clock.now = 4_650.0
+    late = event("retained", "a", key="1 hour", value=0.5, horizon_s=3_600.0)
+    store.record_events([late], "ann")
+    assert store.select(4_649.0, [1], wait=wait).ids == ("c",)  # as it was then
+    selection = store.select(4_650.0, [1], wait=wait)
+    assert selection.ids == ("a", "c") and selection.waiting == 1
+    clock.now = 4_700.0  # 1,050 + 3,590 + 60: the editor of b was closed
+    assert store.select(4_699.0, [1], wait=wait).waiting == 1
+    assert store.select(4_700.0, [1], wait=wait).ids == ("a", "b", "c")
 
 
 def test_an_answer_is_in_one_cycle_at_most(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -223,7 +224,7 @@ def test_data_that_was_taken_back_is_not_trained_on(tmp_path):
 
 def test_a_training_that_failed_ends_the_cycle_and_not_the_program(tmp_path):
     class Failing:
-        def train(self, cycle, base, version, selection):
+        def train(self, cycle, base, version, selection, behind):
             raise TrainingFailed("the loss is nan")
 
     rehearsed = Rehearsed(tmp_path)
@@ -329,11 +330,51 @@ def test_edges_and_what_is_waited_for_are_told(tmp_path):
 
 
 def test_distance_is_counted_along_the_tree_of_versions():
-    parents = {0: None, 1: 0, 2: 1, 3: 1, 4: 3, 9: None}
-    assert distance(parents, 4, 4) == 0
-    assert distance(parents, 4, 1) == 2
-    assert distance(parents, 2, 4) == 3
-    assert distance(parents, 4, 9) is None
+    # 5 is of a program that did not count
+    tree = {0: (None, None), 1: (0, 7), 2: (1, 1), 3: (1, 2), 4: (3, 4), 5: (4, None), 9: (None, 0)}
+    assert distance(tree, 4, 4) == distance(tree, 5, 5) == 0
+    assert distance(tree, 4, 1) == 6
+    assert distance(tree, 2, 4) == distance(tree, 4, 2) == 7
+    assert distance(tree, 4, 0) == 13
+    assert distance(tree, 4, 9) is None and distance(tree, 5, 4) is None
+
+
+class Counting:
+    """A trainer of updates of 50 answers."""
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+        self.behind = []
+
+    def train(self, cycle, base, version, selection, behind):
+        self._trainer.train(cycle, base, version, selection, behind)
+        self.behind.append(behind)
+        return -(-len(selection.ids) // 50)
+
+
+def test_the_window_counts_the_updates_of_the_cycle_too(tmp_path):
+    rehearsed = Rehearsed(tmp_path)
+    trainer = Counting(rehearsed.parts.trainer)
+    parts = dataclasses.replace(rehearsed.parts, trainer=trainer, update_size=50)
+    # all that fits: 2 updates, so that the last of them is on data of one update before
+    rehearsed.until("collect", 2, rehearsed.another(parts, window=2))
+    assert trainer.behind == [{0: 0}]
+    assert [(row.version, row.updates) for row in rehearsed.ledger.rows(VERSIONS)] == [
+        (0, None),
+        (1, 2),
+    ]
+    assert rehearsed.ledger.rows(CYCLES)[0].answers == 100
+
+    def planned(window: int) -> str:
+        return rehearsed.another(parts, window=window, batch=100, least_sessions=1).plan().text
+
+    while " 0 answers" in planned(2):
+        rehearsed.parts.wait(1.0)
+    # answers of version 0 are 2 updates behind before the cycle, and 3 at its second one
+    assert re.search("[1-9][0-9]* of versions outside", planned(3))
+    assert " 0 of versions outside" in planned(4)
+    with pytest.raises(ConfigError, match=r"batch=101 answers are 3 updates of 50.*window=2"):
+        rehearsed.another(parts, window=2, batch=101)
 
 
 @pytest.mark.parametrize(

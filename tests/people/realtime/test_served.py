@@ -17,7 +17,6 @@ import pytest
 
 from configs import realtime
 from models.sharding import MeshConfig, make_mesh
-from people.editor import tracker
 from people.feedback.checks import Claims
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds
@@ -26,14 +25,15 @@ from people.feedback.records import Event
 from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.feedback.store import FeedbackStore
+from people.feedback.waiting import Wait
 from people.realtime import tables
 from people.realtime.held_out import HeldOut
 from people.realtime.ledger import Ledger
-from people.realtime.parts import Overtaken, Routing
-from people.realtime.served import AUTO, ServedFleet, ServedStore, Spoiled, System
-from people.simulated import telemetry
+from people.realtime.parts import Overtaken, Routing, TrainingFailed
+from people.realtime.served import AUTO, Served, ServedFleet, ServedStore, Spoiled, System
 from rl_code.config import read_config
 from rl_code.config.named import Named
+from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.rewards.combine import SignalConfig
 from rl_code.types import Group
@@ -134,7 +134,7 @@ def store(tmp_path):
     feedback = FeedbackStore(engine, ids=AnswerIds(SECRET))
     reward = make_reward(FeedbackRewardConfig())
     with feedback:
-        yield ServedStore(feedback, reward, 0.0, PoisoningConfig()), feedback, engine
+        yield ServedStore(feedback, reward, Wait(), PoisoningConfig()), feedback, engine
 
 
 def answers(feedback, count: int, version: int = 0) -> list[str]:
@@ -174,7 +174,7 @@ def test_answers_wait_for_their_events(store):
     _, feedback, _ = store
     answers(feedback, 2)
     reward = make_reward(FeedbackRewardConfig())
-    young = ServedStore(feedback, reward, 3_600.0, PoisoningConfig())
+    young = ServedStore(feedback, reward, Wait(3_600.0), PoisoningConfig())
     assert young.select(time.time(), [0], 0).ids == ()
 
 
@@ -201,7 +201,7 @@ def test_sessions_have_rewards_and_their_parts(store):
 def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
     """Two turns of an agent over HTTP, of which each is another cycle's."""
     feedback = FeedbackStore(f"sqlite:///{tmp_path}/people.db", ids=AnswerIds(SCRIPTED_SECRET))
-    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), 0.0, PoisoningConfig())
+    kept = ServedStore(feedback, make_reward(FeedbackRewardConfig()), Wait(), PoisoningConfig())
     trained: dict[int, tuple[list[Group], dict]] = {}
     system = SimpleNamespace(
         _config=SimpleNamespace(
@@ -215,7 +215,8 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
             state=lambda version: None,
             write=lambda version, groups, _, told: trained.update({version: (groups, told)}),
         ),
-        _updates=lambda state, groups, newest: (groups, {}),
+        _updates=lambda state, groups: (groups, {"updates": 1}),
+        _counts=lambda answers, behind: None,
         _reward_models=None,
     )
     with feedback, scripted(on_answer=feedback.submit_answer) as made:
@@ -230,7 +231,7 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
             selection = kept.select(time.time(), [1], 0)
             assert selection.ids == (said.id,)
             kept.mark_used(cycle, selection)
-            System.train(system, cycle, 0, cycle, selection)
+            assert System.train(system, cycle, 0, cycle, selection, {0: 0}) == 1
     for groups, told in trained.values():
         assert len(groups) == 1 and told["left_out"] == 0
     first, second = (groups[0].trajectories[0] for groups, _ in trained.values())
@@ -256,7 +257,7 @@ def test_the_test_pays_a_question_as_training_does(store):
         Event("k2", edit, "retained", 33.0, 0.8, 30.0),
     ]
     feedback.record_events(happened, "ada")
-    sessions = ServedStore(feedback, reward, 0.0, PoisoningConfig()).sessions([0], 0.0)
+    sessions = ServedStore(feedback, reward, Wait(), PoisoningConfig()).sessions([0], 0.0)
     trained = [reward(one).total for one in answered(feedback.joined([question, edit]))]
     assert trained == [0.8, 0.0]
     np.testing.assert_allclose(sessions.metric("reward"), [np.mean(trained)])
@@ -310,7 +311,7 @@ class SystemAtWork(System):
     def __init__(self, made: Scripted):
         train = SimpleNamespace(tasks_per_step=2, group_size=1)
         config = SimpleNamespace(run=SimpleNamespace(train=train))
-        super().__init__(config, Path(), 0, SECRET, None, None)
+        super().__init__(config, Path(), 0, 2, SECRET, None, None)
         self._url, self._servers = made.endpoint.url, made.fleet
         self.updates = 0
 
@@ -329,8 +330,39 @@ def test_a_signal_ends_serving_at_once_and_training_after_the_update():
         assert made.fleet.not_ready == ""
         with StopRequest(system.stop) as stop, stop.deferred():
             with pytest.raises(Stopped, match="before answer 2"):
-                system._updates(None, ["a", "b", "c", "d"], 0)
+                system._updates(None, ["a", "b", "c", "d"])
         assert stop.requested and system.updates == 1
+
+
+class Counted(System):
+    """One whose updates note the version that the learner is told."""
+
+    def __init__(self, window: int):
+        config = SimpleNamespace(
+            run=SimpleNamespace(train=SimpleNamespace(tasks_per_step=2, group_size=1))
+        )
+        super().__init__(config, Path(), 0, window, SECRET, None, None)
+        self.versions = []
+
+    def _learner(self, state, groups, version):
+        self.versions.append(version)
+        return state, {"train/finite": True}
+
+
+def test_the_learner_counts_updates():
+    """It refuses tokens that are older than the window by its own count."""
+    system = Counted(4)
+    given = [dataclasses.replace(ANSWER, versions=(version,) * 2) for version in (3, 5)]
+    assert system._counts(given, {3: 2, 5: 0, 9: 7}) == {3: 2, 5: 4}
+    _, metrics = system._updates(None, ["a", "b", "c", "d", "e"])
+    assert system.versions == [4, 5, 6] and metrics["updates"] == 3
+    # a config that was changed after a selection was marked
+    with pytest.raises(TrainingFailed, match="3 is None updates old"):
+        system._counts(given, {5: 0})
+    with pytest.raises(TrainingFailed, match=r"5 is 2 updates old.*window=2 allows 1"):
+        Counted(2)._counts(given, {3: 0, 5: 2})
+    with pytest.raises(TrainingFailed, match="5 answers are 3 updates of 2"):
+        Counted(2)._updates(None, ["a", "b", "c", "d", "e"])
 
 
 def test_suites_stop_after_an_episode():
@@ -346,8 +378,18 @@ def test_suites_stop_after_an_episode():
         stopping._play(suite, None, 3)
 
 
-def test_the_horizons_that_are_believed_are_those_that_clients_report():
-    assert Claims().horizons_s == tracker.HORIZONS_S
-    claims = read_config.build(Claims, realtime.get_config().parts.feedback.claims)
-    assert claims.horizons_s == telemetry.HORIZONS_S
-    assert claims.early_s >= max(telemetry.HORIZONS_S)  # simulated people know them at once
+def test_a_model_of_documents_has_no_cycle():
+    given = realtime.get_config("smoke").parts
+    with given.ignore_type():
+        given.run.documents = {}
+        del given.name
+    with pytest.raises(ConfigError, match=r"the cycle .*config.documents is set"):
+        read_config.build(Served, given, "config.parts")
+
+
+def test_an_accepted_answer_waits_until_its_last_look_can_have_come():
+    assert FeedbackConfig().wait == Wait(3_600.0, 3_590.0)
+    # simulated people know it at once, so nothing is waited for but their reports
+    given = realtime.get_config().parts.feedback
+    claims = read_config.build(Claims, given.claims)
+    assert FeedbackConfig(silence_s=given.silence_s, claims=claims).wait == Wait(5.0, 0.0)

@@ -30,6 +30,8 @@ def test_a_trajectory_has_what_the_server_recorded():
     assert one.sampled.tolist() == [False, False, False, True, True]
     assert one.logprobs.tolist() == [0, 0, 0, -0.5, -0.25]
     assert one.versions.tolist() == [-1, -1, -1, 3, 3]
+    (counted,), _ = groups_of([ANSWER], [0.5], [Reward(0.75, {"tab": 0.75})], counts={3: 1})
+    assert counted.trajectories[0].versions.tolist() == [-1, -1, -1, 1, 1]
     # the learner is credited with the advantage; the parts of the reward are kept for the record
     assert group_advantages([group], baselined) == [[0.5]]
     assert one.reward.components == {"tab": 0.75}

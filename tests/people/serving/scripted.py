@@ -93,7 +93,7 @@ class ScriptedService:
 class Scripted:
     """A fleet with its engines by version, the records of answers, and a server in front of it."""
 
-    def __init__(self, stack, *, keys=None, on_answer=None, routes=(), **config):
+    def __init__(self, stack, *, keys=None, on_answer=None, begun=None, routes=(), **config):
         self.services = {}
         self.records = []
 
@@ -108,6 +108,7 @@ class Scripted:
             secret=SECRET,
             config=ServingConfig(fill_in=FillInTheMiddle(), **config),
             on_answer=on_answer or self.records.append,
+            begun=begun,
         )
         self.access = Access(self.fleet, keys)
         stack.enter_context(self.fleet)

@@ -44,9 +44,8 @@ class Heard(Thompson):
 def serving(folder):
     """Two versions behind a router that learns, and the URL of their server."""
     reward = make_reward(FeedbackRewardConfig((SignalConfig(Named("tab")),)))
-    rewards = {"completion": reward, "chat": reward}
     url = f"sqlite:///{folder / 'people.db'}"
-    with EarningStore(url, ids=AnswerIds(SECRET), rewards=rewards) as store:
+    with EarningStore(url, ids=AnswerIds(SECRET), reward=reward) as store:
         with contextlib.ExitStack() as stack:
             made = Scripted(stack, on_answer=store.submit_answer)
             made.load("policy", 1, "one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from people.feedback.records import Event
+from people.feedback.records import HORIZONS_S, Event
 from people.simulated.at_work import Hole, work
 from people.simulated.client import Client, ServerRefused
 from people.simulated.fit import embedded
@@ -92,7 +92,7 @@ def test_a_programmer_at_work_reports_all_that_became_of_a_suggestion(server, cl
     assert (tally.asked, tally.shown, tally.accepted) == (6, 3, 3)
     assert len(server.of_kind("shown")) == len(server.of_kind("accepted")) == 3
     alive = server.of_kind("retained")
-    assert sorted({one["horizon_s"] for one in alive}) == [15.0, 30.0, 120.0, 300.0, 600.0]
+    assert sorted({one["horizon_s"] for one in alive}) == list(HORIZONS_S)
     assert all(0 <= one["value"] <= 1 and one["at"] > 1000.0 for one in alive)
     first = server.of_kind("accepted")[0]
     assert first["at"] == 1000.0 + first["value"]
