@@ -147,7 +147,9 @@ class _Grading:
         return "" if time.monotonic() < self._deadline else _NO_TIME
 
     def _applied(self, work: Snapshot) -> dict[str, str | File]:
-        """What is the agent's to change: what the reference changes, and what tests nothing."""
+        """The part of work that is the agent's to change: all that tests nothing, and what the
+        reference changes.
+        """
         own = {*self._task.reference, *deleted(self._task)}
         kept = applied(self._task, None, work, self._base, own)
         return {path: entry for path, entry in kept.items() if not self._leads_out(path, entry)}
@@ -196,7 +198,7 @@ class _Grading:
             try:
                 if done.timed_out:  # Harbor reads no reward then
                     raise NoReward(f"it took more than {left_s:.1f} s")
-                return _Run(_reward_in(sandbox), "", flags, said), sandbox.lost
+                return _Run(reward_in(sandbox), "", flags, said), sandbox.lost
             except NoReward as error:
                 why = f"{script.program}: {error}; it ended with {done.exit_code}: {said}"
                 return _Run({REWARD: 0.0}, why, flags, said), sandbox.lost
@@ -210,7 +212,7 @@ def run_program(sandbox: Sandbox, path: str, environment: Mapping[str, str], tim
     return sandbox.run(["env", *settings, "bash", "-c", '"$0"', path], timeout_s=timeout_s)
 
 
-def _reward_in(sandbox: Sandbox) -> dict[str, float]:
+def reward_in(sandbox: Sandbox) -> dict[str, float]:
     """The rewards that a program has left. Raises NoReward."""
     for name, read in ((_JSON, json_rewards), (_TEXT, text_reward)):
         try:

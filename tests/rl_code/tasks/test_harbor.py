@@ -6,13 +6,20 @@ import dataclasses
 
 import pytest
 
+from models.tokenizer import Tokenizer
 from rl_code.config.named import Named
+from rl_code.environment.episode import Episode
 from rl_code.environment.grading import grade_in_words, grade_work
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import File
+from rl_code.environment.tools.api import find_tools
+from rl_code.store.serialization import dumps, loads
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Limits, Tests
+from tests.rl_code.signals import rewarder
 from tests.rl_code.tasks.harbor_folders import DOUBLE, SUM, TEST_SH, write
 
 LIMITS = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=120.0)
@@ -187,6 +194,35 @@ def test_rewards_are_those_of_the_file(doubled, layered_pool):
         assert scores == {"reward": 0.0} and not solved and why in error, (text, error)
     late = graded(f"echo 1 > {at}/reward.txt; sleep 60", timeout_s=0.5)
     assert late[:2] == ({"reward": 0.0}, False) and "it took more than 0.5 s" in late[2]
+
+
+def test_an_episode_is_paid_what_the_file_says(doubled, layered_pool):
+    tokenizer = Tokenizer.train(["def f(x)"] * 4, 300, Compact.SPECIAL_TOKENS)
+    script = dataclasses.replace(
+        doubled.hidden_tests.script,
+        files={"test.sh": b"echo 0.25 > /logs/verifier/reward.txt\n"},
+    )
+    task = dataclasses.replace(doubled, hidden_tests=Tests(script=script))
+    task = dataclasses.replace(task, meta={**task.meta, "agent_s": 7.0})
+    episode = Episode(
+        task,
+        group=0,
+        index=0,
+        protocol=PROTOCOLS["compact"],
+        tools=find_tools(),
+        tokenizer=tokenizer,
+        pool=layered_pool,
+        limits=dataclasses.replace(LIMITS, turns=2, tokens=400, turn_tokens=50),
+        reward=rewarder("tests", dict(name="score", weight=2.0)),
+    )
+    assert episode.limits.tools_s == 7.0
+    episode.start()
+    tokens = tokenizer.encode("<|call|>submit<|end|><|eot|>")
+    episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+    done = episode.finish()
+    assert (done.status, done.solved, done.scores) == ("submitted", False, {"reward": 0.25})
+    assert done.reward.components == {"tests": 0.0, "score": 0.5}
+    assert loads(dumps(task)) == task
 
 
 def test_validation_says_where_the_two_graders_differ(layered_pool, packages, tmp_path):
