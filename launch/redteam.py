@@ -6,6 +6,8 @@
     python -m launch.redteam --json=out.json    # every outcome
     python -m launch.redteam --only=sessions --cases=cases.jsonl    # of launch.make_case
     python -m launch.redteam --only=chooser     # how well canaries hide, in minutes
+    python -m launch.redteam --harbor=tasks     # what graders of these tasks pay for
+    python -m launch.redteam --swe=tasks.jsonl --settings='{"places": {"repositories": "repos"}}'
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
@@ -15,6 +17,13 @@ done. References of tasks of every source are graded, too. It ends with code 1 i
 than an honest failure, an escape does harm, or a reference does not pass. The chooser is a small
 classifier that learns from the tests of other packages which of several copies is the real test; it
 is tried where --only names it.
+
+With --harbor or --swe cheats are tried on tasks of others instead (docs/foreign_tasks.md). One
+table ranks graders by what they pay for, another says which grader pays for which cheat and how it
+is closed, and what follows names solutions and tests that lie in the world that an agent sees.
+--settings, --first, --layers and --seconds are those of launch.validate; packages are pytest's and
+the layer store a temporary one where they name none.
+It ends with code 1 if a grader of this project's pays for a cheat.
 """
 
 from __future__ import annotations
@@ -35,7 +44,7 @@ import rich.table
 from absl import flags
 
 from benchmarks.results import JSON
-from launch import command
+from launch import command, redteam_tasks
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.packages import PackagesError
 from rl_code.environment.layers.store import LayerStore
@@ -71,9 +80,14 @@ flags.DEFINE_multi_string(
 flags.DEFINE_multi_string("asked", ["tests"], "Folders with the tests that it chooses among.")
 flags.DEFINE_integer("files", 400, "Files of either that are read, drawn at random.", 1)
 flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
+flags.DEFINE_string("harbor", None, "Folder of tasks in Harbor's format to try cheats on.")
+flags.DEFINE_string("swe", None, "File of rows in SWE-bench's format to try cheats on.")
 
 
 def main(argv: list[str]) -> None:
+    for kind, path in (("harbor", FLAGS.harbor), ("swe", FLAGS.swe)):
+        if path is not None:
+            sys.exit(redteam_tasks.run(kind, path))
     parts = FLAGS.only or PARTS
     if CHOOSER in parts:
         choose()

@@ -31,6 +31,7 @@ from typing import Any
 from absl import flags
 
 from launch import command, endings
+from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS
 from launch.workdir import WORKDIR
 from rl_code.config import read_config
 from rl_code.config.named import Named
@@ -45,14 +46,10 @@ from rl_code.tasks.source import Refusal, Source, SourceOfWorlds
 from rl_code.tasks.validate import Verdict
 from rl_code.types import Limits, Task
 
-SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
-LAYERS = flags.DEFINE_string("layers", "", "The folder of the layer store, for tasks with worlds.")
 JUDGINGS = flags.DEFINE_integer(
     "judgings", 3, "How often the tests of each task run.", lower_bound=1
 )
-FIRST = flags.DEFINE_integer("first", 0, "Only the first so many tasks; 0 for all.", lower_bound=0)
 WORKERS = flags.DEFINE_integer("workers", 2, "Tasks that are judged at a time.", lower_bound=1)
-SECONDS = flags.DEFINE_float("seconds", 60.0, "Wall-clock seconds of all tests of a task.")
 MEMORY = flags.DEFINE_integer("sandbox_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
 ROOM = flags.DEFINE_integer("workspace_mb", 64, "MiB that a workspace may hold.", lower_bound=1)
 REFUSE = flags.DEFINE_bool(

@@ -9,6 +9,7 @@ Dimensions: T tokens of a context or trajectory.
 from __future__ import annotations
 
 import dataclasses
+import math
 import posixpath
 import types
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,30 @@ class Suite:
 
 
 @dataclasses.dataclass(frozen=True)
+class Script:
+    """Test that is a program: what it writes into a file is the reward (Harbor's way)."""
+
+    # Path below /tests -> content of the program's files.
+    files: Mapping[str, bytes]
+    # The program, one of these paths.
+    program: str
+    # Paths that may be executed.
+    executable: tuple[str, ...] = ()
+    # Wall-clock seconds that it may take, at most.
+    timeout_s: float = 600.0
+    # Its variables, besides those of the task's world.
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.program not in self.files:
+            raise ValueError(
+                f"{self.program=} must be one of {', '.join(self.files) or 'no files'}"
+            )
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"{self.timeout_s=} must be above 0 and finite")
+
+
+@dataclasses.dataclass(frozen=True)
 class Tests:
     """Tests that decide whether a task is solved."""
 
@@ -85,11 +110,14 @@ class Tests:
     code: tuple[str, ...] = ()
     # A suite of the task's repository; each of its ids is a test, behind the other two kinds.
     suite: Suite | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
+    # A program, one test behind all others, which passes where its reward is 1 or more. Only hidden
+    # tests have one.
+    script: Script | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     __test__ = False  # for pytest: no tests of ours
 
     def __len__(self) -> int:
         ids = () if self.suite is None else self.suite.ids
-        return len(self.cases) + len(self.code) + len(ids)
+        return len(self.cases) + len(self.code) + len(ids) + (self.script is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,8 +402,9 @@ class Trajectory:
     test_errors: tuple[str, ...] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Number of times that its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
-    # Scores that an environment of others gives the work, by name, "reward" among them; None
-    # where tests decide, and where the episode ended before they were given.
+    # Scores that an environment of others or a test that is a program (``Script``) gives the work,
+    # by name, "reward" among them; None where other tests decide, and where the episode ended
+    # before they were given.
     scores: Mapping[str, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # Where it parts from the trajectory that it continues; None for one played from the prompt on.
     fork: Fork | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)

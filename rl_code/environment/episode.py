@@ -55,6 +55,14 @@ _MOST_SAID = 400
 NOT_GRADED = Grade(submitted=False)
 
 
+def within(task: Task, limits: Limits) -> Limits:
+    """Limits of an episode of a task that may have a time limit of its own (``meta["agent_s"]``),
+    which holds where it is less.
+    """
+    own = task.meta.get("agent_s", limits.tools_s)
+    return dataclasses.replace(limits, tools_s=min(own, limits.tools_s))
+
+
 class Episode(SampledEpisode):
     """An episode in progress: call ``start`` once, ``step`` for each message, and ``finish`` at the
     end; or ``close``, to give it up.
@@ -82,6 +90,7 @@ class Episode(SampledEpisode):
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
         super().__init__(task, group, index)
+        limits = within(task, limits)
         asked = asked or Asked()
         self.protocol = protocol
         self.tools = offered(task, tools)
@@ -350,6 +359,7 @@ class Episode(SampledEpisode):
             if self.status == "submitted":
                 verdict = self._grade(files)
                 errors = self._test_errors
+                self._scores = self._scores or verdict.scores
             if self.status != "fault" and self._milestones is not None:
                 self._potentials = self._milestones.potentials(
                     files, verdict, self._pool, self.limits

@@ -31,6 +31,8 @@ class Grade:
     flags: tuple[str, ...] = ()
     # Reason why the work could not be graded; "" if it was graded or was not handed in.
     cause: str = ""
+    # Rewards of a test that is a program, by name, "reward" among them; None without one.
+    scores: Mapping[str, float] | None = None
     # True if the grader has proven that the work cheats.
     cheated: bool = dataclasses.field(init=False)
     # True if the work was handed in, does not cheat, and every required test ran and passed.

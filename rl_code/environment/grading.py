@@ -2,7 +2,8 @@
 
 A case or a statement calls one function of one file: the task's own, or for a repository the
 function that the case names. Each function is graded in sandboxes of its own, by the split grader
-(grader.py). A suite of pytest is graded as a whole, by another one (suite_grader.py).
+(grader.py). A suite of pytest is graded as a whole, by another one (suite_grader.py), and a program
+that says what the work is worth by a third (script_grader.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from absl import logging
 from rl_code.environment.finished import Grade
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
+from rl_code.environment.script_grader import REWARD, grade_script, nothing_of
 from rl_code.environment.suite_grader import grade_suite
 from rl_code.environment.suites.canaries import MOST
 from rl_code.types import Limits, Suite, Task, Tests
@@ -137,6 +139,10 @@ def grade_in_words(
             mark(task, tests, files, pool, limits.command_s, deadline)
             for tests in (both, *(Tests(suite=suite) for suite in suites))
         ]
+        scripted = None
+        if hidden.script is not None:
+            left_s = deadline - time.monotonic()
+            scripted = grade_script(task, hidden.script, files, pool, left_s)
     except PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         cause = f"{type(error).__name__}: {error}"
@@ -154,12 +160,19 @@ def grade_in_words(
 
     shown = (*cases[: len(visible.cases)], *code[: len(visible.code)], *ids(visible.suite, 0))
     kept = (*cases[len(visible.cases) :], *code[len(visible.code) :], *ids(hidden.suite, -1))
+    flags = {flag for part in marks for flag in part.flags}
+    if scripted is not None:
+        kept = (*kept, scripted.error)
+        flags |= set(scripted.flags)
     grade = Grade(
         submitted=True,
         visible=tuple(not error for error in shown),
         hidden=tuple(not error for error in kept),
-        flags=tuple(sorted({flag for part in marks for flag in part.flags})),
+        flags=tuple(sorted(flags)),
+        scores=None if scripted is None else scripted.rewards,
     )
+    if scripted is not None and grade.cheated:  # whichever grader has proven it
+        grade = dataclasses.replace(grade, scores=nothing_of(scripted.rewards))
     return grade, (*shown, *kept)
 
 
@@ -187,4 +200,5 @@ def joined(visible: Suite | None, hidden: Suite | None) -> tuple[Suite, ...]:
 def failed(task: Task, cause: str) -> Grade:
     """The grade of work that could not be graded: handed in, and every test failed."""
     visible = (False,) * len(task.visible_tests)
-    return Grade(True, visible, (False,) * len(task.hidden_tests), cause=cause)
+    scores = None if task.hidden_tests.script is None else {REWARD: 0.0}
+    return Grade(True, visible, (False,) * len(task.hidden_tests), cause=cause, scores=scores)

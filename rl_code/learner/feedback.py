@@ -183,5 +183,9 @@ def _names(task: Task, tests: Tests) -> Iterator[Callable[[str], str]]:
     for case in tests.cases:
         name = case.target.rpartition(":")[2] or task.entry_point
         yield lambda error, name=name, case=case: failed_case(name, case, "", error, verbose=True)
-    for test in (*tests.code, *(tests.suite.ids if tests.suite else ())):
+    named = (
+        *(tests.suite.ids if tests.suite else ()),
+        *([tests.script.program] if tests.script else ()),
+    )
+    for test in (*tests.code, *named):
         yield lambda error, test=test: failed_code(test, error, verbose=True)

@@ -7,4 +7,6 @@ escapes.py    ways out of the sandbox, as commands
 episodes.py   whole episodes of a policy that follows a script
 trial.py      tries them, against each grader and in whole episodes
 honest.py     references of tasks, which must pass
+foreign.py    tries cheats on anybody's tasks, against their own graders and this project's
+foreign_cheats.py    what needs to know nothing about a task
 """

@@ -26,9 +26,9 @@ _SMALL_INTS = range(-(2**63), 2**64)  # msgpack's own
 _CLASSES = {
     cls.__name__: cls
     for cls in (
-        types.Case, types.Context, types.Fork, types.Group, types.Layer, types.Reward, types.Suite,
-        types.Task, types.Tests, types.ToolCall, types.ToolResult, types.Trajectory, types.Turn,
-        types.World,
+        types.Case, types.Context, types.Fork, types.Group, types.Layer, types.Reward, types.Script,
+        types.Suite, types.Task, types.Tests, types.ToolCall, types.ToolResult, types.Trajectory,
+        types.Turn, types.World,
     )
 }  # fmt: skip
 _LIST, _TUPLE, _SET, _FROZENSET, _DICT, _RANGE, _INT, _COMPLEX, ARRAY, _NUMPY_SCALAR, _CLASS = (

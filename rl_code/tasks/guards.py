@@ -20,6 +20,7 @@ from pathlib import Path
 from absl import logging
 
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.script_grader import script_guarded
 from rl_code.environment.suite_grader import unguarded
 from rl_code.environment.suites.applied import Base, Protected
 from rl_code.environment.suites.canaries import function_of
@@ -55,14 +56,19 @@ def guards_of(task: Task, pool: SandboxPool) -> Guards:
     """The guards of a task. Raises SandboxFault."""
     hidden = task.hidden_tests
     others = len(hidden.cases) + len(hidden.code)
-    if hidden.suite is None:
-        return Guards(others, others)
-    open_tests = unguarded(task, hidden.suite, pool)
-    required = others + len(hidden.suite.fail_to_pass)
-    problems = []
+    suite, script = hidden.suite, hidden.script
+    open_tests: list[str] = []
+    problems: list[str] = []
+    required = others
+    if suite is not None:
+        open_tests += unguarded(task, suite, pool)
+        required += len(suite.fail_to_pass)
+        problems += exposed(task, suite, pool)
+    if script is not None:
+        open_tests += [] if script_guarded(task, script) else [script.program]
+        required += 1
     if open_tests and len(open_tests) == required:
-        problems.append(f"no canary and no value for {some(open_tests)}")
-    problems += exposed(task, hidden.suite, pool)
+        problems.insert(0, f"no canary and no value for {some(open_tests)}")
     return Guards(required, required - len(open_tests), "; ".join(problems))
 
 
@@ -180,7 +186,7 @@ def kept(tasks: Iterable[Task], pool: SandboxPool, workdir: Path) -> Iterator[Ta
     seen = 0
     for task in tasks:
         seen += 1
-        if task.hidden_tests.suite is not None:
+        if task.hidden_tests.suite is not None or task.hidden_tests.script is not None:
             cache = cache or Cache(workdir / GUARDS)
             key = hashlib.sha256(dumps((_REVISION, task))).hexdigest()
             problem = cache.get(key)

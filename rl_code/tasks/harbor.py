@@ -1,16 +1,20 @@
 """Tasks in Harbor's format: a folder for each.
 
     instruction.md    what the agent is asked
-    task.toml         read for the image's name and the kind of task
-    environment/      a Dockerfile, and files that it copies
-    tests/            test_*.py and what they read; test.sh is not run
+    task.toml         time limits, variables, the image's name (``harbor_settings``)
+    environment/      a Dockerfile, and files that it copies (``dockerfile``)
+    tests/            test.sh, which writes the reward, and what it needs
     solution/         solve.sh, which is run once, in a sandbox: what it changes is the reference
 
 The world is the task's image, unpacked or as an OCI layout, without a container daemon. A task
 without an image works where its Dockerfile only copies files; packages then come from a lock.
 
-Departures from Harbor: tests are run by pytest in the workspace, where they lie in the folder
-``harbor_tests`` instead of /tests, and a reward that test.sh computes in another way is not read.
+Work is graded as Harbor does, by test.sh (``environment.script_grader``), by the suite grader that
+runs the files test_*.py of tests/, or by both, where work must pass both.
+
+Departures from Harbor: of what an agent changes only its workspace is handed in; there is no
+network; files that test or configure tests are the agent's only where the reference changes them.
+For the suite grader tests lie in the folder ``harbor_tests`` of the workspace instead of /tests.
 """
 
 from __future__ import annotations
@@ -20,31 +24,33 @@ import fnmatch
 import hashlib
 import os
 import posixpath
-import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.bubblewrap import environment as of_sandboxes
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
+from rl_code.environment.script_grader import LOGS, TESTS, run_program
 from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import Cache
-from rl_code.tasks.pytest_ids import ids_of
+from rl_code.tasks.dockerfile import context_of, copied
+from rl_code.tasks.harbor_settings import CONFIG, Settings, read_instruction, read_settings
+from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.row_files import TaskFileError
-from rl_code.tasks.source import NoTask, read_text
+from rl_code.tasks.source import NoTask
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.tasks.worlds import Places
-from rl_code.text.lines import split_lines
-from rl_code.types import Suite, Task, Tests, World
+from rl_code.types import Layer, Script, Suite, Task, Tests, World
 
-TESTS = "harbor_tests"
-_SOLUTION = ".solution"
+PROGRAM = "test.sh"
+SUITE = "harbor_tests"
+SOLUTION = "/solution"
+GRADERS = ("both", "script", "suite")
 _SOLVE_S = 600.0
-# What a Dockerfile may hold for a world to be made without it.
-_COPIES = {"COPY", "ADD"}
-_NOTHING = {"FROM", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "ENV", "ARG", "WORKDIR", "USER"}
+# Folders that a workspace of a task without an image cannot be in.
+_TAKEN = (TESTS, "/logs", SOLUTION, "/opt", "/usr/bin", "/usr/lib", "/bin", "/lib", "/etc", "/dev")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,50 +61,42 @@ class Harbor(SuiteFolders):
     folders, or that of task.toml.
     """
 
+    # What decides: "script" for test.sh, "suite" for the suite grader, "both" for both of them
+    # where tests/ has files that pytest runs, else test.sh.
+    grader: str = "both"
+
     kind: ClassVar[str] = "harbor"
+
+    def __post_init__(self) -> None:
+        if self.grader not in GRADERS:
+            raise ValueError(f"{self.grader=} is not one of {', '.join(GRADERS)}")
 
     def task(
         self, id: str, folder: Path, store: LayerStore, pool: SandboxPool, cache: Cache
     ) -> Task:
-        task = _task(id, folder, self.places, store, self.command)
-        return _with_reference(task, folder / "solution", pool, cache)
+        settings = read_settings(folder)
+        files, world = _world(folder, settings, self.places, store)
+        script = _script(folder / "tests", settings) if self.grader != "suite" else None
+        suite = _suite(folder / "tests", self.command, self.grader)
+        task = _task(id, folder, settings, files, world, Tests(suite=suite, script=script))
+        return _with_reference(task, folder / "solution", settings, pool, cache)
 
     def folders(self) -> list[Path]:
         at = Path(self.path)
-        if (at / "task.toml").is_file():
+        if (at / CONFIG).is_file():
             return [at]
-        found = sorted(path.parent for path in at.glob("*/task.toml")) if at.is_dir() else []
+        found = sorted(path.parent for path in at.glob(f"*/{CONFIG}")) if at.is_dir() else []
         if not found:
-            raise TaskFileError(f"{at}: no folder of tasks: none of its folders has task.toml")
+            raise TaskFileError(f"{at}: no folder of tasks: none of its folders has {CONFIG}")
         return found
 
 
 def _task(
-    id: str, folder: Path, places: Places, store: LayerStore, command: tuple[str, ...]
+    id: str, folder: Path, settings: Settings, files: dict[str, str], world: World, tests: Tests
 ) -> Task:
-    """The task of a folder, without its reference. Raises NoTask, NoWorld, UnknownIds."""
-    settings = _settings(folder / "task.toml")
-    instruction = read_text(folder / "instruction.md").strip()
-    environment = settings.get("environment")
-    named = environment.get("docker_image", "") if isinstance(environment, dict) else ""
-    if not isinstance(named, str):
-        raise NoTask(f"task.toml: environment.docker_image = {named!r} must be a text")
-    image = places.image(store, (named, folder.name))
-    packages = places.package_layers(store)
-    files: dict[str, str] = {}
-    if image is not None:
-        world = dataclasses.replace(image, layers=(*image.layers, *packages))
-    else:
-        files = _copied(folder / "environment")
-        world = World(packages) if packages else None
-    tests = {
-        f"{TESTS}/{path}": text
-        for path, text in _texts(folder / "tests").items()
-        if path != "test.sh"
-    }
-    runs = {path: text for path, text in tests.items() if fnmatch.fnmatch(path, "*/test_*.py")}
-    if not runs:
-        raise NoTask("tests/ has no test_*.py: only tests that pytest runs are graded")
+    """The task of a folder, without its reference. Raises NoTask."""
+    instruction = read_instruction(folder)
+    limits = {} if settings.agent_s is None else {"agent_s": settings.agent_s}
     return Task(
         id=id,
         messages=({"role": "user", "content": instruction},),
@@ -106,7 +104,7 @@ def _task(
         path="",
         entry_point="",
         visible_tests=Tests(),
-        hidden_tests=Tests(suite=Suite(tests, ids_of(runs), (), command)),
+        hidden_tests=tests,
         reference={},
         meta={
             "source": "harbor",
@@ -114,112 +112,156 @@ def _task(
             "description": instruction,
             "modes": {
                 path: 0o755
-                for path in tests
-                if os.access(folder / "tests" / path.removeprefix(f"{TESTS}/"), os.X_OK)
+                for path in (tests.suite.files if tests.suite else ())
+                if os.access(folder / "tests" / path.removeprefix(f"{SUITE}/"), os.X_OK)
             },
+            **limits,
         },
         world=world,
     )
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise NoTask(f"task.toml is no TOML: {error}") from error
+# --- The world ------------------------------------------------------------------------------------
 
 
-def _copied(folder: Path) -> dict[str, str]:
-    """The files that a Dockerfile copies, relative to its last WORKDIR. Raises NoTask for one that
-    does more.
-    """
-    workdir = "/"
-    context = _texts(folder)
-    files: dict[str, str] = {}
-    number, further = 1, 0
-    # a line that goes on below keeps a mark for each line break
-    for joined in split_lines(read_text(folder / "Dockerfile").replace("\\\n", "\0")):
-        number += further
-        further = 1 + joined.count("\0")
-        line = joined.replace("\0", " ")
-        word, _, rest = line.strip().partition(" ")
-        name = word.upper()
-        if not word or word.startswith("#"):
-            continue
-        if name == "WORKDIR":
-            workdir = posixpath.join(workdir, rest.strip())
-        elif name in _COPIES:
-            files |= _copy(number, rest, workdir, context)
-        elif name not in _NOTHING:
-            raise NoTask(
-                f"environment/Dockerfile, line {number}: {name} needs an image: name a folder with "
-                "one as places.images"
-            )
-    inside = {posixpath.relpath(path, workdir): text for path, text in files.items()}
-    if outside := [path for path in inside if path.startswith("../")]:
-        raise NoTask(f"environment/Dockerfile copies to {outside[0]}, outside of {workdir}")
-    return inside
-
-
-def _copy(number: int, rest: str, workdir: str, context: Mapping[str, str]) -> dict[str, str]:
-    """Absolute path -> text of what one line of a Dockerfile copies. Raises NoTask."""
-    try:
-        words = shlex.split(rest)
-    except ValueError:  # a quotation that does not end
-        words = []
-    if len(words) < 2 or words[0].startswith(("--", "[")):
-        raise NoTask(f"environment/Dockerfile, line {number}: COPY {rest} cannot be followed")
-    *sources, target = words
-    into = posixpath.join(workdir, target)
-    is_folder = target.endswith("/") or target == "." or len(sources) > 1
-    found = {}
-    for source in sources:
-        source = posixpath.normpath(source)
-        for path, text in context.items():
-            if path == "Dockerfile":
+def _world(
+    folder: Path, settings: Settings, places: Places, store: LayerStore
+) -> tuple[dict[str, str], World]:
+    """The files that the agent starts from, over a world. Raises NoTask, NoWorld."""
+    packages = places.package_layers(store)
+    image = places.image(store, (settings.image, folder.name))
+    if image is not None:
+        workspace = settings.workdir or image.workspace
+        environment = {**image.environment, **settings.environment}
+        return {}, World((*image.layers, *packages), workspace, environment)
+    stage = copied(folder / "environment", {"PATH": of_sandboxes()["PATH"]})
+    workspace = places.workspace or settings.workdir or stage.workdir
+    if workspace == "/":
+        raise NoTask(
+            "environment/Dockerfile has no WORKDIR: name the agent's folder as places.workspace"
+        )
+    if any(f"{workspace}/".startswith(f"{taken}/") for taken in _TAKEN):
+        raise NoTask(f"the agent's folder {workspace} is one that the sandbox needs itself")
+    files = {}
+    rest = {}
+    for path, entry in stage.files.items():
+        inner = posixpath.relpath(path, workspace)
+        if not inner.startswith("..") and entry == File(entry.content):
+            try:
+                files[inner] = entry.content.decode()
                 continue
-            if path == source:
-                name = posixpath.basename(path)
-                found[posixpath.join(into, name) if is_folder else into] = text
-            elif source == "." or path.startswith(f"{source}/"):
-                inner = posixpath.relpath(path, source)
-                found[posixpath.join(into, inner)] = text
-    if not found and sources != ["."]:
-        raise NoTask(f"environment/Dockerfile, line {number}: there is no {' '.join(sources)}")
-    return {posixpath.normpath(path): text for path, text in found.items()}
+            except UnicodeDecodeError:
+                pass
+        rest[path] = entry
+    layer = Layer(_root_layer(store, rest, {*stage.folders, workspace} - {"/"}), "/")
+    environment = {**stage.environment, **settings.environment}
+    return files, World((layer, *packages), workspace, environment)
 
 
-def _with_reference(task: Task, folder: Path, pool: SandboxPool, cache: Cache) -> Task:
+def _root_layer(store: LayerStore, files: Mapping[str, File], folders: set[str]) -> str:
+    """Digest of a layer at "/" with these files and folders. Raises NoTask."""
+    entries = {path: (one.kind, one.mode, one.content) for path, one in files.items()}
+    content = hashlib.sha256(dumps((sorted(entries.items()), sorted(folders)))).hexdigest()
+
+    def fill(tree: Path) -> None:
+        for path in sorted(folders):
+            (tree / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        # links last, so that nothing is written through one
+        for path, one in sorted(files.items(), key=lambda item: item[1].kind == "link"):
+            target = tree / path.lstrip("/")
+            if one.kind == "folder":
+                target.mkdir(parents=True, exist_ok=True)
+            elif one.kind == "link":
+                target.symlink_to(os.fsdecode(one.content))
+            else:
+                target.write_bytes(one.content)
+                target.chmod(one.mode)
+
+    try:
+        return store.build({"kind": "dockerfile", "content": content}, fill)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise NoTask(f"environment/Dockerfile copies two things to one place: {error}") from error
+
+
+# --- Tests and the reference ----------------------------------------------------------------------
+
+
+def _script(folder: Path, settings: Settings) -> Script:
+    """The test that is test.sh. Raises NoTask."""
+    entries = {path: one for path, one in context_of(folder).items() if one.kind == "file"}
+    if PROGRAM not in entries:
+        raise NoTask(f"tests/ has no {PROGRAM}, which writes the reward; grader='suite' needs none")
+    return Script(
+        {path: one.content for path, one in entries.items()},
+        PROGRAM,
+        tuple(path for path, one in entries.items() if one.mode == 0o755),
+        settings.verifier_s,
+        {**settings.environment, **settings.verifier_environment},
+    )
+
+
+def _suite(folder: Path, command: tuple[str, ...], grader: str) -> Suite | None:
+    """The suite of what pytest runs in tests/; None where only test.sh decides. Raises NoTask,
+    UnknownIds.
+    """
+    if grader == "script":
+        return None
+    found = texts(context_of(folder))
+    found = {f"{SUITE}/{path}": text for path, text in found.items() if path != PROGRAM}
+    runs = {path: text for path, text in found.items() if fnmatch.fnmatch(path, "*/test_*.py")}
+    try:
+        ids = ids_of(runs) if runs else ()
+    except UnknownIds:
+        if grader == "suite":
+            raise
+        ids = ()
+    if not ids and grader == "suite":
+        raise NoTask("tests/ has no test_*.py: only tests that pytest runs are graded as a suite")
+    return Suite(found, ids, (), command) if ids else None
+
+
+def _with_reference(
+    task: Task, folder: Path, settings: Settings, pool: SandboxPool, cache: Cache
+) -> Task:
     """The task with what solve.sh changes as its reference, if there is one. Raises NoTask."""
     if not (folder / "solve.sh").is_file():
         return task
-    script = _texts(folder)
-    key = hashlib.sha256(dumps(("solve", "modes", task.files, task.world, script))).hexdigest()
+    solution = context_of(folder)
+    limit_s = settings.agent_s or _SOLVE_S
+    variables = {**settings.environment, **settings.solution_environment}
+    parts = [(path, one.kind, one.mode, one.content) for path, one in solution.items()]
+    key = dumps(("solve", task.files, task.world, parts, limit_s, sorted(variables.items())))
+    key = hashlib.sha256(key).hexdigest()
     if (known := cache.get(key)) is None:
-        known = _solve(task, script, pool)
+        known = _solve(task, solution, variables, limit_s, pool)
         cache.put({key: known})
     modes = {**known["modes"], **task.meta["modes"]}
     meta = {**task.meta, "deleted": tuple(known["deleted"]), "modes": modes}
     return dataclasses.replace(task, reference=known["texts"], meta=meta)
 
 
-def _solve(task: Task, script: Mapping[str, str], pool: SandboxPool) -> dict[str, Any]:
+def _solve(
+    task: Task,
+    solution: Mapping[str, File],
+    variables: Mapping[str, str],
+    limit_s: float,
+    pool: SandboxPool,
+) -> dict[str, Any]:
     """Run solve.sh, and return the changes it makes: "texts", path -> text, "modes", path -> rights
     that are not the usual ones, and "deleted", paths. Raises NoTask.
     """
-    files = {**task.files, **{f"{_SOLUTION}/{path}": text for path, text in script.items()}}
+    script = dataclasses.replace(solution["solve.sh"], mode=0o755)
+    places = {SOLUTION: {**solution, "solve.sh": script}, LOGS: {}}
     try:
-        sandbox = pool.open(files, task.world)
+        sandbox = pool.open(task.files, task.world, places)
     except ValueError as error:
         raise NoTask(f"its files do not go into a workspace: {error}") from error
     with sandbox:
-        done = sandbox.run(["bash", f"{_SOLUTION}/solve.sh"], timeout_s=_SOLVE_S)
+        done = run_program(sandbox, f"{SOLUTION}/solve.sh", variables, limit_s)
         if done.exit_code:
             said = " ".join(done.stdout.split())[-200:]
             raise NoTask(f"solution/solve.sh ended with {done.exit_code}: {said}")
         after = sandbox.snapshot()
-    after = {path: entry for path, entry in after.items() if not path.startswith(f"{_SOLUTION}/")}
-    after.pop(_SOLUTION, None)
     changed = {path: entry for path, entry in after.items() if task.files.get(path) != entry}
     odd = [path for path in changed if path not in texts(changed) and not _gone(changed[path])]
     if odd:
@@ -236,9 +278,3 @@ def _solve(task: Task, script: Mapping[str, str], pool: SandboxPool) -> dict[str
 
 def _gone(entry: str | File) -> bool:
     return isinstance(entry, File) and entry.kind == "deleted"
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """Path -> text of the files in a folder; none of no folder. Raises NoTask."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): read_text(path) for path in found}

@@ -40,9 +40,10 @@ BROKEN_BEFORE = "a test that should pass before the work fails"
 REFERENCE_FAILS = "fails with its reference"
 DIFFERS = "does not end the same each time"
 NOT_GRADED = "cannot be graded"
+GRADERS_DIFFER = "its two graders differ"
 FORGEABLE = "can be forged"
 # Of a file of verdicts; one that another revision wrote is made anew.
-REVISION = 3
+REVISION = 4
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 300
 
@@ -116,7 +117,10 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
         return NO_TESTS, ""
     if not task.reference and not deleted(task):
         return NO_REFERENCE, ""
-    for files, check in ((task.files, _before), (solved(task), _after)):
+    for state, files, check in (
+        ("before the work", task.files, _before),
+        ("with its reference", solved(task), _after),
+    ):
         graded = [grade_in_words(task, files, pool, limits) for _ in range(runs)]
         grades = [grade for grade, _ in graded]
         for grade in grades:
@@ -127,7 +131,10 @@ def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[st
             if _passed(grade) != first:
                 pairs = zip(names, first, _passed(grade), strict=True)
                 return DIFFERS, some([name for name, one, other in pairs if one != other])
-        if found := check(task, dict(zip(names, graded[0][1], strict=True)), grades[0]):
+        errors = dict(zip(names, graded[0][1], strict=True))
+        if found := _differing(task, errors):
+            return GRADERS_DIFFER, f"{state} {found}"
+        if found := check(task, errors, grades[0]):
             return found
     return "", ""
 
@@ -140,7 +147,9 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
     """
     if not any(errors.values()):
         return PASSES_BEFORE, "all tests"
-    suite = task.hidden_tests.suite
+    suite, script = task.hidden_tests.suite, task.hidden_tests.script
+    if script is not None and not errors[script.program]:
+        return PASSES_BEFORE, script.program
     if suite is None:
         return None
     if early := [id for id in suite.fail_to_pass if passes(errors[id])]:
@@ -148,6 +157,22 @@ def _before(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, s
     if broken := [id for id in suite.pass_to_pass if errors[id]]:
         return BROKEN_BEFORE, f"{some(broken)}: {one_line(errors[broken[0]], _SHOWN_CHARACTERS)}"
     return None
+
+
+def _differing(task: Task, errors: Mapping[str, str]) -> str:
+    """Verdicts of a task's two graders where one passes what the other one fails; "" where they
+    agree, and for a task with one grader. ``errors`` as above.
+    """
+    suite, script = task.hidden_tests.suite, task.hidden_tests.script
+    if suite is None or script is None:
+        return ""
+    failed = [id for id in suite.ids if not passes(errors[id])]
+    why = errors[script.program]
+    if bool(failed) == bool(why):
+        return ""
+    if failed:
+        return f"{script.program} pays, and the suite fails {some(failed)}"
+    return f"the suite passes, and {script.program} fails: {one_line(why, _SHOWN_CHARACTERS)}"
 
 
 def _after(task: Task, errors: Mapping[str, str], grade: Grade) -> tuple[str, str] | None:
@@ -165,7 +190,8 @@ def names_of(tests: Tests, kind: str = "") -> list[str]:
     cases = [f"{kind}case {i}" for i in range(1, len(tests.cases) + 1)]
     code = [f"{kind}statement {i}" for i in range(1, len(tests.code) + 1)]
     ids = () if tests.suite is None else tests.suite.ids
-    return [*cases, *code, *(f"{kind}{id}" for id in ids)]
+    script = () if tests.script is None else (tests.script.program,)
+    return [*cases, *code, *(f"{kind}{id}" for id in (*ids, *script))]
 
 
 def _passed(grade: Grade) -> tuple[bool, ...]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rl_code.environment.layers.store import LayerStore, MissingLayer
@@ -60,6 +61,7 @@ __all__ = [
 ]
 
 READ_BYTES = 1 << 20
+NOTHING: Mapping[str, Snapshot] = types.MappingProxyType({})
 ATTEMPTS = 3
 # Text that an agent reads when a limit of the sandbox as a whole ended its command.
 _EXCEEDED = {
@@ -121,31 +123,45 @@ class SandboxPool:
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
-    def open(self, files: Snapshot, world: World | None = None) -> Sandbox:
+    def open(
+        self,
+        files: Snapshot,
+        world: World | None = None,
+        places: Mapping[str, Snapshot] = NOTHING,
+    ) -> Sandbox:
         """A sandbox whose workspace holds ``files`` (relative path -> text or File), over the
         layers of ``world``.
+
+        places: further folders by their absolute path, with the files that are laid over what the
+        layers have there. They need a world with a layer at "/".
 
         Raises:
           ValueError: a path that is absolute or leads out, or files that do not fit the workspace.
           SandboxFault: no sandbox could be started, or a layer is missing or cannot be mounted.
         """
-        for path in files:
+        for path in (*files, *(path for entries in places.values() for path in entries)):
             if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
                 raise ValueError(f"the path {path!r} does not stay inside the workspace")
-        request = None if world is None else self._request(world)
+        request = None if world is None else self._request(world, [*places])
         for attempt in range(ATTEMPTS):
             connection = Connection(self._sandboxes, self._sandboxes.take())
             try:
                 if request:
                     _mount(connection, request)
                 if files or not request:
-                    entries = to_session(files)
-                    connection.ask({"op": "restore" if request else "write", "files": entries})
+                    entries = {"files": to_session(files)}
+                    connection.ask(
+                        {"op": "restore", "at": "", **entries}
+                        if request
+                        else {"op": "write", **entries}
+                    )
+                for place, laid in places.items():
+                    connection.ask({"op": "restore", "at": place, "files": to_session(laid)})
                 return Sandbox(connection, self._judges, world, self._sandboxes.frame_bytes)
             except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
-                    self._blame(files, world, fault)
+                    self._blame(files, world, places, fault)
             except (OSError, ValueError) as error:
                 connection.close()
                 raise ValueError(
@@ -153,14 +169,20 @@ class SandboxPool:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _blame(self, files: Snapshot, world: World | None, fault: SandboxFault) -> None:
+    def _blame(
+        self,
+        files: Snapshot,
+        world: World | None,
+        places: Mapping[str, Snapshot],
+        fault: SandboxFault,
+    ) -> None:
         """Raises ValueError where only a sandbox with these files cannot be opened, else the fault.
 
         The files may be a candidate's: what they break must not count as a fault of the host.
         """
         if not files:
             raise fault
-        self.open({}, world).close()  # raises SandboxFault where the host is to blame
+        self.open({}, world, places).close()  # raises SandboxFault where the host is to blame
         raise ValueError(f"{len(files)} files do not go into a workspace: {fault}") from fault
 
     def fork(self, sandbox: Sandbox) -> Sandbox:
@@ -171,7 +193,7 @@ class SandboxPool:
         """
         return self.open(sandbox.snapshot(), sandbox.world)
 
-    def _request(self, world: World) -> dict[str, Any]:
+    def _request(self, world: World, folders: list[str]) -> dict[str, Any]:
         """Request that tells a session about a world. Raises SandboxFault for a missing layer."""
         if self.layers is None:
             raise SandboxFault("a task has layers, but sandbox.layers names no layer store")
@@ -184,6 +206,7 @@ class SandboxPool:
             "layers": layers,
             "workspace": world.workspace,
             "environment": dict(world.environment),
+            "folders": folders,
         }
 
     def beside(self, **settings: Any) -> SandboxPool:
@@ -365,11 +388,15 @@ class Sandbox:
         """
         return Programs(self._connection, self._frame_bytes)
 
-    def read_file(self, path: str) -> str:
+    def read_file(self, path: str, place: str = "") -> str:
         """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no
         text or too long.
+
+        place: the folder that it is in, of those that the sandbox was opened with; "" for the
+        workspace.
         """
-        return self._files({"op": "read", "path": path, "limit": READ_BYTES}, path)
+        request = {"op": "read", "path": path, "limit": READ_BYTES, "at": place}
+        return self._files(request, path)
 
     def write_file(self, path: str, text: str) -> None:
         """Writes a file and its folders. Raises OSError: no space left, a path that leads out, a
@@ -382,7 +409,7 @@ class Sandbox:
         says. Raises OSError or ValueError where the file system refuses it.
         """
         try:
-            self._connection.ask({"op": "restore", "files": to_session(entries)})
+            self._connection.ask({"op": "restore", "at": "", "files": to_session(entries)})
         except CandidateLost as lost:
             raise OSError(str(lost)) from lost
 

@@ -107,6 +107,12 @@ class LanguageServer:
         self._root = f"file://{urllib.parse.quote(root)}"
         # The version of each open file, and its text.
         self._open: dict[str, tuple[int, str]] = {}
+        # The last version of each file that was ever open.
+        self._last: dict[str, int] = {}
+        # Open files that are shown again although their text is the same.
+        self._stale: set[str] = set()
+        # True once the server has published with a version; without one it then clears a file.
+        self._says_versions = False
         # Diagnostics by URI that the server published last, without being asked.
         self._published: dict[str, Any] = {}
         answer = self._ask("initialize", self._introduction(), deadline)
@@ -134,6 +140,12 @@ class LanguageServer:
                 self._show(path, shown[path])
         if events:
             self._stream.notify("workspace/didChangeWatchedFiles", {"changes": events})
+        if events and not self._answers:
+            # Not every server publishes again for files that depend on these; all do for a file
+            # that is opened. One without versions would seem to answer when it clears a closed one.
+            for path in [*self._open] if self._says_versions else ():
+                self._close(path)
+            self._stale = {*self._open}
 
     def diagnose(self, contents: Mapping[str, str], deadline: float) -> list[Diagnostic]:
         """Diagnostics of the server on the files with these texts, by file and line."""
@@ -178,20 +190,23 @@ class LanguageServer:
         """Opens a file, or tells its new text."""
         uri = self._uri(path)
         version, before = self._open.get(path, (0, ""))
-        if version and before == text:
+        if version and before == text and path not in self._stale:
             return
+        self._stale.discard(path)
         self._published.pop(uri, None)
-        self._open[path] = (version + 1, text)
+        number = self._last[path] = self._last.get(path, 0) + 1
+        self._open[path] = (number, text)
         if version:
             self._stream.notify(
                 "textDocument/didChange",
                 {
-                    "textDocument": {"uri": uri, "version": version + 1},
+                    "textDocument": {"uri": uri, "version": number},
                     "contentChanges": [{"text": text}],
                 },
             )
         else:
-            document = {"uri": uri, "languageId": self.config.language, "version": 1, "text": text}
+            language = self.config.language
+            document = {"uri": uri, "languageId": language, "version": number, "text": text}
             self._stream.notify("textDocument/didOpen", {"textDocument": document})
 
     def _close(self, path: str) -> None:
@@ -247,7 +262,9 @@ class LanguageServer:
         """Keeps what the server published, unless it is about an older text."""
         uri = params.get("uri")
         versions = [version for path, (version, _) in self._open.items() if self._uri(path) == uri]
-        if versions and params.get("version") in (None, *versions):
+        version = params.get("version")
+        self._says_versions = self._says_versions or type(version) is int
+        if version in versions or (versions and version is None and not self._says_versions):
             self._published[uri] = params.get("diagnostics")
 
     def _uri(self, path: str) -> str:

@@ -1,8 +1,9 @@
 """Part of an agent's work that is laid over a fresh world before its tests run.
 
-Everything but tests, files that configure tests or Python itself, what caches hold, and modules
-that would stand in for the test framework. There a change decides what is tested, and not whether
-it works. These paths are as the world or the task has them, and then as the suite brings them.
+Everything but tests, files that configure tests or Python itself, what caches hold, modules that
+would stand in for the test framework, installed packages, and programs in folders of PATH. There a
+change decides what is tested, and not whether it works. These paths are as the world or the task
+has them, and then as the suite brings them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import posixpath
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rl_code.environment.sandbox.disposable import OutOfBounds, bounded
 from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
@@ -30,6 +31,8 @@ _ENDINGS = (".pth", ".pyc", ".pyo", ".egg-link")
 _CACHES = {
     *("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".git"),
 }
+# Folders that hold installed packages.
+_INSTALLED = {"site-packages", "dist-packages"}
 _TEST_FOLDERS = {"test", "tests", "testing"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")
 # At the root of the workspace these would be imported instead of what runs the tests. "test" is
@@ -100,18 +103,21 @@ def texts_before(task: Task, pool: SandboxPool, paths: Iterable[str]) -> dict[st
     return {**task.files, **{path: text for path, text in found.items() if text is not None}}
 
 
-def applied(task: Task, suite: Suite, work: Snapshot, base: Base) -> dict[str, str | File]:
+def applied(
+    task: Task, suite: Suite | None, work: Snapshot, base: Base, own: Collection[str] = ()
+) -> dict[str, str | File]:
     """The work, without what is not the agent's to change; a snapshot over the task's world.
 
-    Raises SandboxFault.
+    suite: the tests that will run; None where they are elsewhere. own: paths that are the agent's
+    whatever they are. Raises SandboxFault.
     """
     protects = Protected(task, suite, work, base)
     kept = {path: text for path, text in task.files.items() if path in protects}
     projects = {}
     for path, entry in work.items():
-        if path in protects:
+        if path in protects and path not in own:
             continue
-        if posixpath.basename(path) == _PROJECT:
+        if posixpath.basename(path) == _PROJECT and path not in own:
             projects[path] = (base.text(path) or "", entry if isinstance(entry, str) else "")
         kept[path] = entry
     return kept | _merged(projects)
@@ -150,8 +156,10 @@ def solved(task: Task) -> dict[str, str | File]:
 class Protected:
     """Paths that an agent cannot change in graded work: ``path in protected``."""
 
-    def __init__(self, task: Task, suite: Suite, work: Snapshot, base: Base):
-        files = {one.partition("::")[0] for one in suite.ids} | suite.files.keys()
+    def __init__(self, task: Task, suite: Suite | None, work: Snapshot, base: Base):
+        files = set()
+        if suite is not None:
+            files = {one.partition("::")[0] for one in suite.ids} | suite.files.keys()
         folders = {folder for path in files for folder in folders_of(path)}
         self._files = files
         # On the way to a file of the suite there may be no link and no file.
@@ -161,13 +169,22 @@ class Protected:
         self._solution = set(task.reference) - files
         self._work = work
         self._base = base
-        self._suite_files = suite.files
-        self._environment = task.world.environment.get("PYTHONPATH", "") if task.world else ""
+        self._suite_files = suite.files if suite is not None else {}
+        environment = task.world.environment if task.world else {}
+        self._environment = environment.get("PYTHONPATH", "")
+        # Folders of the workspace in which programs are looked for.
+        self._programs = set()
+        for folder in environment.get("PATH", "").split(":") if task.world else ():
+            inner = posixpath.relpath(folder, task.world.workspace) if folder else "."
+            if not inner.startswith(".."):
+                self._programs.add(inner)
 
     def __contains__(self, path: str) -> bool:
         *above, name = path.split("/")
         names = {part for each in (*above, name) for part in (each, each.removesuffix(".py"))}
         if names & (_CONFIGURES | _CACHES) or name.endswith(_ENDINGS) or self._stands_in(path):
+            return True
+        if self._is_installed(above, name, path):
             return True
         if path in self._files or path in self._folders:
             return True
@@ -190,6 +207,18 @@ class Protected:
             path.startswith(f"{root}/") and self._stands_at(f"{root}/", path)
             for root in self._roots
         )
+
+    def _is_installed(self, above: list[str], name: str, path: str) -> bool:
+        """True for a program in a folder of PATH, the settings of a virtual environment and what is
+        installed in one, and for what stands in the place of such a folder.
+        """
+        if _INSTALLED & {*above, name} or name == "pyvenv.cfg":
+            return True
+        if any(f"{folder}/".startswith(f"{path}/") for folder in self._programs):
+            return True
+        if not above:
+            return "." in self._programs and "." not in name
+        return posixpath.dirname(path) in self._programs
 
     @functools.cached_property
     def _roots(self) -> frozenset[str]:

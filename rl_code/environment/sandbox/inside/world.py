@@ -3,7 +3,8 @@
 Layers are folders that sandboxes share; none is ever written to. The workspace is an overlay
 (overlayfs) of its layers and a tmpfs of limited size, which is the session's own and takes all that
 is changed. A world with layers at "/" gets another root folder: an overlay as well, with what the
-sandbox adds (/proc, /dev, /tmp, the interpreter) mounted in it.
+sandbox adds (/proc, /dev, /tmp, the interpreter) mounted in it. Layers at "/" that have no folder
+of programs hold no system: the sandbox's own is mounted among their folders.
 
 The store is visible only while a session mounts its layers. It is covered before the first command
 can start, and so is the tmpfs below the overlay. Runs inside the sandbox: standard library only.
@@ -27,6 +28,10 @@ WORKSPACE = "/workspace"
 TEMPORARY = "/tmp"
 # Mounts that a root file system of layers takes over from the sandbox.
 _TAKEN_OVER = ("/dev", TEMPORARY, PYTHON, PACKAGES, PROGRAMS)
+# The sandbox's own system, for a root file system that has none: folders whose entries are mounted,
+# and folders or links of the root.
+_SYSTEM = ("/usr",)
+_SYSTEM_PARTS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc")
 # Folders of the programs of a root file system, if its world names none.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Options of the tmpfs that covers the store and the changes.
@@ -42,6 +47,10 @@ class World:
 
     def __init__(self, limits: dict[str, Any]):
         self._limits = limits
+        # True where programs are those of another system than the sandbox's.
+        self._foreign = False
+        # Folders of the root, as commands see them, that the host may ask for by name.
+        self._folders: list[str] = []
         # The commands' root folder, as the session sees it.
         self.root = "/"
         # The folder they start in, as they see it.
@@ -65,6 +74,14 @@ class World:
         """The folders that commands may write to, as the session sees them."""
         return self.folder, os.path.join(self.root, TEMPORARY.lstrip("/"))
 
+    def place(self, folder: str) -> str:
+        """A folder that the host asks for, as the session sees it: "" for the workspace, or one of
+        those that ``open`` was asked to make. Raises ValueError for another one.
+        """
+        if folder and folder not in self._folders:
+            raise ValueError(f"the folder {folder} is none of {', '.join(self._folders) or 'none'}")
+        return self.root + folder if folder else self.folder
+
     def close(self) -> None:
         """Covers the store and gives up the right to mount layers, if this has not happened yet.
         Raises OSError.
@@ -76,7 +93,8 @@ class World:
 
     def open(self, request: dict[str, Any]) -> None:
         """Mounts the layers of ``request``, before any command: "layers" ([folder in the store,
-        where it is shown], the lowest first), "workspace", "environment". Raises OSError.
+        where it is shown], the lowest first), "workspace", "environment", "folders" (of the root,
+        made if they are missing; they need a layer at "/"). Raises OSError.
         """
         if self._closed:
             raise OSError("layers are mounted before anything else, in a pool that has a store")
@@ -93,6 +111,8 @@ class World:
         if "/" in places:
             _overlay("root", places["/"], ROOT)
             self.root = ROOT
+            self._foreign = any(os.path.lexists(ROOT + name) for name in ("/bin", "/usr/bin"))
+            self._folders = request["folders"]
             self._complete_root()
         if self.workspace in places or "/" not in places:
             name, within = "workspace", ""
@@ -118,23 +138,32 @@ class World:
 
     def _complete_root(self) -> None:
         """Mounts in the new root folder what commands need and layers do not hold."""
-        for name in (*_TAKEN_OVER, "/proc", self.workspace):
-            # Links in the layers do not lead out: what is made here is made in ROOT itself.
-            at = ROOT
-            for part in name.split("/")[1:]:
-                at = f"{at}/{part}"
-                if not os.path.isdir(at) or os.path.islink(at):
-                    if os.path.lexists(at):
-                        raise OSError(f"{at.removeprefix(ROOT)} of the layers is not a folder")
-                    os.mkdir(at, 0o755)
-        for name in _TAKEN_OVER:
+        taken_over = [*_TAKEN_OVER, *(() if self._foreign else self._own_system())]
+        for name in (*taken_over, "/proc", self.workspace, *self._folders):
+            _make_folder(name)
+        for name in taken_over:
             if os.path.isdir(name):
                 kernel.mount(name, ROOT + name, "", kernel.MS_BIND | kernel.MS_REC)
+
+    def _own_system(self) -> list[str]:
+        """Folders of the sandbox's own system that are to be mounted; makes its links. Raises
+        OSError.
+        """
+        found = []
+        for name in _SYSTEM_PARTS:
+            if os.path.islink(name):
+                os.symlink(os.readlink(name), ROOT + name)
+            elif os.path.isdir(name):
+                found.append(name)
+        for name in _SYSTEM:
+            with os.scandir(name) as entries:
+                found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return found
 
     def _environment(self, own: dict[str, str]) -> dict[str, str]:
         """The variables of commands in this world."""
         found = dict(self._limits["environment"])
-        if self.root != "/":
+        if self._foreign:
             # The sandbox's own libraries are not those of another system.
             del found["LD_LIBRARY_PATH"]
             found["PATH"] = _PATH
@@ -144,6 +173,19 @@ class World:
             found["PYTHONPATH"] = ":".join(path)
             found["PATH"] = f"{PACKAGES}/bin:{found['PATH']}"
         return found
+
+
+def _make_folder(name: str) -> None:
+    """Makes a folder of the new root. Links in the layers do not lead out: what is made is made in
+    ROOT itself. Raises OSError.
+    """
+    at = ROOT
+    for part in name.split("/")[1:]:
+        at = f"{at}/{part}"
+        if not os.path.isdir(at) or os.path.islink(at):
+            if os.path.lexists(at):
+                raise OSError(f"{at.removeprefix(ROOT)} of the layers is not a folder")
+            os.mkdir(at, 0o755)
 
 
 def _overlay(name: str, layers: list[str], target: str) -> None:

@@ -1,0 +1,146 @@
+"""The part of launch.redteam that tries cheats on tasks of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.box
+import rich.table
+from absl import flags
+
+from benchmarks.results import JSON
+from launch import command
+from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS
+from rl_code.config.named import Named
+from rl_code.environment.layers import installed
+from rl_code.environment.layers.packages import PackagesError
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
+from rl_code.environment.suite_grader import SuiteError
+from rl_code.metrics.progress import Progress
+from rl_code.redteam import foreign
+from rl_code.redteam.foreign import ALONE, AS_HARBOR, AS_SWE, Left, Paid
+from rl_code.tasks.api import find_source
+from rl_code.tasks.source import Refusal, SourceOfWorlds
+from rl_code.types import Limits
+
+FLAGS = flags.FLAGS
+# Graders that are tried for comparison, and pay nobody here.
+_COMPARED = (AS_HARBOR, AS_SWE, ALONE)
+
+
+def run(kind: str, path: str) -> int:
+    """Tries cheats on the tasks at a path, prints the tables, and returns the exit code.
+
+    kind: "harbor" or "swe", a source of tasks.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            store = LayerStore(LAYERS.value or folder)
+            settings = {"path": path, **_settings(store)}
+            source = find_source(Named(kind, settings), f"--{kind}")
+            assert isinstance(source, SourceOfWorlds)  # as both kinds are
+            config = SandboxConfig(
+                memory_mb=1024,
+                processes=64,
+                workspace_mb=64,
+                cpu_s=max(1, round(SECONDS.value)),
+                output_bytes=1 << 20,
+                layers=str(store.folder),
+            )
+            with SandboxPool(config) as pool:
+                attempts, left, refused = _try(source, pool, Path(folder))
+        except (PackagesError, SandboxUnavailable, OSError, ValueError) as error:
+            command.refuse(f"--{kind}={path}: {error}")
+    if JSON.value:
+        records = {
+            "attempts": [{**dataclasses.asdict(one), "paid": one.paid} for one in attempts],
+            "left_over": [dataclasses.asdict(one) for one in left],
+            "refused": refused,
+        }
+        Path(JSON.value).write_text(json.dumps(records, indent=1))
+    _show(attempts, left, refused)
+    return int(any(one.paid for one in cheats_of(attempts) if one.grader not in _COMPARED))
+
+
+def cheats_of(attempts: Sequence[Paid]) -> list[Paid]:
+    """The attempts that are cheats."""
+    return [one for one in attempts if one.attempt not in (foreign.NOTHING, foreign.REFERENCE)]
+
+
+def _settings(store: LayerStore) -> dict[str, Any]:
+    """Settings of the source, with a folder of pytest where they name no packages and no images.
+    Raises ValueError, PackagesError.
+    """
+    try:
+        settings = json.loads(SETTINGS.value)
+    except ValueError as error:
+        raise ValueError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
+    if not isinstance(settings, dict) or not isinstance(settings.get("places", {}), dict):
+        raise ValueError(f"--settings={SETTINGS.value!r} must be an object, as is its places")
+    places = dict(settings.get("places", {}))
+    if not places.get("packages") and not places.get("images"):
+        places["packages"] = str(store.folder / store.tree(installed.build(store)))
+    return {**settings, "places": places}
+
+
+def _try(
+    source: SourceOfWorlds, pool: SandboxPool, folder: Path
+) -> tuple[list[Paid], list[Left], dict[str, str]]:
+    """The attempts, what is left over, and why tasks cannot be tried, by id."""
+    limits = Limits(
+        turns=1,
+        tokens=1,
+        turn_tokens=1,
+        test_runs=1,
+        command_s=SECONDS.value,
+        grade_s=SECONDS.value,
+    )
+    attempts: list[Paid] = []
+    left: list[Left] = []
+    refused: dict[str, str] = {}
+    count = min(source.count(), FIRST.value or source.count())
+    with Progress("cheats", count) as progress:
+        for number, (id, task) in enumerate(source.load_each(pool, folder), start=1):
+            if number > count:
+                break
+            if isinstance(task, Refusal):
+                refused[id] = str(task)
+                continue
+            try:
+                left += foreign.left_over(task, pool)
+                for one in foreign.tried(task, pool, limits):
+                    attempts.append(one)
+                    progress.update(number - 1, task=id, cheat=one.attempt)
+            except SuiteError as error:
+                refused[id] = str(error)
+            progress.update(number)
+    return attempts, left, refused
+
+
+def _show(attempts: Sequence[Paid], left: Sequence[Left], refused: dict[str, str]) -> None:
+    """Prints the tables."""
+    console = command.console()
+    tasks = len({one.task for one in attempts})
+    console.print(f"{tasks} tasks tried, {len(refused)} not.")
+    for rows in (foreign.ranked(attempts), foreign.by_cheat(attempts)) if attempts else ():
+        if FLAGS.markdown:
+            lines = ["| " + " | ".join(row) + " |" for row in rows]
+            lines.insert(1, "|---" * len(rows[0]) + "|")
+            print("\n" + "\n".join(lines))
+            continue
+        shown = rich.table.Table(*rows[0], box=rich.box.SIMPLE)
+        for row in rows[1:]:
+            shown.add_row(*row)
+        console.print(shown)
+    for one in left:
+        print(f"{one.task}: the agent's world holds the {one.what} {one.path}: {one.found}")
+    if attempts and not left:
+        print("No solution and no hidden test lies, whole, in a world that an agent sees.")
+    for id, why in refused.items():
+        print(f"{id}: not tried: {why}")

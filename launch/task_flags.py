@@ -1,0 +1,12 @@
+"""Flags of commands that go through the tasks of a source."""
+
+from __future__ import annotations
+
+from absl import flags
+
+SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
+LAYERS = flags.DEFINE_string("layers", "", "The folder of the layer store, for tasks with worlds.")
+FIRST = flags.DEFINE_integer("first", 0, "Only the first so many tasks; 0 for all.", lower_bound=0)
+SECONDS = flags.DEFINE_float(
+    "seconds", 60.0, "Wall-clock seconds of all tests of a task.", lower_bound=1.0
+)
