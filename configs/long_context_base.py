@@ -54,35 +54,39 @@ LONG = (
 
 # Whole tasks have one look-up for forty tokens. Drills among them keep what the second model has
 # learned.
-TASKS = (
-    *stages([(320, 320, 2, 40)]),
-    *(stages([(24, 3600, 70, 50)], drill=True) + stages([(44, 3600, 2, 50)])) * 4,
-)
+MIXED = stages([(24, 3600, 70, 50)], drill=True) + stages([(44, 3600, 2, 50)])
+TASKS = (*stages([(320, 320, 2, 40)]), *MIXED * 4)
+# From the last model of dense attention to another method.
+CONVERTED = (*stages([(320, 320, 2, 40)]), *MIXED * 8)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """arg: "" for the first model; a name of long_context.METHODS and "_drills" for the second one
-    of a method, the name alone for the last one; "smoke" (seconds).
+    of a method, the name alone for the last one; the name and "_converted" for one that goes on
+    from the last one of dense attention; "smoke" (seconds).
     """
     method, _, stage = arg.partition("_")
-    if arg not in ("", "smoke", *METHODS, *(f"{name}_drills" for name in METHODS)):
+    staged = (f"{name}_{stage}" for name in METHODS for stage in ("drills", "converted"))
+    if arg not in ("", "smoke", *METHODS, *staged):
         known = ", ".join(METHODS)
         raise ValueError(
             f"configs/long_context_base.py:{arg}: expected nothing, smoke or one of {known}, with "
-            "_drills or without"
+            "_drills, with _converted or alone"
         )
     config = long_context.get_config(method)
     if arg == "smoke":
         return config
     if not arg:
         first, steps, total, rate, weights = SHORT, 780, 1300, 2e-2, ""
-    elif stage:
+    elif stage == "drills":
         first, steps, total, rate, weights = LONG, 400, 520, 1e-2, f"{BASES}/short/sft"
+    elif stage == "converted":
+        first, steps, total, rate, weights = CONVERTED, 300, 300, 4e-3, f"{BASES}/dense/sft"
     else:
         first, steps, total, rate, weights = TASKS, 156, 160, 4e-3, f"{BASES}/{method}_drills/sft"
     config.model.weights = weights
     # NSA has parameters that the first model lacks
-    config.model.change_methods = arg == "nsa_drills"
+    config.model.change_methods = arg in ("nsa_drills", "nsa_converted")
     config.sft = dict(
         steps=steps,
         rows=2,

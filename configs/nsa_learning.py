@@ -1,0 +1,61 @@
+"""The reason why NSA gained nothing from RL where dense attention did: rate, picks or warm start.
+
+What: configs/long_context.py with NSA, in which one thing is changed at a time: a third and a tenth
+  of its learning rate; the sampler's picks of blocks replayed in the trainer; a warm start that
+  goes on from the finished model of dense attention, instead of growing up with NSA. Dense
+  attention stands beside them.
+Command: the warm starts of configs/long_context_base.py for dense and nsa, and then
+  python -m launch.sft --config=configs/long_context_base.py:nsa_converted
+  --workdir=runs/long_base/nsa_converted, then
+  python -m launch.sweep --config=configs/nsa_learning.py --workdir=runs/nsa_learning
+  --figure=docs/nsa_learning.png
+Hardware: 2 CPU cores. Run time: not run; 12 to 16 minutes a run of configs/long_context.py.
+Expected metric: held-out pass@1 of one of the arms rises as dense attention's does. Not run.
+"""
+
+from collections.abc import Iterator
+
+import ml_collections
+
+from configs import long_context
+from configs.long_context import BASES, LOCAL, METHODS, base_of
+
+RATE = 1e-3
+NSA = {"model.attention": (LOCAL, LOCAL, METHODS["nsa"]), "model.weights": base_of("nsa")}
+ARMS = {
+    "dense": {
+        "model.attention": (LOCAL, LOCAL, METHODS["dense"]),
+        "model.weights": base_of("dense"),
+    },
+    "nsa": NSA,
+    "a third of the rate": NSA | {"train.optimizer.learning_rate": RATE / 3},
+    "a tenth of the rate": NSA | {"train.optimizer.learning_rate": RATE / 10},
+    "picks replayed": NSA | {"rollout.picks": "replay"},
+    "converted": NSA | {"model.weights": f"{BASES}/nsa_converted/sft"},
+}
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """The arm "dense". arg: "" or "smoke" (seconds, from scratch)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/nsa_learning.py:{arg}: the argument must be empty or smoke")
+    config = long_context.get_config(arg)
+    config.train.optimizer.learning_rate = RATE
+    return config
+
+
+def get_sweep(arg: str = "") -> Iterator[dict]:
+    """One set of overrides per run; all arms of a seed before the next seed."""
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for variant, arm in ARMS.items():
+            overrides = {"variant": variant, "seed": seed, "mesh.data": 1} | arm
+            if arg == "smoke":
+                overrides["model.weights"] = ""
+            yield overrides
+
+
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    window = 1 if arg == "smoke" else 5
+    metrics = ("reward/solved", "policy/mismatch_k3", "train/grad_norm")
+    return tuple(("curve", metric, "step", window) for metric in metrics)
