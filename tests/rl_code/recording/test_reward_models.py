@@ -134,7 +134,7 @@ def test_a_model_tells_the_outcomes_of_other_tasks_apart(weights, run, tmp_path,
 def test_the_command_prints_the_measures(weights, run, tmp_path, capsys):
     section = read_config.to_dict(configured(weights, run))
     command.main(section, str(tmp_path / "rm"))
-    assert "AUC 1.000" in capsys.readouterr().err
+    assert "AUC 1.000" in capsys.readouterr().out
     assert (tmp_path / "rm" / "reliability.png").exists()
     assert json.loads((tmp_path / "rm" / "reward_model.json").read_text())["judged"]["auc"] == 1.0
 
