@@ -7,8 +7,9 @@ Command: nice -n 10 python -m experiments.endurance --config=configs/ten_thousan
   --workdir=runs/ten_thousand --kills=200 --sandbox_deaths=0.05 --full_disks=1
   runs it under faults and goes on with it; python -m launch.train runs it without any.
 Hardware: 2 CPU cores. Run time: 0.6 CPU seconds an update, without its sandboxes.
-Expected metric: held-out pass@1 goes on rising over the checkpoints; policy/mismatch_k3 stays where
-  it begins; the memory grows by less than 1 MB in 1,000 updates; every group is used once.
+Expected metric: held-out pass@1 from 41 to 62 %, most of it in 750 updates; policy/mismatch_k3
+  stays where it begins; the memory of a process grows for 500 updates, and not after; every group
+  is used once.
 """
 
 import ml_collections
