@@ -76,10 +76,10 @@ def reader(workdir: Path) -> Reader:
 def _serving(workdir: Path) -> dict[str, Any]:
     """The section ``serving`` of a run, or of the versions of a cycle. Raises ValueError."""
     if (file := workdir / CONFIG_FILE).is_file():
-        return json.loads(file.read_text())["serving"]
+        return json.loads(file.read_text()).get("serving", {})
     for folder in sorted((workdir / "versions").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
-            return checkpoint.record_of(folder, int(folder.name)).config["serving"]
+            return checkpoint.record_of(folder, int(folder.name)).config.get("serving", {})
         except CheckpointError:
             continue  # not whole
     raise ValueError(f"{workdir} has neither {CONFIG_FILE} nor a version of launch.realtime")

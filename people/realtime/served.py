@@ -11,9 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +26,30 @@ from models.sharding import MeshConfig, make_mesh
 from people.feedback.config import FeedbackConfig
 from people.feedback.identity import AnswerIds, load_secret
 from people.feedback.outcomes import Selection
-from people.feedback.poisoning import PoisoningConfig, implausible, weigh
+from people.feedback.poisoning import weigh
 from people.feedback.records import AnswerRecord
-from people.feedback.rewards.answered import Answered, answered
+from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackReward, make_reward
 from people.feedback.store import FeedbackStore
-from people.feedback.waiting import Wait
 from people.realtime.held_out import RATES, HeldOut, JudgeConfig
 from people.realtime.learned import LearnedReward, RewardModels
 from people.realtime.ledger import forget_sessions
 from people.realtime.parts import (
-    Overtaken,
     Parts,
     Played,
     Routing,
     TrainingFailed,
     never,
 )
-from people.realtime.recorded import Joined, RecordedStore
+from people.realtime.served_fleet import ServedFleet
+from people.realtime.served_store import ServedStore
 from people.realtime.training import groups_of, leave_one_out, spoiled
 from people.realtime.versions import Versions
 from people.serving.access import Access, KeyFile
 from people.serving.begun import Begun
 from people.serving.fleet import Fleet
-from people.serving.models import Models
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
 from people.serving.probes import probes
-from people.serving.router import AUTO, EVERYBODY, Shares
 from people.simulated.crowd import Crowd, CrowdConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
@@ -63,8 +59,6 @@ from rl_code.learner.learner import Learner
 from rl_code.run.config import RunConfig, refuse_documents
 from rl_code.run.run import Run
 
-# Seconds between two removals of what is too old, while a cycle collects.
-_EXPIRE_S = 3_600.0
 # Seconds after which whoever waits asks whether to stop.
 _ASK_S = 1.0
 # What is kept of the updates of a version: means, and those of the first one.
@@ -160,109 +154,6 @@ class Served:
         names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
         names |= dict(update_size=self.run.train.tasks_per_step * self.run.train.group_size)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
-
-
-class ServedStore(RecordedStore):
-    """The store of feedback, where young answers wait for their events and old ones are removed,
-    and where those who are implausible count neither in the test nor in guardrails and alarms.
-    """
-
-    def __init__(
-        self,
-        record: FeedbackStore,
-        reward: FeedbackReward,
-        wait: Wait,
-        poisoning: PoisoningConfig,
-        keep_days: float = math.inf,
-    ):
-        """The last three are those of ``FeedbackConfig``."""
-        parts = [f"reward/{component}" for component in reward.components]
-        super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
-        self._feedback, self._wait = record, wait
-        self._poisoning = poisoning
-        # (version, user) of those who were implausible at the last look
-        self._left_out: set[tuple[int, str]] = set()
-        self._keep_days = keep_days
-        # The cycle in which old answers were last removed, and when (Unix seconds).
-        self._expired = (0, -math.inf)
-
-    def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
-        return self._feedback.select(watermark, versions, most, self._wait)
-
-    def expire(self, cycle: int, now: float) -> None:
-        # Looks follow each other in seconds, and all writers wait meanwhile.
-        last_cycle, last_at = self._expired
-        if math.isinf(self._keep_days) or (cycle == last_cycle and now < last_at + _EXPIRE_S):
-            return
-        gone = self._feedback.expire(now, self._keep_days, open_cycle=cycle)
-        self._expired = cycle, now
-        if gone.answers or gone.events:
-            words = "%d answers and %d events were older than %g days and are removed"
-            logging.info(words, gone.answers, gone.events, self._keep_days)
-
-    def _believed(self, joined: Joined) -> Joined:
-        # Each version by itself. Beside the deployed one, of which there are more, everybody who
-        # has a much worse candidate would look implausible, and the test would not see the harm.
-        of_version: dict[int, list[Answered]] = {}
-        for one in answered(joined):
-            of_version.setdefault(one.answer.version, []).append(one)
-        left_out = {
-            (version, user)
-            for version, given in of_version.items()
-            for user in implausible(given, self._poisoning)
-        }
-        if left_out != self._left_out:
-            self._left_out = left_out
-            logging.info("%d users are implausible and left out of the test", len(left_out))
-        return [one for one in joined if (one[0].version, one[0].user) not in left_out]
-
-
-def rewarded(reward: FeedbackReward, joined: Joined) -> list[dict[str, float]]:
-    """The reward of each answer, and its parts, as metrics of its session: as in training, where a
-    question earns what the answer after it does.
-    """
-    found = [reward(given) for given in answered(joined)]
-    return [
-        {"reward": one.total} | {f"reward/{name}": value for name, value in one.components.items()}
-        for one in found
-    ]
-
-
-class ServedFleet:
-    """``parts.Fleet``: versions of one model in the servers of this process.
-
-    weights: loads those of a version. drain_s: how long answers of a version that is retired may
-    take.
-    """
-
-    def __init__(self, models: Models, name: str, weights: Callable[[int], Any], drain_s: float):
-        self._models, self._name, self._weights, self._drain_s = models, name, weights, drain_s
-        self._loaded: set[int] = set()
-        self._routing: Routing | None = None
-
-    def apply(self, routing: Routing) -> None:
-        now = self._routing
-        if now is not None and routing.turn < now.turn:
-            raise Overtaken(f"{routing} is older than what is in force, {now}")
-        if routing == now:
-            return
-        shares = {routing.deployed: 1.0 - routing.share}
-        if routing.candidate is not None:
-            shares[routing.candidate] = routing.share
-        for version in shares:
-            if version not in self._loaded:
-                self._models.load(self._name, version, self._weights(version))
-                self._loaded.add(version)
-        self._models.promote(self._name, routing.deployed)
-        arms = {f"{self._name}@{version}": share for version, share in shares.items()}
-        self._models.route(AUTO, Shares(routing.experiment or EVERYBODY, arms))
-        for version in sorted(self._loaded - shares.keys()):
-            self._models.retire(self._name, version, self._drain_s)
-            self._loaded.remove(version)
-        self._routing = routing
-
-    def routing(self) -> Routing | None:
-        return self._routing
 
 
 class System:

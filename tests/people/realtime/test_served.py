@@ -30,7 +30,10 @@ from people.realtime import tables
 from people.realtime.held_out import HeldOut
 from people.realtime.ledger import Ledger
 from people.realtime.parts import Overtaken, Routing, TrainingFailed
-from people.realtime.served import AUTO, Served, ServedFleet, ServedStore, Spoiled, System
+from people.realtime.served import Served, Spoiled, System
+from people.realtime.served_fleet import ServedFleet
+from people.realtime.served_store import ServedStore
+from people.serving.router import AUTO
 from rl_code.config import read_config
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
