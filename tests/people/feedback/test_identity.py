@@ -1,7 +1,8 @@
 """Ids that only the server can make, and keys that do not tell whose they are."""
 
-import multiprocessing
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -87,8 +88,25 @@ def test_a_short_secret_is_refused(tmp_path):
 
 def test_a_secret_is_made_once_and_is_its_owners_alone(tmp_path):
     path = tmp_path / "state" / "secret"
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        made = set(pool.map(load_secret, [path] * 8))
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom people.feedback.identity import load_secret\n"
+        "print('ready', flush=True)\ninput()\nprint(load_secret(Path(sys.argv[1])).hex())\n"
+    )
+    racing = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for one in racing:
+        assert one.stdout.readline() == "ready\n"
+    for one in racing:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    made = {bytes.fromhex(one.communicate()[0].strip()) for one in racing}
     assert made == {load_secret(path)}
     assert len(made.pop()) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

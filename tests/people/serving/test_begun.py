@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from concurrent import futures
@@ -16,27 +17,14 @@ from people.realtime.recorded import metrics_of
 from people.realtime.training import groups_of
 from people.serving.begun import Begun
 from rl_code.types import Reward
-from tests.people.feedback.people import answer
+from tests.people.serving.killed import dead
 from tests.people.serving.scripted import PATIENCE_S, Scripted
-from tests.rl_code.store.processes import end, spawn
-
-
-def dead(id: str):
-    fields = dict(given=(), tokens=(), logprobs=(), versions=(), finish_reason="aborted")
-    return answer(id, extra={"server_died": True}, **fields)
-
-
-def be_killed(path) -> None:
-    begun = Begun(path)
-    begun.begin([dead("a"), dead("b")])
-    begun.end(["a"])
-    begun.begin([dead("c")])
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_server_was_sampling_is_left(tmp_path):
     path = tmp_path / "begun.jsonl"
-    assert end(spawn(be_killed, path)) == -signal.SIGKILL
+    command = [sys.executable, "-m", "tests.people.serving.killed", str(path)]
+    assert subprocess.run(command, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     with path.open("a") as file:
         file.write('\x00\x00\n[]\n{"begin": {"id": "cut')
     again = Begun(path)

@@ -232,18 +232,18 @@ def test_a_server_that_ends_is_started_again_so_often(workspace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "why", "seconds"),
     [
-        ("import sys; sys.exit('no licence')", "exit code 1: no licence"),
-        ("print('hello', flush=True)\nimport time\ntime.sleep(600)", "in time"),
-        ("print('Content-Length: 99999999999\\r\\n\\r\\n', flush=True)\ninput()", "no head"),
-        ("print('Content-Length: 2\\r\\n\\r\\n[]', flush=True)\ninput()", "no message"),
-        ("print('Content-Length: 2\\r\\n\\r\\n[[', flush=True)\ninput()", "no JSON"),
+        ("import sys; sys.exit('no licence')", "exit code 1: no licence", 60.0),
+        ("print('hello', flush=True)\nimport time\ntime.sleep(600)", "in time", 1.0),
+        ("print('Content-Length: 99999999999\\r\\n\\r\\n', flush=True)\ninput()", "no head", 60.0),
+        ("print('Content-Length: 2\\r\\n\\r\\n[]', flush=True)\ninput()", "no message", 60.0),
+        ("print('Content-Length: 2\\r\\n\\r\\n[[', flush=True)\ninput()", "no JSON", 60.0),
     ],
 )
-def test_one_that_does_not_start_says_why(workspace, tmp_path, program, why):
+def test_one_that_does_not_start_says_why(workspace, tmp_path, program, why, seconds):
     own = server(tmp_path, program)
-    found = use(workspace, tools(servers=(own,), seconds=3.0), "diagnostics")
+    found = use(workspace, tools(servers=(own,), seconds=seconds), "diagnostics")
     assert not found.ok
     assert why in found.content
 
