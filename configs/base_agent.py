@@ -17,12 +17,12 @@ from configs import quickstart, repositories
 
 # Where the runs that start from the agent look for it.
 WEIGHTS = "runs/base_agent/sft"
-FUNCTIONS = dict(name="generated", levels=(1, 2, 3))
-REPOSITORIES = repositories.repositories()
+FUNCTIONS = dict(name="generated", split="train", levels=(1, 2, 3))
+REPOSITORIES = repositories.repositories(split="train")
 TASKS = {
-    "": dict(name="mixed", weights=(1, 2)),
-    "functions": FUNCTIONS | dict(split="train"),
-    "repositories": REPOSITORIES | dict(split="train"),
+    "": dict(name="mixed", of=(FUNCTIONS, REPOSITORIES), weights=(1, 2)),
+    "functions": FUNCTIONS,
+    "repositories": REPOSITORIES,
 }
 
 
@@ -38,9 +38,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = repositories.get_config("smoke" if arg == "smoke" else "")
     with config.ignore_type():
         config.tools = (*config.tools, "write_file", "run_tests")
-        config.tasks = TASKS[arg] if arg in TASKS else TASKS[""]
-        if config.tasks["name"] == "mixed":
-            config.tasks["of"] = (TASKS["functions"], TASKS["repositories"])
+        config.tasks = TASKS.get(arg, TASKS[""])
         config.suites = suites(arg)
     config.model.preset = "reader"
     if arg in ("functions", "repositories"):

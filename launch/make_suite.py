@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
             found = suite_rows(sessions(joined), **drawn)
         else:
             found = _holes(joined, drawn)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         command.refuse(str(error))
     if not found.rows:
         command.refuse(_nothing(joined, of_agents))

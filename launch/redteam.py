@@ -85,9 +85,13 @@ flags.DEFINE_string("swe", None, "File of rows in SWE-bench's format to try chea
 
 
 def main(argv: list[str]) -> None:
-    for kind, path in (("harbor", FLAGS.harbor), ("swe", FLAGS.swe)):
-        if path is not None:
-            sys.exit(redteam_tasks.run(kind, path))
+    others: dict[str, str] = {"harbor": FLAGS.harbor, "swe": FLAGS.swe}
+    others = {kind: path for kind, path in others.items() if path is not None}
+    if others and len(others) + bool(FLAGS.only) > 1:
+        named = " and ".join(f"--{kind}" for kind in (*others, *(["only"] if FLAGS.only else [])))
+        command.refuse(f"{named} cannot stand together: give one of them")
+    for kind, path in others.items():
+        sys.exit(redteam_tasks.run(kind, path))
     parts = FLAGS.only or PARTS
     if CHOOSER in parts:
         choose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tempfile
@@ -15,19 +16,19 @@ from absl import flags
 
 from benchmarks.results import JSON
 from launch import command
-from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS
+from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS, limits_of_tests
 from rl_code.config.named import Named
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.packages import PackagesError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.environment.suite_grader import SuiteError
+from rl_code.host.stop import INTERRUPTED
 from rl_code.metrics.progress import Progress
 from rl_code.redteam import foreign
 from rl_code.redteam.foreign import ALONE, AS_HARBOR, AS_SWE, Left, Paid
 from rl_code.tasks.api import find_source
 from rl_code.tasks.source import Refusal, SourceOfWorlds
-from rl_code.types import Limits
 
 FLAGS = flags.FLAGS
 # Graders that are tried for comparison, and pay nobody here.
@@ -54,7 +55,7 @@ def run(kind: str, path: str) -> int:
                 layers=str(store.folder),
             )
             with SandboxPool(config) as pool:
-                attempts, left, refused = _try(source, pool, Path(folder))
+                attempts, left, refused, finished = _try(source, pool, Path(folder))
         except (PackagesError, SandboxUnavailable, OSError, ValueError) as error:
             command.refuse(f"--{kind}={path}: {error}")
     if JSON.value:
@@ -65,12 +66,11 @@ def run(kind: str, path: str) -> int:
         }
         Path(JSON.value).write_text(json.dumps(records, indent=1))
     _show(attempts, left, refused)
-    return int(any(one.paid for one in cheats_of(attempts) if one.grader not in _COMPARED))
-
-
-def cheats_of(attempts: Sequence[Paid]) -> list[Paid]:
-    """The attempts that are cheats."""
-    return [one for one in attempts if one.attempt not in (foreign.NOTHING, foreign.REFERENCE)]
+    if not finished:
+        print("stopped: these are the attempts so far")
+        return INTERRUPTED
+    own = [one for one in attempts if one.grader not in _COMPARED]
+    return int(any(one.paid for one in own if one.is_cheat))
 
 
 def _settings(store: LayerStore) -> dict[str, Any]:
@@ -91,21 +91,15 @@ def _settings(store: LayerStore) -> dict[str, Any]:
 
 def _try(
     source: SourceOfWorlds, pool: SandboxPool, folder: Path
-) -> tuple[list[Paid], list[Left], dict[str, str]]:
-    """The attempts, what is left over, and why tasks cannot be tried, by id."""
-    limits = Limits(
-        turns=1,
-        tokens=1,
-        turn_tokens=1,
-        test_runs=1,
-        command_s=SECONDS.value,
-        grade_s=SECONDS.value,
-    )
+) -> tuple[list[Paid], list[Left], dict[str, str], bool]:
+    """The attempts, what is left over, why tasks cannot be tried, by id, and False if Ctrl-C came
+    before the last.
+    """
     attempts: list[Paid] = []
     left: list[Left] = []
     refused: dict[str, str] = {}
     count = min(source.count(), FIRST.value or source.count())
-    with Progress("cheats", count) as progress:
+    with Progress("cheats", count) as progress, contextlib.suppress(KeyboardInterrupt):
         for number, (id, task) in enumerate(source.load_each(pool, folder), start=1):
             if number > count:
                 break
@@ -114,13 +108,14 @@ def _try(
                 continue
             try:
                 left += foreign.left_over(task, pool)
-                for one in foreign.tried(task, pool, limits):
+                for one in foreign.tried(task, pool, limits_of_tests()):
                     attempts.append(one)
                     progress.update(number - 1, task=id, cheat=one.attempt)
             except SuiteError as error:
                 refused[id] = str(error)
             progress.update(number)
-    return attempts, left, refused
+        return attempts, left, refused, True
+    return attempts, left, refused, False
 
 
 def _show(attempts: Sequence[Paid], left: Sequence[Left], refused: dict[str, str]) -> None:

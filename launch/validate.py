@@ -31,7 +31,7 @@ from typing import Any
 from absl import flags
 
 from launch import command, endings
-from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS
+from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS, limits_of_tests
 from launch.workdir import WORKDIR
 from rl_code.config import read_config
 from rl_code.config.named import Named
@@ -44,7 +44,7 @@ from rl_code.tasks import validate
 from rl_code.tasks.api import SOURCES, find_source
 from rl_code.tasks.source import Refusal, Source, SourceOfWorlds
 from rl_code.tasks.validate import Verdict
-from rl_code.types import Limits, Task
+from rl_code.types import Task
 
 JUDGINGS = flags.DEFINE_integer(
     "judgings", 3, "How often the tests of each task run.", lower_bound=1
@@ -147,14 +147,6 @@ def run(
     before an error leaves.
     """
     verdicts: list[Verdict] = []
-    limits = Limits(
-        turns=1,
-        tokens=1,
-        turn_tokens=1,
-        test_runs=1,
-        command_s=SECONDS.value,
-        grade_s=SECONDS.value,
-    )
     count, tasks = tasks_of(sources, pool)
     saved = time.monotonic()
     with Progress(f"validate {title}", count) as progress:
@@ -172,7 +164,7 @@ def run(
             validate.judge_all(
                 tasks,
                 pool,
-                limits,
+                limits_of_tests(),
                 JUDGINGS.value,
                 WORKERS.value,
                 known,

@@ -94,21 +94,11 @@ class Running:
         """The records of its answers if the server dies before they have ended. Of what they were
         asked and had sampled nothing is kept.
         """
-        asked = self.asked
-        origin = {"origin": asked.origin} if asked.origin else {}
         return [
-            AnswerRecord(
-                id=id,
-                user=asked.user,
-                session=asked.session,
-                model=asked.model,
-                version=asked.version,
-                adapter=asked.adapter,
-                arm=asked.arm,
-                asked_at=asked.at,
-                answered_at=asked.at,
+            self._record_of(
+                index,
+                answered_at=self.asked.at,
                 first_token_s=0.0,
-                kind=self.request.kind,
                 finish_reason="aborted",
                 context=0,
                 parent=-1,
@@ -117,9 +107,9 @@ class Running:
                 tokens=(),
                 logprobs=(),
                 versions=(),
-                extra={"index": index, "server_died": True, **origin},
+                extra={"server_died": True},
             )
-            for index, id in enumerate(asked.ids)
+            for index in range(self.request.n)
         ]
 
     @property
@@ -234,25 +224,15 @@ class Running:
         did: Mapping[str, Any],
     ) -> Future:
         """Done when the record is kept. did: what the answer did."""
-        asked = self.asked
         opening = self.openings[index]
-        origin = {"origin": asked.origin} if asked.origin else {}
-        seconds = time.monotonic() - asked.clock
+        seconds = time.monotonic() - self.asked.clock
         with self._lock:
             self.tokens += len(tokens) + (0 if index else len(opening.tokens))
         return self._on_answer(
-            AnswerRecord(
-                id=asked.ids[index],
-                user=asked.user,
-                session=asked.session,
-                model=asked.model,
-                version=asked.version,
-                adapter=asked.adapter,
-                arm=asked.arm,
-                asked_at=asked.at,
-                answered_at=asked.at + seconds,
+            self._record_of(
+                index,
+                answered_at=self.asked.at + seconds,
                 first_token_s=self._first.get(index, seconds),
-                kind=self.request.kind,
                 finish_reason=reason,
                 context=opening.context,
                 parent=parent,
@@ -260,9 +240,27 @@ class Running:
                 given=tuple(opening.given),
                 tokens=tuple(int(token) for token in tokens),
                 logprobs=tuple(float(logprob) for logprob in logprobs),
-                versions=(asked.version,) * len(tokens),
-                extra={"index": index, **did, **origin, **self._kept},
+                versions=(self.asked.version,) * len(tokens),
+                extra={**did, **self._kept},
             )
+        )
+
+    def _record_of(self, index: int, *, extra: Mapping[str, Any], **became: Any) -> AnswerRecord:
+        """The record of an answer. became: the fields that its request does not say."""
+        asked = self.asked
+        origin = {"origin": asked.origin} if asked.origin else {}
+        return AnswerRecord(
+            id=asked.ids[index],
+            user=asked.user,
+            session=asked.session,
+            model=asked.model,
+            version=asked.version,
+            adapter=asked.adapter,
+            arm=asked.arm,
+            asked_at=asked.at,
+            kind=self.request.kind,
+            extra={"index": index, **origin, **extra},
+            **became,
         )
 
     def _ended(self, count: int) -> None:

@@ -21,6 +21,7 @@ import json
 import math
 import posixpath
 import random
+import sys
 import time
 from collections.abc import Mapping
 
@@ -173,13 +174,9 @@ class _Grading:
     def _try_run(self, files: Snapshot, tests: Mapping[str, bytes]) -> tuple[_Run, bool]:
         """One run, and True if its sandbox was lost."""
         script = self._script
-        runs = {script.program, *script.executable}
         gone = File(b"", kind="deleted")
         places = {
-            TESTS: {
-                path: File(content, 0o755 if path in runs else 0o644)
-                for path, content in tests.items()
-            },
+            TESTS: entries_of(script, tests),
             LOGS: {_TEXT: gone, _JSON: gone},  # an image may hold some
         }
         try:
@@ -202,6 +199,14 @@ class _Grading:
             except NoReward as error:
                 why = f"{script.program}: {error}; it ended with {done.exit_code}: {said}"
                 return _Run({REWARD: 0.0}, why, flags, said), sandbox.lost
+
+
+def entries_of(script: Script, files: Mapping[str, bytes]) -> dict[str, File]:
+    """The files of a program, perhaps with other content, with their rights."""
+    runs = (script.program, *script.executable)
+    return {
+        path: File(content, 0o755 if path in runs else 0o644) for path, content in files.items()
+    }
 
 
 def run_program(sandbox: Sandbox, path: str, environment: Mapping[str, str], timeout_s: float):
@@ -252,14 +257,12 @@ def json_rewards(text: str) -> dict[str, float]:
     if not isinstance(found, dict) or not 0 < len(found) <= _MOST_VALUES:
         raise NoReward(f"{_JSON} must be an object with 1 to {_MOST_VALUES} rewards")
     for name, value in found.items():
-        if not isinstance(value, int | float) or abs(value) > _LARGEST or value != value:
+        # JSON may hold an integer that is greater than any float
+        finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+        if not finite:
             raise NoReward(f"{_JSON} holds {str(value)[:40]!r} as {name[:40]!r}, no finite number")
     rewards = {name: float(value) for name, value in found.items()}
     return {REWARD: sum(rewards.values()) / len(rewards), **rewards}
-
-
-# Of a finite float; JSON may hold a greater integer.
-_LARGEST = 1.7976931348623157e308
 
 
 def _tests(script: Script) -> tuple[dict[str, str], list[str]]:

@@ -25,12 +25,13 @@ from collections.abc import Iterator, Sequence
 
 from rl_code.environment.finished import CHEATS as PROOFS
 from rl_code.environment.grading import grade_work
-from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
+from rl_code.environment.sandbox.pool import Sandbox, SandboxPool, Snapshot
 from rl_code.environment.script_grader import (
     LOGS,
     REWARD,
     TESTS,
     NoReward,
+    entries_of,
     reward_in,
 )
 from rl_code.environment.suite_grader import grade_suite
@@ -62,6 +63,11 @@ class Paid:
     # Reward of the work when nothing is done.
     nothing: float = 0.0
     flags: tuple[str, ...] = ()
+
+    @property
+    def is_cheat(self) -> bool:
+        """False for a control."""
+        return self.attempt not in (NOTHING, REFERENCE)
 
     @property
     def paid(self) -> bool:
@@ -165,16 +171,12 @@ def _as_harbor(task: Task, command: str | None, pool: SandboxPool, limits: Limit
     script = task.hidden_tests.script
     assert script is not None
     files, command = _start(task, command)
-    staged = {
-        path: File(content, 0o755 if path in (script.program, *script.executable) else 0o644)
-        for path, content in script.files.items()
-    }
     settings = " ".join(shlex.quote(f"{k}={v}") for k, v in script.environment.items())
     line = (
         f'export PATH="{_LOCAL}:$PATH"\nbash -c "$0"\nrm -f {LOGS}/reward.txt {LOGS}/reward.json\n'
         f"cp -rf {_STAGED}/. {TESTS}/\nexec env {settings} {TESTS}/{script.program}\n"
     )
-    places = {TESTS: {}, LOGS: {}, _STAGED: staged}
+    places = {TESTS: {}, LOGS: {}, _STAGED: entries_of(script, script.files)}
     seconds = min(script.timeout_s, limits.grade_s)
     with pool.open(files, task.world, places) as sandbox:
         done = sandbox.run(["bash", "-c", line, command], timeout_s=seconds)
@@ -260,7 +262,7 @@ def ranked(attempts: Sequence[Paid]) -> list[list[str]]:
     rows = []
     for grader in dict.fromkeys(one.grader for one in attempts):
         own = [one for one in attempts if one.grader == grader]
-        cheats = [one for one in own if _is_cheat(one) and one.earned is not None]
+        cheats = [one for one in own if one.is_cheat and one.earned is not None]
         references = [one for one in own if one.attempt == REFERENCE]
         refused = sum((one.earned or 0.0) < 1 for one in references)
         early = sum((one.earned or 0.0) >= 1 for one in own if one.attempt == NOTHING)
@@ -293,7 +295,3 @@ def by_cheat(attempts: Sequence[Paid]) -> list[list[str]]:
         if own:
             rows.append([cheat.name, *cells, cheat.close])
     return rows
-
-
-def _is_cheat(one: Paid) -> bool:
-    return one.attempt not in (NOTHING, REFERENCE)

@@ -74,7 +74,7 @@ def copied(folder: Path, variables: Mapping[str, str]) -> Copied:
             stage.environment |= line.settings()
         elif name == "ARG":
             arguments |= line.settings() if "=" in rest else {}
-        elif name == "ONBUILD" or name not in _NOTHING:
+        elif name not in _NOTHING:
             raise line.refused(f"{name} needs an image: name a folder with one as places.images")
     return stage
 

@@ -13,9 +13,11 @@ from tests.rl_code.signals import rewarder
 
 
 def make_episode(
-    task, pool, tokenizer, limits, *, group: int = 0, index: int = 0, **more: Any
+    task, pool, tokenizer, limits, *, group: int = 0, index: int = 0, reward=None, **more: Any
 ) -> Episode:
-    """An episode that has not begun. more: further arguments of Episode."""
+    """An episode that has not begun. reward: None for that of ``rewarder``. more: further arguments
+    of Episode.
+    """
     return Episode(
         task,
         group=group,
@@ -25,7 +27,7 @@ def make_episode(
         tokenizer=tokenizer,
         pool=pool,
         limits=limits,
-        reward=rewarder(),
+        reward=reward or rewarder(),
         **more,
     )
 

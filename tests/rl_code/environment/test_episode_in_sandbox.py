@@ -7,13 +7,12 @@ import dataclasses
 
 import pytest
 
-from rl_code.environment.episode import Episode
-from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.sandbox.snapshot import texts
 from rl_code.environment.tools.api import execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Limits, Tests, ToolCall
+from tests.rl_code.environment.scripted import play
 from tests.rl_code.signals import rewarder
 
 CONFIG = SandboxConfig(
@@ -43,22 +42,8 @@ def use(workspace, tool, **arguments):
 
 def run(task, sandboxes, tokenizer, *messages, limits=LIMITS, reward=REWARD):
     """Plays messages in the compact protocol; returns the trajectory."""
-    episode = Episode(
-        task,
-        group=0,
-        index=0,
-        protocol=PROTOCOLS["compact"],
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=sandboxes,
-        limits=limits,
-        reward=reward,
-    )
-    episode.start()
-    for message in messages:
-        tokens = tokenizer.encode(message + "<|eot|>")
-        episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
-    return episode.finish()
+    texts = [f"{message}<|eot|>" for message in messages]
+    return play(task, sandboxes, tokenizer, limits, *texts, reward=reward)
 
 
 def write(text):

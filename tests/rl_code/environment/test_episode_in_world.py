@@ -10,11 +10,11 @@ import pytest
 from rl_code.environment.episode import Episode
 from rl_code.environment.layers import folder
 from rl_code.environment.layers.store import LayerStore
-from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from rl_code.environment.tools.api import find_tools
 from rl_code.rewards.quality import Quality
 from rl_code.types import Fork, Layer, Limits, World
+from tests.rl_code.environment import scripted
+from tests.rl_code.environment.scripted import begin
 from tests.rl_code.signals import rewarder
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
@@ -48,24 +48,11 @@ def layered(task, store, tmp_path):
 
 
 def start(task, sandboxes, tokenizer, reward=None) -> Episode:
-    episode = Episode(
-        task,
-        group=0,
-        index=0,
-        protocol=PROTOCOLS["compact"],
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=sandboxes,
-        limits=LIMITS,
-        reward=reward or rewarder(),
-    )
-    episode.start()
-    return episode
+    return begin(task, sandboxes, tokenizer, LIMITS, reward=reward)
 
 
 def say(episode: Episode, tokenizer, message: str) -> None:
-    tokens = tokenizer.encode(message + "<|eot|>")
-    episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+    scripted.say(episode, tokenizer, f"{message}<|eot|>")
 
 
 GOOD = write("import helper\ndef f(x):\n    return [helper.twice(y) for y in x]\n")

@@ -8,17 +8,15 @@ import pytest
 
 from models.tokenizer import Tokenizer
 from rl_code.config.named import Named
-from rl_code.environment.episode import Episode
 from rl_code.environment.grading import grade_in_words, grade_work
-from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import File
-from rl_code.environment.tools.api import find_tools
 from rl_code.store.serialization import dumps, loads
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.types import Limits, Tests
+from tests.rl_code.environment.scripted import begin, say
 from tests.rl_code.signals import rewarder
 from tests.rl_code.tasks.harbor_folders import DOUBLE, SUM, TEST_SH, write
 
@@ -204,21 +202,11 @@ def test_an_episode_is_paid_what_the_file_says(doubled, layered_pool):
     )
     task = dataclasses.replace(doubled, hidden_tests=Tests(script=script))
     task = dataclasses.replace(task, meta={**task.meta, "agent_s": 7.0})
-    episode = Episode(
-        task,
-        group=0,
-        index=0,
-        protocol=PROTOCOLS["compact"],
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=layered_pool,
-        limits=dataclasses.replace(LIMITS, turns=2, tokens=400, turn_tokens=50),
-        reward=rewarder("tests", dict(name="score", weight=2.0)),
-    )
+    limits = dataclasses.replace(LIMITS, turns=2, tokens=400, turn_tokens=50)
+    reward = rewarder("tests", dict(name="score", weight=2.0))
+    episode = begin(task, layered_pool, tokenizer, limits, reward=reward)
     assert episode.limits.tools_s == 7.0
-    episode.start()
-    tokens = tokenizer.encode("<|call|>submit<|end|><|eot|>")
-    episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+    say(episode, tokenizer, "<|call|>submit<|end|><|eot|>")
     done = episode.finish()
     assert (done.status, done.solved, done.scores) == ("submitted", False, {"reward": 0.25})
     assert done.reward.components == {"tests": 0.0, "score": 0.5}
