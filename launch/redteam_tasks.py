@@ -15,7 +15,7 @@ import rich.table
 from absl import flags
 
 from benchmarks.results import JSON
-from launch import command
+from launch import command, task_flags
 from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS, limits_of_tests
 from rl_code.config.named import Named
 from rl_code.environment.layers import installed
@@ -77,12 +77,9 @@ def _settings(store: LayerStore) -> dict[str, Any]:
     """Settings of the source, with a folder of pytest where they name no packages and no images.
     Raises ValueError, PackagesError.
     """
-    try:
-        settings = json.loads(SETTINGS.value)
-    except ValueError as error:
-        raise ValueError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get("places", {}), dict):
-        raise ValueError(f"--settings={SETTINGS.value!r} must be an object, as is its places")
+    settings = task_flags.settings()
+    if not isinstance(settings.get("places", {}), dict):
+        raise ValueError(f"--settings={SETTINGS.value!r}: its places must be an object")
     places = dict(settings.get("places", {}))
     if not places.get("packages") and not places.get("images"):
         places["packages"] = str(store.folder / store.tree(installed.build(store)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from absl import flags
 
+from rl_code.config.read_config import ConfigError
 from rl_code.types import Limits
 
 SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
@@ -12,6 +16,17 @@ FIRST = flags.DEFINE_integer("first", 0, "Only the first so many tasks; 0 for al
 SECONDS = flags.DEFINE_float(
     "seconds", 60.0, "Wall-clock seconds of all tests of a task.", lower_bound=1.0
 )
+
+
+def settings() -> dict[str, Any]:
+    """The settings that --settings gives. Raises ConfigError."""
+    try:
+        found = json.loads(SETTINGS.value)
+    except ValueError as error:
+        raise ConfigError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--settings={SETTINGS.value!r} must be an object")
+    return found
 
 
 def limits_of_tests() -> Limits:

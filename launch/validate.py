@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from typing import Any
 
 from absl import flags
 
-from launch import command, endings
+from launch import command, endings, task_flags
 from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS, limits_of_tests
 from launch.workdir import WORKDIR
 from rl_code.config import read_config
@@ -113,13 +112,12 @@ def read_sources(word: str) -> dict[str, Named]:
                 "(configs/own_model.py is a template), or a source and its settings, as in "
                 f"python -m launch.validate records {settings}"
             )
-        try:
-            settings = json.loads(SETTINGS.value)
-        except ValueError as error:
-            raise ConfigError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
-        if not isinstance(settings, dict):
-            raise ConfigError(f"--settings={SETTINGS.value!r} must be an object")
-        return {"tasks": Named(word, settings)}
+        return {"tasks": Named(word, task_flags.settings())}
+    if SETTINGS.present:
+        raise ConfigError(
+            f"--settings={SETTINGS.value!r} is for a source that is named; {path} has settings of "
+            "its own"
+        )
     config = read_config.build(RunConfig, _get_config(Path(path), argument))
     suites = {f"suite {suite.name}": suite.tasks for suite in config.suites}
     return {"tasks": config.tasks, **suites}

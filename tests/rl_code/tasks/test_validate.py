@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
@@ -275,3 +277,13 @@ def test_the_command_validates_a_file(tmp_path):
     assert "50.0 %" in done.stdout and validate.REFERENCE_FAILS in done.stdout
     written = json.loads(kept.read_text())
     assert written["works"] == ["good"] and written["finished"]
+
+
+def test_settings_beside_a_config_are_refused():
+    from launch import validate as command
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["test"])
+    given = flagsaver.as_parsed(settings="{}")
+    with given, pytest.raises(ConfigError, match=r"own_model\.py has settings of its own"):
+        command.read_sources("configs/own_model.py")
