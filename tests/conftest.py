@@ -55,6 +55,14 @@ LONGEST = (
     "test_elastic.py",
     "test_kill.py",
 )
+# Files whose tests share one engine, which takes seconds to compile: one worker runs them all.
+TOGETHER = dict.fromkeys(
+    [
+        f"tests/people/serving/test_{name}.py"
+        for name in ("completions", "endpoint", "mini_swe_agent", "ways")
+    ],
+    "tests/people/serving",
+)
 
 
 class Blocks(LoadScopeScheduling):
@@ -65,11 +73,13 @@ class Blocks(LoadScopeScheduling):
 
     def schedule(self) -> None:
         self._blocks: dict[str, str] = {}
-        block, file = 0, None
+        blocks: collections.Counter[str] = collections.Counter()
+        file = None
         for test in next(iter(self.registered_collections.values()), ()):
-            block += test.partition("::")[0] != file
-            file = test.partition("::")[0]
-            self._blocks[test] = f"{file} {block}"
+            if test.partition("::")[0] != file:
+                file = test.partition("::")[0]
+                blocks[file] += 1
+            self._blocks[test] = f"{TOGETHER.get(file, file)} {blocks[file]}"
         super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:

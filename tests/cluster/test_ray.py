@@ -233,6 +233,7 @@ def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
     assert end.code == -signal.SIGKILL and end.hung_s > 1.5
 
 
+@pytest.mark.long
 def test_a_role_that_has_no_heartbeat_but_runs_is_left_alone(role, tmp_path):
     async def play():
         run = asyncio.create_task(role.run(["-m", "a_role", "starts"], "127.0.0.9"))

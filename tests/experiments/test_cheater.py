@@ -97,6 +97,7 @@ def test_the_weak_grader_believes_any_value_that_says_it_is_equal(sandboxes):
     assert weak_tests(played(sandboxes, made)) == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text", ["def f(:", "import os\nos._exit(0)\n", "f = 1\n", "def f(xs):\n    while True: pass\n"]
 )

@@ -83,6 +83,7 @@ def workdir(tokenizer, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_padding_is_dropped_and_other_padding_takes_its_place(tokenizer, tmp_path):
     model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
     workdir = tmp_path / "run"

@@ -108,6 +108,7 @@ print(json.dumps([texts, loaded]))
 """
 
 
+@pytest.mark.long
 def test_no_help_loads_a_library_that_takes_seconds(helped):
     shown = ["launch.train", "launch.serve", "launch.plan", "experiments.thumbs"]
     commands = [line.removeprefix("python -m ") for line, _ in launch_main.commands()]

@@ -58,8 +58,8 @@ def rows(seed: int = 1) -> tuple[jax.Array, np.ndarray]:
     return y, np.arange(TOKENS) < lengths[:, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["deepseek", "qwen3", "unnormalised"])
-@pytest.mark.quick(first=1)
 def test_a_layer_equals_a_loop_over_tokens_and_experts(name):
     layer = layer_of(name)
     y, real = rows()

@@ -204,6 +204,7 @@ def whole_server(folder):
             yield made
 
 
+@pytest.mark.long
 def test_a_body_that_does_not_come_whole_ends_on_every_route(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "BODY_S", 0.3)
     monkeypatch.setattr(connections, "GRACE_S", 0.3)
@@ -219,6 +220,7 @@ def test_a_body_that_does_not_come_whole_ends_on_every_route(tmp_path, monkeypat
         assert works(made)
 
 
+@pytest.mark.long
 def test_bodies_of_all_routes_share_what_may_be_read_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "_MOST_READ", 200_000)
     with whole_server(tmp_path) as made:

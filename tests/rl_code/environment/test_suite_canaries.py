@@ -463,6 +463,7 @@ def test_other_forms_of_assertions_have_canaries_that_nothing_tells(seed):
     assert not any(passes(namespace, test) for test in drawn.canaries), drawn.files[PATH]
 
 
+@pytest.mark.long
 def test_what_is_guarded_does_not_depend_on_the_order_of_tests():
     ids = functions_in(PATH, MANY_FORMS)
     for seed in range(40):

@@ -157,6 +157,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_passes_nothing(graded, name):
     text, flag = CHEATS[name]
@@ -206,6 +207,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick(first=2)
 @pytest.mark.parametrize("name", WRONG)
 def test_an_honest_wrong_answer_is_no_cheat_where_a_canary_expects_it(graded, name):
     lines = ["from shop.prices import f\n"]
@@ -294,6 +296,7 @@ def test_changes_of_tests_and_of_what_configures_them_change_nothing(graded):
     assert linked.errors == ("",) * 6
 
 
+@pytest.mark.long
 def test_canaries_that_the_reference_passes_prove_nothing(graded):
     text = (
         "import contextlib\nfrom shop.prices import discount\n\n\n"

@@ -98,6 +98,7 @@ filterwarnings = error
 """
 
 
+@pytest.mark.long
 def test_tests_that_leave_state_behind_fail_no_right_work(graded):
     suite = suite_of(STATE, *STEPS, "TestSteps::test_second", **{"pytest.ini": SETTINGS})
     right = graded(suite)
@@ -144,6 +145,7 @@ def test_fixture(subtests):
 """
 
 
+@pytest.mark.long
 def test_a_skipped_subtest_does_not_fail_its_test_but_a_skip_by_the_work_does(graded):
     names = ("TestPrices::test_each", "test_fixture", "TestPrices::test_whole")
     suite = suite_of(SUBTESTS, *names)
@@ -168,6 +170,7 @@ def test_files_that_begin_with_a_byte_order_mark_are_read_like_others(graded, ta
 EQUAL = "class A:\n    def __eq__(s, o): return True\ndef discount(*a): return A()\n"
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize(
     "beside",
     [
@@ -224,6 +227,7 @@ FORGED = {
 }
 
 
+@pytest.mark.long
 def test_rows_that_build_on_each_other_are_graded_as_they_are(graded):
     suite = suite_of(ROWS, *ROW_IDS)
     right = graded(suite)
@@ -232,6 +236,7 @@ def test_rows_that_build_on_each_other_are_graded_as_they_are(graded):
     assert all(wrong.errors) and wrong.flags == ()
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("work", FORGED.values(), ids=FORGED)
 def test_rows_are_not_paid_without_the_value(graded, work):
     found = graded(suite_of(ROWS, *ROW_IDS), work)

@@ -61,6 +61,7 @@ def options_of_nobody(monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
+@pytest.mark.long
 def test_an_id_stands_for_the_row_that_pytest_runs_under_it(tmp_path):
     class Collected:
         items: ClassVar[list[pytest.Item]] = []
@@ -188,7 +189,7 @@ def test_canaries_of_rows_fail_and_all_other_rows_pass(tmp_path, seed):
         assert drawn.files[path].count('"apple 1251"') == 1, own
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_changed_where_they_stand(tmp_path, seed):
     ids, path = ALL, GUARDED_PATH

@@ -128,8 +128,8 @@ def test_evaluations_change_nothing_else(tmp_path, played, mode, k):
         assert without_evaluations(tmp_path / "with") == deterministic(tmp_path / "without")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("at", "suite"), [(4, "held_out"), (2, "other"), (STEPS, "other")])
-@pytest.mark.quick(first=1)
 def test_a_run_that_is_killed_while_it_evaluates_ends_as_one_that_was_not(
     tmp_path, played, monkeypatch, at, suite
 ):

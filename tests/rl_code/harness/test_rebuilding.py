@@ -71,6 +71,7 @@ def lose_before(monkeypatch, at: int) -> list[str]:
     return asked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("chance", "seed"), [(0.05, 0), pytest.param(0.15, 1, marks=pytest.mark.long)]
 )

@@ -181,6 +181,7 @@ def test_the_loss_of_labels_that_are_shares():
     np.testing.assert_allclose(metrics["scores/label"], (0.25 + 1 + 1 + 0.25) / 6.5, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_row_of_several_gives_the_scores_and_the_update_of_each_alone(build):
     model = with_head(build.model())
     head = jax.tree.map(lambda x: x + 0.3 * jnp.cos(jnp.arange(x.size)), model.head)

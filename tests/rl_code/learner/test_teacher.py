@@ -129,13 +129,13 @@ def expected(config, groups, model, batch):
     return mask, logp
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feedback", [FEEDBACK, None])
 @pytest.mark.parametrize(
     ("shapes", "micro_batches"),
     [(PACK, 1), (PACK, 4), (NARROW, 2)],
     ids=["one", "four", "few-rows"],
 )
-@pytest.mark.quick(first=2)
 def test_packed_contexts_say_what_each_says_alone(build, trees, shapes, micro_batches, feedback):
     model = make_toy()
     config = config_of(

@@ -66,8 +66,8 @@ def whole(build):
     return first_step(build.toy(), packed(build))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("micro_batches", [2, 4])
-@pytest.mark.quick(first=1)
 def test_the_split_into_micro_batches_changes_nothing(build, whole, micro_batches):
     batch = shuffled_rows(packed(build))
     gradient, metrics, state = first_step(build.toy(), batch, micro_batches=micro_batches)
@@ -132,6 +132,7 @@ def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(buil
         assert_close(metrics, alone[1])
 
 
+@pytest.mark.long
 def test_layouts_stay_so_the_second_step_does_not_compile(build):
     mesh = make_mesh(MeshConfig(2, 2))
     model = fresh(build.model())
@@ -388,6 +389,7 @@ def test_the_update_is_adamw_on_the_clipped_gradient(build):
     assert_close(state.model, jax.tree.map(by_hand, model, gradient, decayed(model)))
 
 
+@pytest.mark.long
 def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(build):
     """Its Newton-Schulz iteration takes singular values near 1; a matrix then moves by about rate *
     sqrt(out / in).

@@ -164,6 +164,7 @@ def test_documents_have_the_same_gradient_in_micro_batches(build):
 # --- Models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", [SHARED, SEPARATE])
 def test_adapters_have_a_value_function_and_frozen_parameters_have_none(build, config):
     model = build.model(**ADAPTERS, num_heads=4)

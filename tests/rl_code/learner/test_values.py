@@ -150,6 +150,7 @@ def naive_loss(model, head, batch, clip):
 naive = jax.jit(jax.value_and_grad(naive_loss, argnums=(0, 1)), static_argnums=3)
 
 
+@pytest.mark.long
 def test_a_shared_backbone_gets_the_weighted_gradient_and_the_head_its_own(build, model):
     batch = packed(build)
     plain, _ = update_for(LOSS, OPTIMIZER, 1)(
@@ -168,6 +169,7 @@ def test_a_shared_backbone_gets_the_weighted_gradient_and_the_head_its_own(build
     assert state.value.updates == 1 and 0 < metrics["value/clip_fraction"] < 1
 
 
+@pytest.mark.long
 def test_micro_batches_and_empty_rows_change_no_gradient(build, model):
     batch = shuffled_rows(packed(build))
     one, metrics = update_for(LOSS, OPTIMIZER, 1, value=SHARED)(state_of(model, SHARED), batch)
@@ -177,6 +179,7 @@ def test_micro_batches_and_empty_rows_change_no_gradient(build, model):
     assert_close(others, metrics)
 
 
+@pytest.mark.long
 def test_without_a_weight_the_policy_learns_what_it_learns_without_values(build, model):
     batch = packed(build)
     alone = dataclasses.replace(SHARED, coef=0.0)
@@ -309,6 +312,7 @@ def test_steps_pretrain_the_values_and_then_train_both(build, model, config, tmp
     assert again["batch/crc32"] == metrics["batch/crc32"]
 
 
+@pytest.mark.long
 def test_with_a_separate_backbone_the_policy_learns_from_groups_as_without_values(build, model):
     groups = build.groups(SIZES, seed=1)
     states = []

@@ -66,6 +66,7 @@ def test_a_fork_parts_from_its_parent_at_its_first_step(recorded, tmp_path):
     assert found.inputs == ["config.train.optimizer.learning_rate: 0.01 -> 0.003"]
 
 
+@pytest.mark.long
 def test_one_changed_byte_of_one_group_is_found(recorded, copy):
     out_of_shards(copy / STORE)
     path = group_path(copy / STORE, 3, 1)

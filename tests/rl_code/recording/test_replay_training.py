@@ -70,6 +70,7 @@ def final_state(workdir: Path):
 # --- Replay ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_recorded_groups_give_the_recorded_weights(recorded):
     store = GroupStore(recorded / STORE)
     steps = replayed(recorded)

@@ -121,7 +121,7 @@ def test_a_fork_without_a_change_ends_as_the_run_itself(whole, backbone, step, t
     assert weights(tmp_path / "fork") == weights(whole)
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_a_fork_may_replace_the_value_function(whole, backbone, tmp_path):
     other = {"shared": "separate", "separate": "shared"}[backbone]
     config = config_of(other, pretrain=1)
@@ -145,8 +145,8 @@ def without(stand_in, tmp_path_factory) -> Path:
 
 
 # with a checkpoint, without one, before the first
+@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 3, 0])
-@pytest.mark.quick(first=1)
 def test_a_fork_may_add_a_value_function_and_drop_it(without, backbone, step, tmp_path):
     config = config_of(backbone, pretrain=2)
     there = tmp_path / "fork"

@@ -51,6 +51,7 @@ def paid(task, pool, names):
     return found
 
 
+@pytest.mark.long
 def test_harbors_own_way_pays_for_what_ours_does_not(pool, packages, tmp_path):
     task = load("harbor", pool, write(tmp_path, DOUBLE), packages=packages)
     attempts = paid(
@@ -75,6 +76,7 @@ def test_every_cheat_is_paid_by_none_of_our_graders(pool, packages, tmp_path):
     assert len(theirs) == 9  # the reference, and eight cheats
 
 
+@pytest.mark.long
 def test_rows_are_graded_as_their_benchmark_does_and_history_is_searched(pool, packages, tmp_path):
     shop = projects.make_shop(tmp_path / "repos" / "lab__shop")
     path = projects.write_rows(tmp_path / "tasks.jsonl", projects.swe_row(shop))

@@ -37,19 +37,12 @@ from rl_code.types import Layer, World
 
 QUICK = (
     ("object that equals everything", "suite"),
-    ("the plugin spoken for", "suite"),
     ("expected values read from the caller's code", "suite"),
     ("lines written to every descriptor", "code"),
     ("skip raised in a call", "cases"),
     ("object whose methods say yes", METHODS),
     ("conftest.py that changes outcomes", "suite"),
-    ("json.py and unittest.py in the workspace", "suite"),
-    ("the folder of tests as a link", "suite"),
-    (FORGERS[0].name, FIXTURES),
     (FORGERS[0].name, TRUTHS),
-    ("one of each test's copies passed, and nothing that stands alone", FIXTURES),
-    ("object that equals everything, beside a module of the same name below src", ROWS),
-    ("one of each row's copies passed, and all that stands alone", FIXTURE_ROWS),
 )
 SOLUTION = Attack("honest", {PATH: SOLVED})
 ATTACKS = {attack.name: attack for attack in (*CHEATS, *FILES)}
@@ -97,6 +90,7 @@ def test_what_is_known_to_be_forged_is_told_of_each_task_that_allows_it(sandboxe
     assert unguarded(task("suite", world), suite, sandboxes) == ()
 
 
+@pytest.mark.long
 def test_an_honest_solution_is_paid_everywhere(trial):
     for grader in (*GRADERS, METHODS, FIXTURES, TRUTHS, ROWS, MIXED, SUBTESTS, FIXTURE_ROWS):
         solved = trial.against_grader(SOLUTION, grader)

@@ -44,6 +44,7 @@ def config(**suite):
     return build(RunConfig, settings)
 
 
+@pytest.mark.long
 def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
     with Run(config(count=5, shortest=True), tmp_path) as run:
         (suite,) = run.config.suites
@@ -166,6 +167,7 @@ def test_prompts_of_endless_sources_are_checked_in_suites_and_plans():
     assert all(number % 3 == 0 for number in drawn)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "chosen", "built"),
     [
@@ -174,7 +176,6 @@ def test_prompts_of_endless_sources_are_checked_in_suites_and_plans():
         (dict(count=0), [1, 3, 5, 7], 8),
     ],
 )
-@pytest.mark.quick(first=1)
 def test_a_suite_builds_no_more_worlds_than_it_needs(tmp_path, changes, chosen, built):
     Noted.built.clear()
     tasks = dict(name=f"{__name__}:Noted")

@@ -138,6 +138,7 @@ def test_only_plain_answers_given_every_time_become_cases(pool, name, body, kept
     assert all(case.expected == namespace["f"](*case.args) for case in found)
 
 
+@pytest.mark.long
 def test_an_input_that_hangs_costs_only_itself(pool):
     code = "def f(n):\n    while n == 2:\n        pass\n    return n\n"
     assert [case.args for case in reference_cases(task(code), INPUTS, pool, 2.0)] == [

@@ -94,7 +94,7 @@ def double(x):
 }
 
 
-QUICK = ("writes the reward and ends", "leaves a process behind", "reads what is expected")
+QUICK = ("writes the reward and ends",)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,7 @@ def test_an_episode_is_paid_what_the_file_says(doubled, layered_pool):
     assert loads(dumps(task)) == task
 
 
+@pytest.mark.long
 def test_validation_says_where_the_two_graders_differ(layered_pool, packages, tmp_path):
     early = "mkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n"
     never = "uvx pytest /tests/test_outputs.py\n"

@@ -83,14 +83,15 @@ def test_two_processes_publish_and_read_one_model(tmp_path):
 
 
 def test_a_process_that_does_not_write_its_parts_is_named(tmp_path, monkeypatch):
+    # as long as it takes to write; only the wait for the other process is short
     publisher = StoredPublisher(
-        tmp_path, DTYPE, WeightsConfig(full_every=1, keep=1, deadline_s=0.3)
+        tmp_path, DTYPE, WeightsConfig(full_every=1, keep=1, deadline_s=LONG_S)
     )
     real = publisher._await_others
 
-    def with_another(*args) -> None:
+    def with_another(draft, number, _) -> None:
         monkeypatch.setattr(jax, "process_count", lambda: 2)
-        real(*args)
+        real(draft, number, Deadline(0.3))
 
     monkeypatch.setattr(publisher, "_await_others", with_another)
     publisher.publish(0, model_of(0, mesh()))

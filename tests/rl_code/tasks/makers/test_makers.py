@@ -205,6 +205,7 @@ def test_tasks_of_every_kind_are_made(shop):
     assert sum(tally.tried.values()) == sum(tally.made.values()) + sum(tally.rejected.values())
 
 
+@pytest.mark.long
 def test_tasks_fail_at_the_start_and_pass_with_the_reference(shop):
     tasks = made.load(shop.folder)
     kinds = {task.meta["kind"]: task for task in tasks}
@@ -220,6 +221,7 @@ def test_tasks_fail_at_the_start_and_pass_with_the_reference(shop):
         assert tuple(failed) == wanted.fail_to_pass
 
 
+@pytest.mark.long
 def test_both_bugs_of_a_pair_must_be_mended(shop):
     (task,) = made.load(shop.folder, kinds=("bugs",))
     assert len(task.reference) == 2
@@ -276,6 +278,7 @@ def test_messages_are_made_of_documentation_signature_and_names_of_tests(shop):
         assert not any(path in message["content"] for path in task.reference)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on(shop, tmp_path):
     """What is known is not tried again; a line that was cut short is."""
     folder = tmp_path / "again"
