@@ -282,7 +282,9 @@ def test_the_compact_protocol_writes_and_reads_calls_of_a_clients_tools():
     followed = tokenizer.decode(text.follow(asked[2:], cut=False).tokens)
     assert whole.endswith(followed) and followed.startswith("<|tool|>ok")
     # a tool with a path has it among its texts
-    path = dict(name="put", parameters=dict(required=["path"], properties=dict(path=dict(type="string"))))
+    path = dict(
+        name="put", parameters=dict(required=["path"], properties=dict(path=dict(type="string")))
+    )
     put = tokenizer.encode("<|call|>put\na.py<|end|><|eot|>")
     assert text.read(put, (path,), "call")[1][0].arguments == {"path": "a.py"}
 
