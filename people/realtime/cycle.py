@@ -416,13 +416,18 @@ def _waiting() -> Iterator[None]:
 
 def desired(row: Row, config: CycleConfig) -> Routing:
     """Routing that the fleet should have in the state of a cycle."""
-    control = config.anchor if config.control_share else None
-    fixed = {"turn": (row.number, row.edges), "control": control}
-    fixed["control_share"] = config.control_share
+    always = Routing(
+        row.base,
+        turn=(row.number, row.edges),
+        control=config.anchor if config.control_share else None,
+        control_share=config.control_share,
+    )
     match row.state:
         case "deploy" | "watch":
-            name = f"cycle-{row.number}"
-            return Routing(row.base, row.candidate, config.watch.share, name, **fixed)
+            name, share = f"cycle-{row.number}", config.watch.share
+            return dataclasses.replace(
+                always, candidate=row.candidate, share=share, experiment=name
+            )
         case "promote":
-            return Routing(row.candidate, **fixed)
-    return Routing(row.base, **fixed)
+            return dataclasses.replace(always, deployed=row.candidate)
+    return always

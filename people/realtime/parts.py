@@ -103,6 +103,12 @@ class Routing:
         if not 0 <= self.share < 1:
             raise ValueError(f"{self.share=} must be at least 0 and below 1")
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """All versions that answer users, each once."""
+        every = (self.deployed, self.candidate, self.control)
+        return tuple(dict.fromkeys(one for one in every if one is not None))
+
 
 class Store(Protocol):
     """Store of answers, and of the reactions of people to them (``people.feedback``)."""

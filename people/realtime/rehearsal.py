@@ -286,8 +286,7 @@ class People:
         if routing is None:
             return  # nobody is served yet
         rng = np.random.default_rng([self._config.seed, 1 + self._store.count()])
-        served = {routing.deployed, routing.candidate, routing.control} - {None}
-        qualities = {version: self._weights.read(version)["quality"] for version in served}
+        qualities = {one: self._weights.read(one)["quality"] for one in routing.versions}
         rows = []
         for user in rng.integers(0, self._config.users, sessions):
             version = arm_of(f"user-{user}", routing)

@@ -31,8 +31,7 @@ class ServedFleet:
         shares = {routing.deployed: 1.0 - routing.share}
         if routing.candidate is not None:
             shares[routing.candidate] = routing.share
-        served = {*shares, *({routing.control} - {None})}
-        for version in sorted(served):
+        for version in routing.versions:
             if version not in self._loaded:
                 self._models.load(self._name, version, self._weights(version))
                 self._loaded.add(version)
@@ -43,7 +42,7 @@ class ServedFleet:
             arm = f"{self._name}@{routing.control}"
             router = Controlled(arm, routing.control_share, router)
         self._models.route(AUTO, router)
-        for version in sorted(self._loaded - served):
+        for version in sorted(self._loaded.difference(routing.versions)):
             self._models.retire(self._name, version, self._drain_s)
             self._loaded.remove(version)
         self._routing = routing

@@ -1,8 +1,8 @@
 """Habits of people who work with an agent: how they check, what they like, when they have enough.
 
-No recording of such people is at hand, so the rates below are assumed, but for three that
-``simulated.fit`` knows of people who were shown suggestions: how much persons differ from each other
-(in logits), how long they take to decide, and how much of a text that was kept is alive later.
+No recording of such people is at hand, so the rates below are assumed. Three are fitted, on people
+who were shown suggestions (``simulated.fit``): how much persons differ from each other (in logits),
+how long they take to decide, and how much of a text that was kept is alive later.
 """
 
 from __future__ import annotations

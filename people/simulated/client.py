@@ -1,8 +1,8 @@
 """An HTTP client of the served model: asks for suggestions, reports what became of them.
 
-It uses the public API alone: ``POST /v1/completions`` with ``suffix``, ``POST /v1/chat/completions``
-with tools of the client, ``GET /v1/models``, and ``POST /v1/feedback``. Editors (``people.editor``)
-and simulated programmers use the same one.
+It uses the public API alone: ``POST /v1/completions`` with ``suffix``, ``POST
+/v1/chat/completions`` with tools of the client, ``GET /v1/models``, and ``POST /v1/feedback``.
+Editors (``people.editor``) and simulated programmers use the same one.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_a_crowd_that_cannot_be_is_refused():
         AgentCrowdConfig(SOURCE, TOOLS, kinds=("saints",))
     with pytest.raises(ValueError, match="processes"):
         AgentCrowdConfig(SOURCE, TOOLS, people=1, processes=2)
-    with pytest.raises(ConfigError, match="config.tools"):
+    with pytest.raises(ConfigError, match=r"config\.tools"):
         config = AgentCrowdConfig(SOURCE, (Named("telepathy"),))
         AgentPersons(config, "http://127.0.0.1:1/v1", 0)
     assert agent_crowd.AgentCrowdConfig.program == agent_crowd.__name__
