@@ -4,7 +4,7 @@ What: the agent from scratch that writes functions from a few words (the warm st
   configs/questions.py, and a tenth of demonstrations after a complaint) is served over HTTP.
   Simulated people bring it wants, half of which can be read in two ways, carry out its tools, keep,
   mend or take back what it wrote, complain, ask again, switch, open pull requests, leave. A cycle
-  trains on their answers by an agent's standard reward. A tenth of the users always has the warm
+  trains on their answers by an agent's standard reward. A fifth of the users always has the warm
   start, a copy that never changes.
 Why this agent: of those of this project it is the smallest that meets all that people report about:
   a want is one or two messages of 30 tokens, it asks and breaks calls, and GRPO gained 28 points on
@@ -62,8 +62,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         )
     config.cycle.update(
         poll_s=0.5,
-        control_share=0.2 if smoke else 0.1,
-        least_sessions=24 if smoke else 700,
+        control_share=0.2,
+        # of the answers of a batch, two in a session
+        least_sessions=24 if smoke else 400,
         batch=64 if smoke else UPDATE * UPDATES,
         window=1 if smoke else UPDATES,
     )
@@ -79,8 +80,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.cycle.watch.update(
         share=0.5,
         metric="reward",
-        scale=0.3,
-        margin=1.0 if smoke else 0.05,
+        scale=0.2,
+        margin=1.0 if smoke else 0.15,
         least_users=4 if smoke else 30,
         guardrails=(
             dict(metric="invalid_calls", harm="up", scale=0.2, allowed=0.1),
@@ -100,7 +101,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         # noise as large as the weights themselves, which suites would notice
         config.parts.spoiled = dict(cycles=(1,) if smoke else (2,), noise=1.0)
         config.cycle.gate.update(margin=1.0, anchor_margin=1.0, rates=())
-        # a bad one is proven, and not held back by monitors or promoted by a wide margin
+        # a wide margin would promote it
         config.cycle.watch.margin = 0.05
     return config
 

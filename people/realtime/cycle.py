@@ -388,8 +388,16 @@ def check_names(config: CycleConfig, parts: Parts) -> None:
 
 
 def check_batch(config: CycleConfig, parts: Parts) -> None:
-    """Raises ConfigError for a batch whose last update would be on answers that are too old."""
+    """Raises ConfigError for a batch whose last update would be on answers that are too old, and
+    for one that can never hold as many sessions as a cycle waits for.
+    """
     size, window = parts.update_size, config.window
+    if 0 < config.batch < config.least_sessions:
+        raise ConfigError(
+            f"config.cycle.batch={config.batch} answers are never of "
+            f"config.cycle.least_sessions={config.least_sessions} sessions, which have an answer "
+            "or more each: lower least_sessions or raise batch"
+        )
     if size and config.batch > window * size:
         updates = -(-config.batch // size)
         raise ConfigError(

@@ -417,6 +417,15 @@ class System:
 
     def wait(self, seconds: float, stop: Callable[[], bool] = never) -> None:
         """As ``parts.Wait``: people work. Simulated ones come when the first version is served."""
+        self._start_people()
+        end = time.monotonic() + seconds
+        while not stop() and (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(left_s, _ASK_S))
+
+    def _start_people(self) -> None:
+        """Starts simulated people where the config asks for some and somebody is served; raises
+        RuntimeError where they have ended by themselves.
+        """
         config = self._config
         asked = [one for one in (config.people, config.agents) if one is not None]
         if self._url and len(self._crowds) < len(asked):
@@ -426,6 +435,3 @@ class System:
                 self._crowds.append(self._ends.enter_context(crowd))
         for crowd in self._crowds:
             crowd.check()
-        end = time.monotonic() + seconds
-        while not stop() and (left_s := end - time.monotonic()) > 0:
-            time.sleep(min(left_s, _ASK_S))
