@@ -11,7 +11,7 @@ Why this agent: of those of this project it is the smallest that meets all that 
   clear tasks in 20 updates of 48 episodes (docs/results/questions.md).
 Command: python -m launch.realtime --config=configs/realtime_agent.py --workdir=runs/realtime_agent
   --cycles=10, then python -m experiments.agent_people runs/realtime_agent
-  configs/realtime_agent.py:bad makes the second candidate bad on purpose and has the gate let it
+  configs/realtime_agent.py:bad makes the first candidate bad on purpose and has the gate let it
   through. Sizes of a cycle: python -m experiments.agent_people.arithmetic
 Hardware: 2 CPU cores. Run time: at most 40 minutes. Not run.
 Expected metric: ten cycles; retained rises and dissatisfied follow-ups fall against the copy that
@@ -25,19 +25,17 @@ from configs import questions, rehearsal
 # Answers of an update, and updates of a cycle. docs/results/realtime_agent.md has the arithmetic.
 UPDATE, UPDATES = 512, 2
 TASKS = "experiments.incidents.tasks:FromWords"
-# Both levels of ``unclear`` tasks and of their demonstrations are those of configs/questions.py.
-SPLIT = dict(name=TASKS, levels=(1,), unclear="two", share=0.5)
+# As configs/questions.py has them: half of the wants name two constants of which one is meant.
+WANTS = dict(name=TASKS, levels=(1,), unclear="two", share=0.5)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """arg: "", "smoke" (two minutes: no warm start to speak of, few people), "bad", or "smoke_bad"
-    (the first candidate of a smoke run is bad).
-    """
-    if arg not in ("", "smoke", "bad", "smoke_bad"):
+    """arg: "", "smoke" (two minutes: no warm start to speak of, few people) or "bad"."""
+    if arg not in ("", "smoke", "bad"):
         raise ValueError(
-            f"configs/realtime_agent.py:{arg}: expected nothing, smoke, bad or smoke_bad"
+            f"configs/realtime_agent.py:{arg}: the argument must be empty, smoke or bad"
         )
-    smoke = arg.startswith("smoke")
+    smoke = arg == "smoke"
     config = rehearsal.get_config()
     with config.ignore_type():
         config.parts = dict(
@@ -49,7 +47,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             # are paid by those of an agent (AGENT_SIGNALS).
             feedback=dict(silence_s=1.0 if smoke else 8.0, claims=dict(early_s=3_600.0)),
             agents=dict(
-                tasks=SPLIT | dict(split="train", seed=7),
+                tasks=WANTS | dict(split="train", seed=7),
                 tools=("write_file", "submit", "ask"),
                 people=24 if smoke else 160,
                 at_once=6 if smoke else 16,
@@ -97,9 +95,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dict(metric="invalid_calls", side="up"),
         )
     )
-    if arg in ("bad", "smoke_bad"):
+    if arg == "bad":
         # noise as large as the weights themselves, which suites would notice
-        config.parts.spoiled = dict(cycles=(1,) if smoke else (2,), noise=1.0)
+        config.parts.spoiled = dict(cycles=(1,), noise=1.0)
         config.cycle.gate.update(margin=1.0, anchor_margin=1.0, rates=())
         # a wide margin would promote it
         config.cycle.watch.margin = 0.05
@@ -120,7 +118,7 @@ def _run(smoke: bool) -> ml_collections.ConfigDict:
         config.suites = (
             dict(
                 name="held_out",
-                tasks=SPLIT | dict(split="test", seed=1),
+                tasks=WANTS | dict(split="test", seed=1),
                 count=8 if smoke else 96,
                 samples=1 if smoke else 4,
             ),
@@ -132,7 +130,7 @@ def _run(smoke: bool) -> ml_collections.ConfigDict:
         )
         # a complaint and what came before it stand in front of an answer
         config.train.pack = dict(slots=384, targets=256, rows=32 if smoke else UPDATE // 2)
-        config.train.optimizer = dict(learning_rate=1e-3)
+        config.train.optimizer = dict(learning_rate=5e-4)
         config.sft.update(slots=160)
     config.rollout.engine.update(prompt_length=64)
     config.limits = dict(turns=6, tokens=384, turn_tokens=48, test_runs=0, command_s=5.0)

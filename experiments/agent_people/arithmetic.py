@@ -167,17 +167,41 @@ def main(argv: list[str]) -> None:
 
 
 def _turn(id: str, right: bool) -> Turn:
-    change = Change(_EMPTY, _RIGHT if right else _WRONG)
-    fixed = dict(questions=(), wanted=_RIGHT, handed_in=True, ambiguous=False, tested=None)
-    return Turn(answers=(id,), change=change, passes=right, right=right, **fixed)
+    return Turn(
+        answers=(id,),
+        questions=(),
+        change=Change(_EMPTY, _RIGHT if right else _WRONG),
+        wanted=_RIGHT,
+        handed_in=True,
+        ambiguous=False,
+        tested=None,
+        passes=right,
+        right=right,
+    )
 
 
 def _record(id: str, number: int) -> AnswerRecord:
-    sampled = dict(given=(), tokens=(1,), logprobs=(-0.1,), versions=(0,))
-    tree = dict(context=0, parent=-1, kept=0)
-    times = dict(asked_at=float(number), answered_at=float(number), first_token_s=0.1)
-    names = dict(user="u", session="s", model="policy", adapter="", arm="", kind="chat")
-    return AnswerRecord(id=id, version=0, finish_reason="stop", **names, **times, **tree, **sampled)
+    return AnswerRecord(
+        id=id,
+        user="u",
+        session="s",
+        model="policy",
+        version=0,
+        adapter="",
+        arm="",
+        asked_at=float(number),
+        answered_at=float(number),
+        first_token_s=0.1,
+        kind="chat",
+        finish_reason="stop",
+        context=0,
+        parent=-1,
+        kept=0,
+        given=(),
+        tokens=(1,),
+        logprobs=(-0.1,),
+        versions=(0,),
+    )
 
 
 if __name__ == "__main__":

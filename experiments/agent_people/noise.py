@@ -5,7 +5,8 @@
 
 The answers of a cycle are read from the record as its trainer reads them, and the gradient of each
 is taken alone, at the version that gave them. From the products of all pairs follows the noise
-scale (``experiments.tab.gradients``). Nothing is trained; take a copy of a workdir whose cycle runs.
+scale (``experiments.tab.gradients``). Nothing is trained; take a copy of a workdir whose cycle
+runs.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def trained_on(folder: Path, served: Served, cycle: int) -> tuple[int, list[Grou
         weights = weigh(given, served.feedback.poisoning).weights
         answers = [one.answer for one in given]
         advantages = leave_one_out(totals, weights)
-        groups, _ = groups_of(answers, advantages, rewards, store.earlier(answers))
+        groups, _ = groups_of(answers, [*advantages], rewards, store.earlier(answers))
         base = next(row.base for row in Ledger(engine).rows(CYCLES) if row.number == cycle)
     return base, groups
 

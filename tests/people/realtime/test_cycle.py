@@ -367,6 +367,11 @@ class Counting:
         return -(-len(selection.ids) // 50)
 
 
+def test_a_batch_that_never_holds_the_sessions_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"batch=50 answers are never of .*least_sessions=100"):
+        Rehearsed(tmp_path, dataclasses.replace(CONFIG, batch=50))
+
+
 def test_the_window_counts_the_updates_of_the_cycle_too(tmp_path):
     rehearsed = Rehearsed(tmp_path)
     trainer = Counting(rehearsed.parts.trainer)
