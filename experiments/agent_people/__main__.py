@@ -27,7 +27,8 @@ def main(argv: list[str]) -> None:
     periods = report.read(folder)
     if not periods:
         command.refuse(f"{folder} holds no answer that people got from the deployed version")
-    command.console().print(report.senders(folder), report.differences(periods))
+    tables = report.senders(folder), report.versions(folder), report.differences(periods)
+    command.console().print(*tables)
     report.draw(periods, Path(_FIGURE.value or folder / "agent.png"))
 
 

@@ -26,7 +26,7 @@ from people.realtime import sequential
 from people.realtime.ledger import Ledger
 from people.realtime.recorded import Joined, sessions_of
 from people.realtime.served_store import rewarded
-from people.realtime.tables import CYCLES, EDGES
+from people.realtime.tables import CYCLES, EDGES, VERSIONS
 
 # Metric -> its name in tables, and whether more is better.
 METRICS: Mapping[str, tuple[str, bool]] = {
@@ -112,6 +112,28 @@ def senders(folder: Path) -> rich.table.Table:
     return table(["event", "received"], rows, f"{len(answers)} answers")
 
 
+def versions(folder: Path) -> rich.table.Table:
+    """What only people know of each version, those that were rolled back too: of the turns that the
+    router gave it, the share that was right, and true satisfaction.
+    """
+    engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
+    truth = _truth(folder)
+    turns: dict[int, dict[str, tuple[float, float]]] = collections.defaultdict(dict)
+    with FeedbackStore(engine) as store:
+        known = [row.version for row in Ledger(engine).rows(VERSIONS)]
+        for answer, _ in store.joined(store.routed(known, 0.0)):
+            if answer.id in truth:
+                one = truth[answer.id]
+                turns[answer.version][one.name] = one.right, one.satisfaction
+    rows = []
+    for version, found in sorted(turns.items()):
+        values = np.array(list(found.values()))
+        means = [_mean(values[:, i]).told(form) for i, form in ((0, ".1%"), (1, ".3f"))]
+        rows.append([str(version), str(len(found)), *means])
+    columns = ["version", "turns", "right", "satisfied"]
+    return table(columns, rows, "by what people keep to themselves; 95 % intervals over turns")
+
+
 def differences(periods: Sequence[Period], anchor: int = 0) -> rich.table.Table:
     """Each checkpoint against the copy that never changes, in the same time."""
     rows = []
@@ -146,10 +168,20 @@ def draw(periods: Sequence[Period], path: Path) -> None:
         last.set(xlabel="cycle", title="correlation of reward and true satisfaction", ylim=(-1, 1))
 
 
-def _truth(folder: Path) -> dict[str, tuple[str, float]]:
-    """Answer -> name of its turn, and how content the person truly was with it."""
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """What a person knows of a turn."""
+
+    # A name of the turn.
+    name: str
+    right: float
+    satisfaction: float
+
+
+def _truth(folder: Path) -> dict[str, Truth]:
+    """Answer -> what the person who got it knows of its turn."""
     path = folder / "people.truth.jsonl"
-    found: dict[str, tuple[str, float]] = {}
+    found: dict[str, Truth] = {}
     if path.exists():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
             try:
@@ -157,7 +189,7 @@ def _truth(folder: Path) -> dict[str, tuple[str, float]]:
             except ValueError:
                 continue  # the last line of a process that was killed
             for answer in told["answers"]:
-                found[answer] = (f"turn {number}", told["satisfaction"])
+                found[answer] = Truth(f"turn {number}", float(told["right"]), told["satisfaction"])
     return found
 
 
@@ -173,15 +205,13 @@ def _of_users(joined: Joined, reward) -> tuple[dict[str, Estimate], int]:
     return found, len(sessions.session)
 
 
-def _turns(
-    joined: Joined, truth: Mapping[str, tuple[str, float]], rewards: Mapping[str, float]
-) -> np.ndarray:
+def _turns(joined: Joined, truth: Mapping[str, Truth], rewards: Mapping[str, float]) -> np.ndarray:
     """[turns, 2]: true satisfaction, and the mean reward of the answers of the turn."""
     found: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
     for answer, _ in joined:
         if answer.id in truth:
-            name, content = truth[answer.id]
-            found[name].append((content, rewards[answer.id]))
+            one = truth[answer.id]
+            found[one.name].append((one.satisfaction, rewards[answer.id]))
     return np.array([np.mean(one, axis=0) for one in found.values()]).reshape(-1, 2)
 
 

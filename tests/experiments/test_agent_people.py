@@ -64,7 +64,7 @@ def folder(tmp_path):
                 Event("b", id, "retained", at + 3_601, kept, 3_600.0),
             ]
             store.record_events([dataclasses.replace(e, key=f"{e.key}{id}") for e in events], user)
-            lines.append(json.dumps({"answers": [id], "satisfaction": kept}))
+            lines.append(json.dumps({"answers": [id], "right": kept > 0, "satisfaction": kept}))
         for before in ("train", "gate", "deploy", "watch", "promote"):
             new = 1 if before == "train" else None
             ledger.edge(
@@ -93,6 +93,8 @@ def test_checkpoints_are_compared_with_the_copy_in_the_same_time(folder, capsys)
     assert [len(column._cells) for column in rows.columns] == [2] * 10
     report.draw([first, second], folder / "agent.png")
     assert (folder / "agent.png").stat().st_size > 1_000
+    turns = report.versions(folder).columns[1]._cells
+    assert list(turns) == ["120", "40"]
     kinds = report.senders(folder).columns
     assert dict(zip(kinds[0]._cells, kinds[1]._cells, strict=True))["accepted"] == "160"
 
