@@ -23,7 +23,7 @@ import ml_collections
 from configs import questions, rehearsal
 
 # Answers of an update, and updates of a cycle. docs/results/realtime_agent.md has the arithmetic.
-UPDATE, UPDATES = 1024, 2
+UPDATE, UPDATES = 640, 2
 TASKS = "experiments.incidents.tasks:FromWords"
 # As configs/questions.py has them: half of the wants name two constants of which one is meant.
 WANTS = dict(name=TASKS, levels=(1,), unclear="two", share=0.5)
@@ -62,7 +62,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         poll_s=0.5,
         control_share=0.2,
         # a session has two answers and more
-        least_sessions=24 if smoke else 800,
+        least_sessions=24 if smoke else 500,
         batch=64 if smoke else UPDATE * UPDATES,
         window=1 if smoke else UPDATES,
     )
@@ -78,7 +78,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.cycle.watch.update(
         share=0.5,
         metric="reward",
-        scale=0.2,
+        scale=0.3,
         margin=1.0 if smoke else 0.15,
         least_users=4 if smoke else 30,
         guardrails=(

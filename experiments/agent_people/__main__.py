@@ -17,8 +17,6 @@ from absl import flags as absl_flags
 from experiments.agent_people import report
 from launch import command
 
-_FIGURE = absl_flags.DEFINE_string("figure", "", "File of the figure; agent.png in the folder.")
-
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or not (Path(argv[1]) / "people.db").is_file():
@@ -29,8 +27,10 @@ def main(argv: list[str]) -> None:
         command.refuse(f"{folder} holds no answer that people got from the deployed version")
     tables = report.senders(folder), report.versions(folder), report.differences(periods)
     command.console().print(*tables)
-    report.draw(periods, Path(_FIGURE.value or folder / "agent.png"))
+    report.draw(periods, Path(absl_flags.FLAGS.figure or folder / "agent.png"))
 
 
 if __name__ == "__main__":
+    # another command has a flag of this name, so it is defined where this one is run
+    absl_flags.DEFINE_string("figure", "", "File of the figure; agent.png in the folder.")
     command.run(main, arguments=True)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.agent_people import arithmetic, report
+from experiments.agent_people import report, sizes
 from people.feedback.identity import AnswerIds
 from people.feedback.records import Event
 from people.feedback.store import FeedbackStore
@@ -21,22 +21,22 @@ SECRET = bytes(range(32))
 
 
 def test_a_better_agent_earns_more_and_more_users_are_needed_for_less():
-    worse, better = (arithmetic.simulate(right, 60, 3) for right in (0.2, 0.9))
+    worse, better = (sizes.simulate(right, 60, 3) for right in (0.2, 0.9))
     assert better.mean > worse.mean + 0.2
     variance = better.variance(4)
     assert variance < better.variance(2)
-    needed = [arithmetic.users_needed(effect, variance) for effect in (0.4, 0.2, 0.1)]
+    needed = [sizes.users_needed(effect, variance) for effect in (0.4, 0.2, 0.1)]
     # four times as many for half of an effect, and more, since the sequence is looked at always
     assert needed[0] < needed[1] / 3 < needed[2] / 9
-    assert arithmetic.users_needed(0.2, variance, power=False) < needed[1]
-    assert arithmetic.simulate(0.5, 20, 2).rewards.tolist() == (
-        arithmetic.simulate(0.5, 20, 2).rewards.tolist()
+    assert sizes.users_needed(0.2, variance, power=False) < needed[1]
+    assert sizes.simulate(0.5, 20, 2).rewards.tolist() == (
+        sizes.simulate(0.5, 20, 2).rewards.tolist()
     )
 
 
 def test_an_update_of_the_noise_scale_does_half_of_a_step():
-    assert arithmetic.done_by(500, 500.0) == 0.5
-    shares = [arithmetic.done_by(size, 500.0) for size in arithmetic.BATCHES]
+    assert sizes.done_by(500, 500.0) == 0.5
+    shares = [sizes.done_by(size, 500.0) for size in sizes.BATCHES]
     assert shares == sorted(shares) and shares[-1] < 1
 
 

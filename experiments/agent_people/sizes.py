@@ -1,17 +1,12 @@
-"""Answers and users that an update and a test of the agent's cycle need.
+"""Sizes of an agent's cycle, from what simulated people do with an agent of a known quality.
 
-    python -m experiments.agent_people.arithmetic [--users=1000] [--noise_scale=2300]
+Their decisions are those of ``people.simulated``, their rewards those of an agent. So the effect,
+the spread between people and that between the sessions of one person are simulated, and all else
+follows:
 
-An agent that is right in 40 % of its turns is compared with one that is right in 20 points more,
-which is what GRPO gains on the same kind of tasks (docs/results/quickstart.md, questions.md). The
-people of configs/realtime_agent.py judge both, without a server: their decisions are those of
-``people.simulated``, their rewards those of an agent. So the effect, the spread between people and
-that between the sessions of one person are simulated, and all else follows:
-
-- users of each arm until the test of the cycle has seen the effect in 80 % of all tests;
+- users of each arm until the test of the cycle has seen the effect in so many of all tests;
 - by the noise scale B of the gradient (1812.06162, eq. 2.10) a batch of b answers does b / (b + B)
-  of what a batch without noise does in an update. ``python -m experiments.agent_people.noise``
-  measures B on a run.
+  of what a batch without noise does in an update.
 """
 
 from __future__ import annotations
@@ -22,10 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import rich.table
-from absl import flags as absl_flags
 
 from experiments.report import table
-from launch import command
 from people.feedback.records import AnswerRecord, Event
 from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
@@ -34,9 +27,6 @@ from people.simulated.agent_habits import KINDS
 from people.simulated.agent_person import AgentPerson, Happened, Turn
 from people.simulated.changes import Change
 from people.simulated.fit import embedded
-
-_USERS = absl_flags.DEFINE_integer("users", 1_000, "Simulated users of each arm.", 50)
-_NOISE = absl_flags.DEFINE_float("noise_scale", 2_300.0, "Noise scale of the gradient, in answers.")
 
 KIND_NAMES = ("steady", "careful", "hurried", "terse")
 # Share of turns that are right, before and after.
@@ -161,11 +151,6 @@ def updates(noise_scale: float) -> rich.table.Table:
     return table(columns, rows, f"noise scale {noise_scale:g} answers", texts=0)
 
 
-def main(argv: list[str]) -> None:
-    before, after = (simulate(right, _USERS.value, 4) for right in (BEFORE, AFTER))
-    command.console().print(tests(before, after), updates(_NOISE.value))
-
-
 def _turn(id: str, right: bool) -> Turn:
     return Turn(
         answers=(id,),
@@ -202,7 +187,3 @@ def _record(id: str, number: int) -> AnswerRecord:
         logprobs=(-0.1,),
         versions=(0,),
     )
-
-
-if __name__ == "__main__":
-    command.run(main)
