@@ -42,7 +42,7 @@ _LEAST = 12
 
 @dataclasses.dataclass(frozen=True)
 class Period:
-    """What people did in one cycle."""
+    """One cycle, by the reactions of its people."""
 
     cycle: int
     # The version that was deployed, how the cycle ended, and why.
@@ -101,7 +101,7 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
 
 
 def senders(folder: Path) -> rich.table.Table:
-    """How many events of each kind came."""
+    """Count the events of each kind that came."""
     engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
     with FeedbackStore(engine) as store:
         answers = store.of_sessions(None, 0.0)
@@ -113,8 +113,8 @@ def senders(folder: Path) -> rich.table.Table:
 
 
 def versions(folder: Path) -> rich.table.Table:
-    """What only people know of each version, those that were rolled back too: of the turns that the
-    router gave it, the share that was right, and true satisfaction.
+    """Each version by the knowledge of people alone, those that were rolled back too: of the turns
+    that the router gave it, the share that was right, and true satisfaction.
     """
     engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
     truth = _truth(folder)
@@ -170,7 +170,7 @@ def draw(periods: Sequence[Period], path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """What a person knows of a turn."""
+    """Knowledge of a person about a turn."""
 
     # A name of the turn.
     name: str

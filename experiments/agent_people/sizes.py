@@ -142,7 +142,7 @@ def tests(before: Users, after: Users) -> rich.table.Table:
 
 
 def updates(noise_scale: float) -> rich.table.Table:
-    """What updates of several sizes do."""
+    """Progress of updates of several sizes."""
     rows = [
         [str(batch), f"{done_by(batch, noise_scale):.0%}", f"{1 / done_by(batch, noise_scale):.1f}"]
         for batch in BATCHES

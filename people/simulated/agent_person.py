@@ -55,7 +55,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Happened:
-    """What became of answers: an event without its key, and seconds after the end of the turn."""
+    """Reaction to answers: an event without its key, by seconds after the end of the turn."""
 
     answers: tuple[str, ...]
     kind: str
@@ -67,7 +67,7 @@ class Happened:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a person does about a turn."""
+    """Decision of a person about a turn."""
 
     happened: tuple[Happened, ...]
     # The files as the person leaves them, and whether the want is done.
@@ -95,7 +95,7 @@ class AgentPerson:
         self._rng = random.Random(f"agent person/{seed}/{history}")
 
     def decide(self, turn: Turn, attempt: int) -> Decision:
-        """What becomes of a turn. attempt: how often the want was asked for before."""
+        """Decide about a turn. attempt: how often the want was asked for before."""
         needless = turn.questions and not turn.ambiguous
         seconds = self._seconds(turn.change)
         # what is asked is seen, and the person knows whether it was unclear

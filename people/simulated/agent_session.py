@@ -35,7 +35,7 @@ _TOO_LONG, _GONE = "context_length_exceeded", "model_not_found"
 
 @dataclasses.dataclass(frozen=True)
 class Desk:
-    """What a person works with: the agent's tools, sandboxes, and limits of a turn."""
+    """Equipment of a person: the agent's tools, sandboxes, and limits of a turn."""
 
     tools: OwnTools
     pool: SandboxPool
@@ -169,7 +169,7 @@ class Session:
             self._messages.append({"role": "user", "content": meant})
 
     def _graded(self, files: Mapping[str, str]) -> tuple[bool, bool]:
-        """Whether files pass the person's own tests, and all tests."""
+        """True if files pass the person's own tests, and if they pass all tests."""
         if files == self._task.files:
             return False, False
         own, every = tests_of(self._task)

@@ -67,7 +67,7 @@ class Said:
 
     @property
     def text(self) -> str:
-        """What the person gets to read."""
+        """Text that the person gets to read."""
         return self.message.get("content") or ""
 
 
