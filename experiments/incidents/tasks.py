@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from people.feedback.rewards.follow_up_data import DISSATISFIED, messages, training_families
 from rl_code.config.named import Named
 from rl_code.config.read_config import shares
 from rl_code.environment.protocols.compact import Compact
@@ -28,7 +29,7 @@ from rl_code.environment.tools.ask import ANSWER
 from rl_code.tasks import generated
 from rl_code.tasks.demonstrations import PLAYED
 from rl_code.tasks.operations import OPERATIONS
-from rl_code.tasks.programs import source, wrong_version
+from rl_code.tasks.programs import Program, source, wrong_version
 from rl_code.tasks.source import Source
 from rl_code.tasks.stream import Stream
 from rl_code.types import Group, Task, Tests, ToolCall, ToolResult, Trajectory
@@ -59,12 +60,14 @@ class FromWords(Source):
     seed: int = 0
     # Of the demonstrations: the share whose first edit is right, whose only call is broken, which
     # ask first (on clear tasks, and on unclear ones), and of those that ask, which then ask again
-    # and never edit.
+    # and never edit; and the share that begins after a wrong edit and a complaint about it, in
+    # families of words that the classifier of rewards learns from. What was wrong is not learned.
     right: float = 0.65
     broken: float = 0.0
     asks_clear: float = 0.0
     asks_unclear: float = 0.0
     again: float = 0.0
+    complaints: float = 0.0
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[tuple[str, ...]] = ("played",)
@@ -73,6 +76,7 @@ class FromWords(Source):
         if self.unclear not in ("open", "two"):
             raise ValueError(f"unclear={self.unclear!r} must be 'open' or 'two'")
         shares(self, "share", "right", "broken", "asks_clear", "asks_unclear", "again")
+        shares(self, "complaints")
         generated.generate(self.split, self.seed, 0, self.levels)  # names what is wrong
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
@@ -135,6 +139,8 @@ class FromWords(Source):
         if rng.random() < self.broken:
             return ((_BROKEN, True),)
         program = task.meta["program"]
+        if self.complaints and rng.random() < self.complaints:
+            return self._complained(task, rng)
         asked: tuple[tuple[str, bool], ...] = ()
         asks = self.asks_clear if task.meta["clear"] else self.asks_unclear
         if rng.random() < asks:
@@ -143,8 +149,30 @@ class FromWords(Source):
             if rng.random() < self.again:
                 return (*asked, (_message(_ASK), True))
         attempt = program if rng.random() < self.right else wrong_version(program, rng)
-        content = {"path": task.path, "content": source(attempt, "ints")}
-        return (*asked, (_message(ToolCall("write_file", content), _SUBMIT), True))
+        return (*asked, (_written(task, attempt), True))
+
+    def _complained(self, task: Task, rng: random.Random) -> tuple[tuple[str, bool], ...]:
+        """A wrong edit and what the person says of it, who says again what is wanted; then mostly
+        a right one.
+        """
+        program = task.meta["program"]
+        results = [ToolResult("write_file", "ok"), ToolResult("submit", "submitted")]
+        families = [one for one in training_families() if one in DISSATISFIED]
+        said = messages((rng.choice(families),), 1, rng.randrange(2**31))[0].text
+        meant = "" if task.meta["clear"] else f"\n{task.meta[ANSWER]}"
+        again = f"{said}\n{task.messages[-1]['content']}{meant}<|eot|>"
+        attempt = program if rng.random() < self.right else wrong_version(program, rng)
+        return (
+            (_written(task, wrong_version(program, rng)), False),
+            (_PROTOCOL.observation(results) + again, False),
+            (_written(task, attempt), True),
+        )
+
+
+def _written(task: Task, program: Program) -> str:
+    """The message that writes a program and hands it in."""
+    content = {"path": task.path, "content": source(program, "ints")}
+    return _message(ToolCall("write_file", content), _SUBMIT)
 
 
 def words(step: tuple[str, int | None], constant: str) -> str:

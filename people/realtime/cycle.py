@@ -55,6 +55,10 @@ class CycleConfig:
     anchor: int = 0
     # Seconds from the beginning of a cycle to its training, at least.
     cadence_s: float = 18_000.0
+    # Share of users who always have the anchor, a copy that never changes, for comparison; 0 for
+    # none. They are in no experiment, and nothing is trained on their answers once the anchor is
+    # outside of the window.
+    control_share: float = 0.0
     # Sessions that a cycle needs to train on.
     least_sessions: int = 100
     # Answers that a cycle trains on at most, the newest; 0 for as many as ``window`` updates take.
@@ -71,6 +75,8 @@ class CycleConfig:
         at_least(self, cadence_s=0, least_sessions=1, batch=0, window=1)
         if self.poll_s <= 0:
             raise ValueError(f"{self.poll_s=} must be positive")
+        if not 0 <= self.control_share < 1:
+            raise ValueError(f"{self.control_share=} must be at least 0 and below 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +290,7 @@ class Cycle:
 
     def _follow(self, row: Row) -> None:
         """Makes the fleet serve what the state says."""
-        self._parts.fleet.apply(desired(row, self._config.watch.share))
+        self._parts.fleet.apply(desired(row, self._config))
 
     def _collectable(self, row: Row) -> tuple[Selection | None, bool, str]:
         """Return the answers to train on, True if training is due, and the reason."""
@@ -382,8 +388,16 @@ def check_names(config: CycleConfig, parts: Parts) -> None:
 
 
 def check_batch(config: CycleConfig, parts: Parts) -> None:
-    """Raises ConfigError for a batch whose last update would be on answers that are too old."""
+    """Raises ConfigError for a batch whose last update would be on answers that are too old, and
+    for one that can never hold as many sessions as a cycle waits for.
+    """
     size, window = parts.update_size, config.window
+    if 0 < config.batch < config.least_sessions:
+        raise ConfigError(
+            f"config.cycle.batch={config.batch} answers are never of "
+            f"config.cycle.least_sessions={config.least_sessions} sessions, which have an answer "
+            "or more each: lower least_sessions or raise batch"
+        )
     if size and config.batch > window * size:
         updates = -(-config.batch // size)
         raise ConfigError(
@@ -408,13 +422,20 @@ def _waiting() -> Iterator[None]:
         logging.warning("the database does not answer: %s", error)
 
 
-def desired(row: Row, share: float) -> Routing:
+def desired(row: Row, config: CycleConfig) -> Routing:
     """Routing that the fleet should have in the state of a cycle."""
-    turn = (row.number, row.edges)
+    always = Routing(
+        row.base,
+        turn=(row.number, row.edges),
+        control=config.anchor if config.control_share else None,
+        control_share=config.control_share,
+    )
     match row.state:
         case "deploy" | "watch":
-            name = f"cycle-{row.number}"
-            return Routing(row.base, row.candidate, share, name, turn)
+            name, share = f"cycle-{row.number}", config.watch.share
+            return dataclasses.replace(
+                always, candidate=row.candidate, share=share, experiment=name
+            )
         case "promote":
-            return Routing(row.candidate, turn=turn)
-    return Routing(row.base, turn=turn)
+            return dataclasses.replace(always, deployed=row.candidate)
+    return always

@@ -84,8 +84,17 @@ class Routing:
     # Cycle, and number of its edges so far. A fleet refuses a routing that is older than its own,
     # so that a process that slept through an edge cannot undo it.
     turn: tuple[int, int] = (0, 0)
+    # A version that never changes, and the share of users who always have it, the same ones in all
+    # experiments; None and 0 without one.
+    control: int | None = None
+    control_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.control_share < 1 or (self.control is None) != (self.control_share == 0):
+            raise ValueError(
+                f"{self.control=} with {self.control_share=}: a control has a share above 0 and "
+                "below 1"
+            )
         if self.candidate == self.deployed or (self.candidate is None) != (self.share == 0):
             raise ValueError(
                 f"{self.candidate=} with {self.share=} beside {self.deployed=}: a candidate is "
@@ -93,6 +102,12 @@ class Routing:
             )
         if not 0 <= self.share < 1:
             raise ValueError(f"{self.share=} must be at least 0 and below 1")
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """All versions that answer users, each once."""
+        every = (self.deployed, self.candidate, self.control)
+        return tuple(dict.fromkeys(one for one in every if one is not None))
 
 
 class Store(Protocol):

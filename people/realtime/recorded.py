@@ -13,6 +13,7 @@ import numpy as np
 
 from people.feedback.outcomes import Selection, SelectionChanged
 from people.feedback.records import AnswerRecord, Event
+from people.feedback.rewards.follow_up import chance_of
 from people.feedback.store import FeedbackStore
 from people.realtime.parts import Overtaken, Sessions
 from people.serving.counted import RATES
@@ -115,7 +116,7 @@ def metrics_of(answer: AnswerRecord, events: Sequence[Event]) -> dict[str, float
         # at the last horizon that was reached
         "retained": max(kept, key=lambda one: one.horizon_s or 0.0).value if kept else math.nan,
         "edited": _known(value.get("edited")),
-        "dissatisfied": _known(value.get("follow_up")),
+        "dissatisfied": _known(chance_of(last["follow_up"]) if "follow_up" in last else None),
         # of one that was cut off nobody knows how long it would have become
         "length": math.nan if aborted else float(len(answer.tokens)),
         # of one that was cut off before its first token: until then; of one whose server was killed

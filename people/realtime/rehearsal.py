@@ -286,9 +286,7 @@ class People:
         if routing is None:
             return  # nobody is served yet
         rng = np.random.default_rng([self._config.seed, 1 + self._store.count()])
-        qualities = {routing.deployed: self._weights.read(routing.deployed)["quality"]}
-        if routing.candidate is not None:
-            qualities[routing.candidate] = self._weights.read(routing.candidate)["quality"]
+        qualities = {one: self._weights.read(one)["quality"] for one in routing.versions}
         rows = []
         for user in rng.integers(0, self._config.users, sessions):
             version = arm_of(f"user-{user}", routing)
@@ -306,11 +304,18 @@ class People:
 
 def arm_of(user: str, routing: Routing) -> int:
     """The version that a user gets: sticky within an experiment, and needs no table."""
+    if routing.control is not None and _place("control", user) < routing.control_share:
+        return routing.control
     if routing.candidate is None:
         return routing.deployed
-    hashed = hashlib.sha256(f"{routing.experiment}/{user}".encode()).digest()
-    chosen = int.from_bytes(hashed[:8]) / 2**64 < routing.share
+    chosen = _place(routing.experiment, user) < routing.share
     return routing.candidate if chosen else routing.deployed
+
+
+def _place(experiment: str, user: str) -> float:
+    """Place of a user among all, 0 to 1; another one in each experiment."""
+    hashed = hashlib.sha256(f"{experiment}/{user}".encode()).digest()
+    return int.from_bytes(hashed[:8]) / 2**64
 
 
 def _behaviour(rng: np.random.Generator, chance: float) -> dict[str, float]:

@@ -50,6 +50,7 @@ from people.serving.begun import Begun
 from people.serving.fleet import Fleet
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
 from people.serving.probes import probes
+from people.simulated.agent_crowd import AgentCrowdConfig
 from people.simulated.crowd import Crowd, CrowdConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
@@ -59,6 +60,9 @@ from rl_code.learner.learner import Learner
 from rl_code.run.config import RunConfig, refuse_documents
 from rl_code.run.run import Run
 
+# What simulated people who work with an agent write down for themselves, in the workdir. No part of
+# the cycle reads it; ``experiments.agent_people`` compares it with rewards afterwards.
+TRUTH = "people.truth.jsonl"
 # Seconds after which whoever waits asks whether to stop.
 _ASK_S = 1.0
 # What is kept of the updates of a version: means, and those of the first one.
@@ -107,6 +111,8 @@ class Served:
     learned: LearnedReward | None = None
     # Simulated programmers who use the server; None where people do.
     people: CrowdConfig | None = None
+    # The same of people who work with an agent, who bring tasks and take them to the end.
+    agents: AgentCrowdConfig | None = None
     spoiled: Spoiled = Spoiled()
     # Name of the model, and the address that the server listens on.
     model: str = "policy"
@@ -177,7 +183,7 @@ class System:
         self._stop = StopRequest()
         self._ends = contextlib.ExitStack()
         self._url = ""
-        self._crowd: Crowd | None = None
+        self._crowds: list[Crowd] = []
 
     # --- What there is ----------------------------------------------------------------------------
 
@@ -411,12 +417,21 @@ class System:
 
     def wait(self, seconds: float, stop: Callable[[], bool] = never) -> None:
         """As ``parts.Wait``: people work. Simulated ones come when the first version is served."""
-        if self._config.people is not None and self._url:
-            if self._crowd is None:
-                log = self._folder / "people.log"
-                crowd = Crowd(self._config.people, f"{self._url}/v1", log)
-                self._crowd = self._ends.enter_context(crowd)
-            self._crowd.check()
+        self._start_people()
         end = time.monotonic() + seconds
         while not stop() and (left_s := end - time.monotonic()) > 0:
             time.sleep(min(left_s, _ASK_S))
+
+    def _start_people(self) -> None:
+        """Starts simulated people where the config asks for some and somebody is served; raises
+        RuntimeError where they have ended by themselves.
+        """
+        config = self._config
+        asked = [one for one in (config.people, config.agents) if one is not None]
+        if self._url and len(self._crowds) < len(asked):
+            log, truth = self._folder / "people.log", self._folder / TRUTH
+            for one in asked:
+                crowd = Crowd(one, f"{self._url}/v1", log, truth=str(truth))
+                self._crowds.append(self._ends.enter_context(crowd))
+        for crowd in self._crowds:
+            crowd.check()

@@ -7,7 +7,7 @@ from typing import Any
 
 from people.realtime.parts import Overtaken, Routing
 from people.serving.models import Models
-from people.serving.router import AUTO, EVERYBODY, Shares
+from people.serving.router import AUTO, EVERYBODY, Controlled, Router, Shares
 
 
 class ServedFleet:
@@ -31,14 +31,18 @@ class ServedFleet:
         shares = {routing.deployed: 1.0 - routing.share}
         if routing.candidate is not None:
             shares[routing.candidate] = routing.share
-        for version in shares:
+        for version in routing.versions:
             if version not in self._loaded:
                 self._models.load(self._name, version, self._weights(version))
                 self._loaded.add(version)
         self._models.promote(self._name, routing.deployed)
         arms = {f"{self._name}@{version}": share for version, share in shares.items()}
-        self._models.route(AUTO, Shares(routing.experiment or EVERYBODY, arms))
-        for version in sorted(self._loaded - shares.keys()):
+        router: Router = Shares(routing.experiment or EVERYBODY, arms)
+        if routing.control is not None:
+            arm = f"{self._name}@{routing.control}"
+            router = Controlled(arm, routing.control_share, router)
+        self._models.route(AUTO, router)
+        for version in sorted(self._loaded.difference(routing.versions)):
             self._models.retire(self._name, version, self._drain_s)
             self._loaded.remove(version)
         self._routing = routing

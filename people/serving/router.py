@@ -14,6 +14,8 @@ import numpy as np
 # The alias that asks a server's router, and the experiment of those who are in none.
 AUTO = "auto"
 EVERYBODY = "everybody"
+# Experiment of those who always have the same arm.
+_CONTROL = "control"
 # Sessions whose arm Thompson sampling remembers.
 _SESSIONS = 100_000
 
@@ -81,6 +83,32 @@ class Shares:
 
     def forget(self, user: str) -> None:
         """Nothing is kept."""
+
+
+class Controlled:
+    """A share of users always has one arm, a copy that never changes; another router chooses for
+    all others. The same users whatever the other router does.
+    """
+
+    def __init__(self, arm: str, share: float, others: Router):
+        if not 0 < share < 1:
+            raise ValueError(f"{share=} must be above 0 and below 1")
+        self._arm, self._share, self._others = arm, share, others
+
+    @property
+    def arms(self) -> Sequence[str]:
+        return tuple(dict.fromkeys([*self._others.arms, self._arm]))
+
+    def choose(self, user: str, session: str) -> str:
+        if arm_of(user, _CONTROL, {self._arm: self._share, "": 1 - self._share}):
+            return self._arm
+        return self._others.choose(user, session)
+
+    def reward(self, arm: str, value: float, before: float | None = None) -> None:
+        self._others.reward(arm, value, before)
+
+    def forget(self, user: str) -> None:
+        self._others.forget(user)
 
 
 class Thompson:

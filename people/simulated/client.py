@@ -1,6 +1,7 @@
 """An HTTP client of the served model: asks for suggestions, reports what became of them.
 
-It uses the public API alone: ``POST /v1/completions`` with ``suffix``, and ``POST /v1/feedback``.
+It uses the public API alone: ``POST /v1/completions`` with ``suffix``, ``POST
+/v1/chat/completions`` with tools of the client, ``GET /v1/models``, and ``POST /v1/feedback``.
 Editors (``people.editor``) and simulated programmers use the same one.
 """
 
@@ -49,6 +50,25 @@ class Suggestion:
         if not self.logprobs:
             return None
         return math.exp(min(0.0, sum(self.logprobs) / len(self.logprobs)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """One message of an agent."""
+
+    # Id of the answer, which its events name; made by the server.
+    id: str
+    # The message as the API writes it, to be sent back with the next request.
+    message: Mapping[str, Any]
+    # Name and arguments of its calls, in order.
+    calls: tuple[tuple[str, Mapping[str, Any]], ...]
+    # Seconds from the request to the whole answer.
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Text that the person gets to read."""
+        return self.message.get("content") or ""
 
 
 class Client:
@@ -111,6 +131,43 @@ class Client:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ServerRefused(f"no answer of completions: {error!r}: {answer!r:.200}") from error
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        model: str = "auto",
+        **fields: Any,
+    ) -> Said:
+        """Ask the agent for its next message in a conversation. tools: schemas of functions, which
+        the client carries out. fields: other fields of the request, such as max_tokens.
+
+        Raises ServerRefused.
+        """
+        body = {"model": model, "messages": list(messages), **fields}
+        if tools:
+            body["tools"] = [{"type": "function", "function": schema} for schema in tools]
+        start = time.monotonic()
+        answer = self._call("/chat/completions", body)
+        try:
+            message = answer["choices"][0]["message"]
+            called = [one["function"] for one in message.get("tool_calls") or ()]
+            return Said(
+                id=answer["id"],
+                message=message,
+                calls=tuple((one["name"], json.loads(one["arguments"])) for one in called),
+                seconds=time.monotonic() - start,
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ServerRefused(f"no answer of a chat: {error!r}: {answer!r:.200}") from error
+
+    def models(self) -> list[str]:
+        """Names of the models that may be asked for. Raises ServerRefused."""
+        answer = self._call("/models", None)
+        try:
+            return [one["id"] for one in answer["data"]]
+        except (KeyError, TypeError) as error:
+            raise ServerRefused(f"no list of models: {answer!r:.200}") from error
+
     def report(self, events: Sequence[Event]) -> dict[str, str]:
         """Reports events until the server has made each durable, or refuses it. It sends the same
         events with the same keys each time, so that one that arrived twice counts once.
@@ -149,10 +206,13 @@ class Client:
             self._connection = None
 
     def _call(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
-        """The JSON of an answer of status 200, tried until there is one."""
-        data = json.dumps(body).encode()
+        """The JSON of an answer of status 200, tried until there is one. body: None to GET it."""
+        data = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + self._patience_s
         wait_s = _FIRST_WAIT_S
         while True:
@@ -174,11 +234,12 @@ class Client:
             wait_s = self._wait(wait_s, deadline, f"{path}: {why}", after)
 
     def _once(
-        self, path: str, data: bytes, headers: Mapping[str, str]
+        self, path: str, data: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, str | None, bytes]:
         if self._connection is None:
             self._connection = self._make(*self._address, timeout=self._timeout_s)
-        self._connection.request("POST", self._path + path, data, {**self._headers, **headers})
+        method = "GET" if data is None else "POST"
+        self._connection.request(method, self._path + path, data, {**self._headers, **headers})
         response = self._connection.getresponse()
         return response.status, response.getheader("Retry-After"), response.read()
 

@@ -17,13 +17,15 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from people.simulated.at_work import Hole, work
 from people.simulated.client import Client, ServerRefused
 from people.simulated.fit import embedded
 from people.simulated.programmer import NAMED, Programmer
+from rl_code.config import read_config
 from rl_code.config.read_config import at_least
 from rl_code.environment.tools.suggest import around
 from rl_code.tasks import infill
@@ -35,9 +37,19 @@ _END_S = 10.0
 _BACK_S = 1.0
 
 
+class Crowded(Protocol):
+    """Settings of people that processes of a program of their own are."""
+
+    # Module that is run; it reads its task from the standard input, whose end stops it.
+    program: ClassVar[str]
+    processes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class CrowdConfig:
     """Simulated people, and the files that they work on."""
+
+    program: ClassVar[str] = "people.simulated.crowd"
 
     # Number of persons; they take turns.
     people: int = 64
@@ -66,14 +78,16 @@ class CrowdConfig:
 class Crowd:
     """The processes. A context manager, which ends them."""
 
-    def __init__(self, config: CrowdConfig, url: str, log: Path | None = None):
+    def __init__(self, config: Crowded, url: str, log: Path | None = None, **more: Any):
         """url: of the API, such as http://127.0.0.1:8000/v1. log: a file for what they complain
-        about; None for the standard error.
+        about; None for the standard error. more: what else their program is told, plain JSON
+        values.
         """
         self._log = open(log, "ab") if log else None
+        settings = json.loads(read_config.to_json(config))
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "people.simulated.crowd"],
+                [sys.executable, "-m", config.program],
                 stdin=subprocess.PIPE,
                 stderr=self._log,
                 cwd=_ROOT,
@@ -83,7 +97,7 @@ class Crowd:
             for _ in range(config.processes)
         ]
         for number, process in enumerate(self._processes):
-            task = {"url": url, "number": number, "config": dataclasses.asdict(config)}
+            task = {"url": url, "number": number, "config": settings, **more}
             process.stdin.write(json.dumps(task).encode() + b"\n")
             process.stdin.flush()  # and stays open: they end when it closes
 
@@ -152,28 +166,33 @@ class Persons:
         finally:
             client.close()
 
-    def work(self, stop: threading.Event) -> None:
-        """Session after session, until it is told to stop."""
-        while not stop.is_set():
-            try:
-                self.session()
-            except ServerRefused as error:
-                print(error, file=sys.stderr, flush=True)
-                stop.wait(_BACK_S)
-
 
 def main() -> None:
     """Run one process of the crowd. Its task is a line on standard input, whose end stops it."""
     task = json.loads(sys.stdin.readline())
-    fields = task["config"] | {"levels": tuple(task["config"]["levels"])}
-    config = CrowdConfig(**fields)
+    config = read_config.build(CrowdConfig, task["config"])
     persons = Persons(config, task["url"], task["number"])
+    run_until_left(persons.session, config.at_once)
+
+
+def run_until_left(session: Callable[[], None], at_once: int) -> NoReturn:
+    """Has sessions in so many threads until whoever started the process lets go of it."""
     stop = threading.Event()
-    for _ in range(config.at_once):
-        threading.Thread(target=persons.work, args=(stop,), daemon=True).start()
+    for _ in range(at_once):
+        threading.Thread(target=_sessions, args=(session, stop), daemon=True).start()
     sys.stdin.read()  # returns when who started this ends or lets go
     stop.set()
     os._exit(0)  # requests that are on their way need not end
+
+
+def _sessions(session: Callable[[], None], stop: threading.Event) -> None:
+    """Session after session, until it is told to stop."""
+    while not stop.is_set():
+        try:
+            session()
+        except ServerRefused as error:
+            print(error, file=sys.stderr, flush=True)
+            stop.wait(_BACK_S)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _TIMES = (-1.28, -0.52, 0.0, 0.52, 1.28)
 # Place among the recorded looks of the last one before each horizon. Nothing is recorded after ten
 # minutes, so a text that is alive then is taken to be alive after an hour.
-_LAST_LOOK = tuple(bisect.bisect(LOOKED_AT_S, horizon_s) - 1 for horizon_s in HORIZONS_S)
+LAST_LOOK = tuple(bisect.bisect(LOOKED_AT_S, horizon_s) - 1 for horizon_s in HORIZONS_S)
 # What a person who wants another text than the one in the file sees: at most this match.
 _ELSEWHERE = 0.5
 
@@ -179,7 +179,7 @@ class Programmer:
             return Reaction(seconds, False, ())
         kept = 1 - habits.rewriting
         drawn = self._fit.survival.draw(rng)
-        shares = [kept * drawn[place] for place in _LAST_LOOK]
+        shares = [kept * drawn[place] for place in LAST_LOOK]
         return Reaction(seconds, True, tuple(zip(HORIZONS_S, shares, strict=True)))
 
     def chance(self, before: str, suggestion: str, wanted: str) -> float:

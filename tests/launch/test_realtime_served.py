@@ -131,3 +131,32 @@ def test_a_cycle_with_everything_real(tmp_path):
     assert again.returncode == 0, again.stderr
     assert len(ledger.rows(CYCLES)) == 2
     store.close()
+
+
+@pytest.mark.long
+def test_a_cycle_of_an_agent_with_everything_real(tmp_path):
+    """People bring tasks to a served agent, carry out its tools, and what they report is trained on;
+    what they think is nowhere but in their own file.
+    """
+    config = "--config=configs/realtime_agent.py:smoke"
+    watch = "--config.cycle.watch.most_s=5.0"
+    run = ["launch.realtime", config, f"--workdir={tmp_path}", "--cycles=1", watch]
+    ran = programs.run(*run, devices=None)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
+    (first, _) = Ledger(store.engine).rows(CYCLES)
+    assert first.state in ("promoted", "rolled_back", "refused")
+    selection = store.used(1)
+    joined = store.joined(selection.ids, selection.watermark)
+    assert len(joined) == first.answers >= 24
+    assert {answer.kind for answer, _ in joined} == {"chat"}
+    # an agent that has learned next to nothing is refused, and told so
+    kinds = {event.kind for _, happened in joined for event in happened}
+    assert {"shown", "rejected", "follow_up"} <= kinds
+    lines = (tmp_path / "people.truth.jsonl").read_text().splitlines()
+    assert lines and b"satisfaction" not in (tmp_path / "people.db").read_bytes()
+    assert store.refusals() == {}
+    store.close()
+    told = programs.run("experiments.agent_people", str(tmp_path), devices=None)
+    assert told.returncode == 0, told.stderr
+    assert "follow_up" in told.stdout and (tmp_path / "agent.png").stat().st_size > 1_000

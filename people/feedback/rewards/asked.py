@@ -20,7 +20,8 @@ from people.feedback.rewards.retention import retention
 class Asked:
     """0 for an answer that is no question (``AnswerRecord.extra["question"]``)."""
 
-    # Value of the person's time, where the task is clear (``extra["ambiguous"]`` says so).
+    # Value of the person's time, where the task is clear: ``extra["ambiguous"]`` of the answer, or
+    # of an event of the person's client, says so.
     cost: float = 0.25
     # Measure of the edit after the question: "retention", or "accepted" for +1 and 0.
     by: str = "retention"
@@ -37,13 +38,19 @@ class Asked:
         """
         if not given.is_question:
             return 0.0
-        ambiguous: Any = given.answer.extra.get("ambiguous")
+        ambiguous = _ambiguous(given)
         if ambiguous is None:
             return 0.0
         if not ambiguous:
             return -self.cost
         edit = next((one for one in given.later if not one.is_question), None)
         return 0.0 if edit is None else _EARNS[self.by](edit)
+
+
+def _ambiguous(given: Answered) -> Any:
+    """True or False by the server's word, or else by the client's; None where nobody knows."""
+    said = (one.extra.get("ambiguous") for one in (given.answer, *given.events))
+    return next((one for one in said if one is not None), None)
 
 
 _EARNS: dict[str, Callable[[Answered], float]] = {

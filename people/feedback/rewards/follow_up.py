@@ -22,6 +22,7 @@ import numpy as np
 import scipy  # reads its parts when they are first used
 from jaxtyping import Float64
 
+from people.feedback.records import Event
 from people.feedback.rewards.answered import Answered
 from people.feedback.rewards.follow_up_data import (
     VALIDATION,
@@ -81,12 +82,15 @@ class FollowUp:
         event = given.first("follow_up")
         if event is None:
             return 0.0
-        text = event.extra.get("text")
-        if isinstance(text, str):
-            chance = float(standard().chances([text])[0])
-        else:
-            chance = 0.0 if event.value is None else event.value
-        return -max(chance - self.usual, 0.0) / (1 - self.usual)
+        return -max((chance_of(event) or 0.0) - self.usual, 0.0) / (1 - self.usual)
+
+
+def chance_of(event: Event) -> float | None:
+    """The chance that a follow-up is dissatisfied: of its text where it was sent, otherwise what
+    the client says; None where nobody knows.
+    """
+    text = event.extra.get("text")
+    return float(standard().chances([text])[0]) if isinstance(text, str) else event.value
 
 
 @functools.cache

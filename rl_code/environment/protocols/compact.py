@@ -76,7 +76,10 @@ class Compact(Protocol):
         schemas: Sequence[Mapping[str, Any]],
         opening: bool,
     ) -> str:
-        return render("compact", messages, schemas, opening)
+        """As ``Protocol.conversation``. Tools are declared nowhere: the model knows those it was
+        trained with. Calls of earlier messages are written as ``message`` writes them.
+        """
+        return render("compact", [_with_calls(one) for one in messages], (), opening)
 
     def message(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> str:
         """The assistant's message that makes these calls, stop token included; ``parse`` undoes it.
@@ -117,6 +120,21 @@ class Compact(Protocol):
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return results_text("compact", results)
+
+
+def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose calls stand in its content: numbers on their line, texts below."""
+    calls = message.get("tool_calls") or ()
+    if not calls:
+        return message
+    written = ""
+    for one in calls:
+        name, arguments = one["function"]["name"], one["function"]["arguments"]
+        texts = {key: key for key, value in arguments.items() if isinstance(value, str)}
+        line = {key: key for key in arguments if key not in texts}
+        body = _body(ToolCall(name, arguments), Words(name, line, texts))
+        written += f"<|call|>{body}<|end|>"
+    return {"role": message["role"], "content": message["content"] + written}
 
 
 def _by_word(tools: Mapping[str, Tool]) -> dict[str, Tool]:
@@ -174,7 +192,8 @@ def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> Tool
     """
     words = words_of(tool)
     arguments: dict[str, Any] = {}
-    if "path" in Arguments(tool.schema).required:
+    # a client's tool has its path among its words, and no task of ours stands behind it
+    if "path" in Arguments(tool.schema).required and "path" not in {*words.line, *words.below}:
         arguments["path"] = task.path
     separator = _SEPARATOR
     if len(words.below) > 1 and extra and _LONGER.fullmatch(extra[-1]):

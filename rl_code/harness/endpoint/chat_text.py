@@ -193,9 +193,17 @@ def is_json(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Declared:
-    """A tool of somebody else's, as protocols read calls of it: its schema types their values."""
+    """A tool of somebody else's, as protocols read calls of it: its schema types their values, and
+    its words in the compact protocol follow from it.
+    """
 
     schema: Mapping[str, Any]
+    words: None = None
+
+    @property
+    def name(self) -> str:
+        """The name in the schema."""
+        return self.schema["name"]
 
 
 def declared_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, _Declared]:

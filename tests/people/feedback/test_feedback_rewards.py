@@ -78,6 +78,26 @@ def test_what_happens_too_late_is_no_penalty():
     assert Left()(given(event("left", at=6 * day, value=0.0))) == 0
 
 
+def test_nothing_that_was_refused_earns_more_than_a_wrong_edit():
+    """A broken call and a question in place of an edit change nothing that could be taken back."""
+    refused = event("rejected", value=4.0)
+    wrong = given(refused, event("reverted", value=1.0))
+    assert ReEdited()(given(refused)) == ReEdited()(wrong) == -1
+    # the earlier decision counts, as everywhere
+    assert ReEdited()(given(event("accepted", at=101.0), event("rejected", at=102.0))) == 0
+    reward = make_reward(FeedbackRewardConfig())
+    broken = given(refused, kind="chat", extra={"invalid_calls": 1.0})
+    asked = given(refused, kind="chat", extra={"question": True})
+    edited = given(refused, event("reverted", value=1.0), kind="chat")
+    assert reward(broken).total == reward(asked).total == reward(edited).total
+
+
+def test_whether_a_question_was_needed_is_said_by_its_client():
+    about = dict(kind="chat", extra={"question": True})
+    said = event("shown", extra={"ambiguous": False})
+    assert Asked()(given(**about)) == 0 and Asked()(given(said, **about)) == -0.25
+
+
 def test_the_other_signals():
     assert switched(given()) == 0 and switched(given(event("switched"))) == -1
     assert Merged()(given()) == 0

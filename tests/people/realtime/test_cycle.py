@@ -154,6 +154,21 @@ def test_a_process_that_slept_cannot_undo_what_is_served(tmp_path):
     assert rehearsed.parts.fleet.routing().candidate == 1
 
 
+def test_a_copy_that_never_changes_keeps_the_same_users(tmp_path):
+    config = dataclasses.replace(CONFIG, control_share=0.3)
+    rehearsed = Rehearsed(tmp_path, config)
+    rehearsed.until("collect", 2)
+    since = rehearsed.now
+    rehearsed.until("collect", 3)
+    assert rehearsed.parts.fleet.routing().control == 0
+    sessions = rehearsed.parts.store.sessions([0, 1, 2], 0.0)
+    late = sessions.at > since
+    copied = set(sessions.user[(sessions.version == 0) & late])
+    assert abs(len(copied) / len(set(sessions.user[late])) - 0.3) < 0.12
+    # the others had version 1 or its candidate, and these had neither at any time
+    assert copied.isdisjoint(sessions.user[sessions.version > 0])
+
+
 def test_the_database_refuses_a_second_deployed_version(tmp_path):
     rehearsed = Rehearsed(tmp_path)
     rehearsed.until("gate")
@@ -307,7 +322,7 @@ def test_the_served_parts_wait_until_they_are_to_stop(monkeypatch):
 
     time = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(served, "time", time)
-    system = SimpleNamespace(_config=SimpleNamespace(people=None))
+    system = SimpleNamespace(_start_people=lambda: None)
     served.System.wait(system, 2.5)
     assert now == [2.5]
     served.System.wait(system, 100.0, lambda: now[0] >= 5.0)
@@ -352,6 +367,11 @@ class Counting:
         return -(-len(selection.ids) // 50)
 
 
+def test_a_batch_that_never_holds_the_sessions_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"batch=50 answers are never of .*least_sessions=100"):
+        Rehearsed(tmp_path, dataclasses.replace(CONFIG, batch=50))
+
+
 def test_the_window_counts_the_updates_of_the_cycle_too(tmp_path):
     rehearsed = Rehearsed(tmp_path)
     trainer = Counting(rehearsed.parts.trainer)
@@ -384,6 +404,8 @@ def test_the_window_counts_the_updates_of_the_cycle_too(tmp_path):
         dict(deployed=1, candidate=2),
         dict(deployed=1, share=0.5),
         dict(deployed=1, candidate=2, share=1.5),
+        dict(deployed=1, control=0),
+        dict(deployed=1, control=0, control_share=1.0),
     ],
 )
 def test_a_routing_that_makes_no_sense_is_refused(wrong):

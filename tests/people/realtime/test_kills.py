@@ -107,7 +107,7 @@ def test_one_version_is_deployed_at_any_time(ledger, folder):
 @pytest.mark.long
 def test_the_fleet_serves_what_the_last_state_says(ledger, folder):
     last = json.loads((folder / "served.log").read_text().splitlines()[-1])
-    now = desired(ledger.current(), CONFIG.watch.share)
+    now = desired(ledger.current(), CONFIG)
     assert last == [list(now.turn), now.deployed, now.candidate]
     deployed = [row.version for row in ledger.rows(VERSIONS) if row.state == "deployed"]
     assert deployed == [now.deployed] or ledger.current().state == "promote"

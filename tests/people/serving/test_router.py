@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from people.serving.router import Shares, Thompson, arm_of
+from people.serving.router import Controlled, Shares, Thompson, arm_of
 
 USERS = [f"{number:032x}" for number in range(4000)]
 SHARES = {"old@1": 0.7, "new@2": 0.2, "other@3": 0.1}
@@ -19,6 +19,19 @@ def test_shares_are_met_and_users_stay():
     assert [router.choose(user, "a") for user in USERS] == [
         arm_of(user, "first", SHARES) for user in USERS
     ]
+
+
+def test_a_copy_that_never_changes_has_the_same_users_in_every_experiment():
+    first = Controlled("old@0", 0.2, Shares("first", {"old@1": 0.5, "new@2": 0.5}))
+    second = Controlled("old@0", 0.2, Shares("second", {"new@2": 1.0}))
+    assert list(first.arms) == ["old@1", "new@2", "old@0"]
+    users = {user for user in USERS if first.choose(user, "a") == "old@0"}
+    assert abs(len(users) / len(USERS) - 0.2) < 0.03
+    assert users == {user for user in USERS if second.choose(user, "b") == "old@0"}
+    others = collections.Counter(first.choose(user, "a") for user in set(USERS) - users)
+    assert abs(others["old@1"] / sum(others.values()) - 0.5) < 0.04
+    with pytest.raises(ValueError, match="share"):
+        Controlled("old@0", 0.0, Shares("first", SHARES))
 
 
 def test_another_experiment_assigns_independently():

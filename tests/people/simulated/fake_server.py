@@ -1,5 +1,5 @@
-"""A stand-in for the server: answers completions from a function, keeps events as it says it does,
-and fails when it is told to.
+"""A stand-in for the server: answers completions and chats from functions, keeps events as it says
+it does, and fails when it is told to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from collections.abc import Callable
 class FakeServer:
     """Serves on loopback until it is closed."""
 
-    def __init__(self, complete: Callable[[str, str], str | None] = lambda prefix, suffix: "x + 1"):
+    def __init__(
+        self,
+        complete: Callable[[str, str], str | None] = lambda prefix, suffix: "x + 1",
+        chat: Callable[[dict], list[tuple[str, dict]] | str | int] = lambda body: "hello",
+    ):
+        # The message of an agent to a request: its calls, a text, or a status that refuses.
+        self.chat = chat
         # The text between two others; None refuses with status 404.
         self.complete = complete
         # key -> event as it was first recorded; refused answers.
@@ -32,6 +38,10 @@ class FakeServer:
 
             def do_POST(self):
                 outer.handle(self)
+
+            def do_GET(self):
+                models = [{"id": name} for name in ("auto", "policy@1")]
+                outer.send(self, 200, {"data": models}, {})
 
             def log_message(self, *arguments):
                 pass
@@ -57,12 +67,19 @@ class FakeServer:
                 return
             answer = self.answer(request.path, body)
             self.changed.notify_all()
+        if isinstance(answer, int):
+            error = {"message": "too long", "code": "context_length_exceeded"}
+            self.send(request, answer, {"error": error}, {})
+            return
         if fault == "lose":
             request.close_connection = True
             return
         self.send(request, 200 if answer is not None else 404, answer or {"error": {}}, {})
 
-    def answer(self, path: str, body: dict) -> dict | None:
+    def answer(self, path: str, body: dict) -> dict | int | None:
+        if path == "/v1/chat/completions":
+            said = self.chat(body)
+            return said if isinstance(said, int) else self.message(said)
         if path == "/v1/completions":
             text = self.complete(body["prompt"], body["suffix"])
             if text is None:
@@ -77,6 +94,20 @@ class FakeServer:
         if path == "/v1/feedback":
             return {"results": [self.record(event) for event in body["events"]]}
         return None
+
+    def message(self, said: list[tuple[str, dict]] | str) -> dict:
+        message: dict = {"role": "assistant", "content": said if isinstance(said, str) else ""}
+        number = len(self.requests)
+        if not isinstance(said, str):
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{number}_{i}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps(arguments)},
+                }
+                for i, (name, arguments) in enumerate(said)
+            ]
+        return {"id": f"chat-{number}", "choices": [{"index": 0, "message": message}]}
 
     def record(self, event: dict) -> dict:
         key = event["key"]

@@ -256,9 +256,37 @@ def test_a_tree_is_trained_on_as_it_was_sampled():
 def test_conversations_that_a_protocol_cannot_write_are_refused():
     special = (*Compact.SPECIAL_TOKENS, "<|im_end|>", "<|endoftext|>")
     tokenizer = Tokenizer.train(["a"], 400, special)
-    for protocol, tools in (("compact", (BASH,)), ("completion", ())):
-        with pytest.raises(ApiError, match="no place"):
-            ChatText(PROTOCOLS[protocol], tokenizer).begin((user("a"),), tools)
+    with pytest.raises(ApiError, match="no place"):
+        ChatText(PROTOCOLS["completion"], tokenizer).begin((user("a"),), ())
+
+
+def test_the_compact_protocol_writes_and_reads_calls_of_a_clients_tools():
+    """Tools are declared nowhere, since the model knows its own; a call's words are its schema's."""
+    tokenizer = Tokenizer.train(["write def f(xs): return xs"], 400, Compact.SPECIAL_TOKENS)
+    text = ChatText(PROTOCOLS["compact"], tokenizer)
+    tools = tuple(
+        dict(name=name, parameters=dict(type="object", properties=given, required=list(given)))
+        for name, given in (("write", dict(content=dict(type="string"))), ("submit", {}))
+    )
+    said = "<|call|>write\ndef f(xs): return xs<|end|><|call|>submit<|end|><|eot|>"
+    message, calls = text.read(tokenizer.encode(said), tools, "call")
+    assert [(one.name, one.arguments) for one in calls] == [
+        ("write", {"content": "def f(xs): return xs"}),
+        ("submit", {}),
+    ]
+    results = (Message("tool", "ok", call_id="call_0"), Message("tool", "done", call_id="call_1"))
+    asked = (user("a"), message, *results, user("b"))
+    whole = tokenizer.decode(text.begin(asked, tools).tokens)
+    assert whole == f"<|bos|>a<|eot|>{said}<|tool|>ok\ndone<|eot|>b<|eot|>"
+    # behind what was sampled the same follows
+    followed = tokenizer.decode(text.follow(asked[2:], cut=False).tokens)
+    assert whole.endswith(followed) and followed.startswith("<|tool|>ok")
+    # a tool with a path has it among its texts
+    path = dict(
+        name="put", parameters=dict(required=["path"], properties=dict(path=dict(type="string")))
+    )
+    put = tokenizer.encode("<|call|>put\na.py<|end|><|eot|>")
+    assert text.read(put, (path,), "call")[1][0].arguments == {"path": "a.py"}
 
 
 def test_a_request_that_was_never_answered_leaves_no_trace():
