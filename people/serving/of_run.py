@@ -60,4 +60,6 @@ def make_fleet(
         config=run.config.serving,
         on_answer=on_answer,
         begun=begun,
+        documents=run.config.documents,
+        document_tools=[name for name, tool in run.tools.items() if tool.documents],
     )

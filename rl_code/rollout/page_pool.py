@@ -162,10 +162,9 @@ class PagePool:
     def _hold(self, span: Span, run: Run) -> Document:
         """Has a span hold its next document. Raises OutOfPages."""
         number = len(span.documents)
-        tokens = span.tokens[run.start : run.end]
         weights = span.weights_of(number, self._weights)
         documents = self._documents[span.shard]
-        document, found = documents.hold(tokens, weights, span.adapter)
+        document, found = documents.hold(span, run, weights)
         span.documents.append(document)
         if self._host is not None and not found:
             pages = self.pages(document)

@@ -142,6 +142,7 @@ class Scheduler:
         key: Sequence[int],
         tag: Any = None,
         adapter: int = -1,
+        owner: str = "",
         ways: Sequence[OwnWay] | None = None,
         forks: ForksConfig | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
@@ -156,6 +157,8 @@ class Scheduler:
           key: the two words of a random key.
           adapter: which adapter of weights that have several (``models.adapter_rows``) plays the
             group, counted from 0; -1 for none of them. Groups of all of them decode together.
+          owner: whom the tokens belong to. Pages of prompts and documents are shared with groups
+            of the same owner alone.
           ways: how the tokens of each episode are drawn; None for as the engine's config says.
           forks: where the episodes are forked. The group is finished with all its continuations
             (``Group.continuations``). None for no forks.
@@ -171,11 +174,11 @@ class Scheduler:
         own = OpenGroup(tag=tag, key=tuple(key), task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
         own.forks = forks
-        own.adapter = adapter
+        own.adapter, own.owner = adapter, owner
         for row in rows:
             row.group = own
             row.key = own.key
-            row.adapter = adapter
+            row.adapter, row.owner = adapter, owner
         for row, way in zip(rows, ways or (), strict=ways is not None):
             row.own = way
         if all(row.episode.starts_at_once for row in rows):
