@@ -32,6 +32,7 @@ from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.admission import Admission
 from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decoder import Decoder
+from rl_code.rollout.disk_pages import DiskPages
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.forks import ForksConfig, fork, group_of
@@ -66,6 +67,7 @@ class Scheduler:
         prefill on the devices that decode.
       remote: another process that prefills prompts; what it does not is prefilled here. None for
         none.
+      disk: keeps the keys of documents in files, for schedulers to come too. None for none.
     """
 
     def __init__(
@@ -78,13 +80,14 @@ class Scheduler:
         gather_s: float = 0.0,
         prefiller: Engine | None = None,
         remote: PrefillClient | None = None,
+        disk: DiskPages | None = None,
     ):
         self.engine = engine
         self._config = engine.config
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
         self._timeout_s = worker_deadline_s
         self._gather_s = gather_s
-        self._pool = PagePool(engine)
+        self._pool = PagePool(engine, disk)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         episodes = engine.shards * engine.config.episodes
         self._remote = remote
@@ -125,6 +128,7 @@ class Scheduler:
             separate = self._prompt_pool is not self._pool
             self._prompt_model = self._prompt_pool.place(model) if separate else self._model
             self._open.new_weights(version, recompute=recompute)
+            self._pool.identify(self._model)
         self.version = version
 
     @property
