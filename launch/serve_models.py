@@ -143,8 +143,7 @@ def check_trained(workdir: Path, run: Run) -> None:
     """
     for folder in (workdir, workdir.parent):  # a warm start's checkpoints are in one of the run's
         if (file := folder / CONFIG_FILE).is_file():
-            kept = json_files.read_json(file).get("documents")
-            refuse_other_documents(run.config.documents, kept, str(file))
+            refuse_other_documents(run.config.documents, json_files.read_json(file), str(file))
             return
 
 

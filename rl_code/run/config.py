@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from models.families import PRESETS
@@ -227,17 +228,22 @@ def refuse_sync(config: RunConfig) -> None:
         )
 
 
-def refuse_other_documents(documents: DocumentsConfig | None, kept: Any, what: str) -> None:
+def refuse_other_documents(
+    documents: DocumentsConfig | None, kept: Mapping[str, Any], what: str
+) -> None:
     """Raises ConfigError where weights were trained with other documents than they are served with:
     they would read them by another mask and other positions.
 
-    documents: of the config that serves. kept: the section of the run that trained, as its workdir
+    documents: of the config that serves. kept: the config of the run that trained, as its workdir
     keeps it. what: names that run.
     """
     own = None if documents is None else dataclasses.asdict(documents)
-    if own != kept:
+    there = kept.get("documents")
+    if there is not None:
+        there = {**there, "page": kept.get("rollout", {}).get("engine", {}).get("page")}
+    if own != there:
         raise ConfigError(
-            f"{what} has documents={kept}, and the config that serves has documents={own}: the "
+            f"{what} has documents={there}, and the config that serves has documents={own}: the "
             "model would read contexts by another mask than it was trained with; serve it by its "
             "own config"
         )
