@@ -7,9 +7,9 @@ started again, which has the keys of files on its disk alone. Every turn is one 
 whole conversation.
 
 Arms: "prefix", a model without documents, whose server finds the longest beginning of a
-conversation that it has read; "documents", a model with documents, whose server finds each file
-too; and both with everything forgotten before each turn ("nothing kept"), to which the answers must
-be equal: the same tokens with the same log-probabilities. Answers of the two masks differ.
+conversation that it has read; and "documents", a model with documents, whose server finds each file
+too. Every fifth turn is asked again when all has been forgotten ("nothing kept"), and must get the
+same answer: the same tokens with the same log-probabilities. Answers of the two masks differ.
 
 Weights are random. CPU seconds are of the whole process, since the machine may be shared.
 """
@@ -20,10 +20,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,29 +131,15 @@ def main() -> None:
     options = flags.FLAGS
     console = rich.console.Console(width=140)
     config = bench_model.model_config()
-    arms: dict[str, list[list[Turn]]] = {}
+    arms: dict[str, dict[str, dict[str, float]]] = {}
     for name in ("prefix", "documents"):
-        made = setting(config, name == "documents")
-        for keeps in (True, False):
-            with scratch("documents") as folder:
-                label = name if keeps else f"{name}, nothing kept"
-                arms[label] = sessions(made, folder, keeps)
-                console.print(f"{label}: done")
-    for name in ("prefix", "documents"):
-        check_equal(name, arms[name], arms[f"{name}, nothing kept"])
-    names = ("first session", "second, other order", "third, after a restart")
-    report = {
-        "hardware": hardware(),
-        "model": options.model,
-        "turns": options.turns,
-        "arms": {
-            label: {part: summary(turns) for part, turns in zip(names, found, strict=True)}
-            for label, found in arms.items()
-        },
-    }
-    console.print(table(report["arms"]))
-    console.print("answers of each arm are equal with and without what was kept")
-    save(report)
+        with scratch("documents") as folder:
+            found = sessions(setting(config, name == "documents"), folder)
+        arms[name] = {part: summary(turns) for part, turns in found.items()}
+        console.print(f"{name}: answers are equal with and without what was kept")
+    console.print(table(arms))
+    settings = {key: options[key].value for key in ("turns", "files", "file_tokens", "answer")}
+    save({"hardware": hardware(), "model": options.model, **settings, "arms": arms})
 
 
 def setting(config: ModelConfig, with_documents: bool) -> Setting:
@@ -191,40 +178,92 @@ def setting(config: ModelConfig, with_documents: bool) -> Setting:
     )
 
 
-def sessions(made: Setting, folder: Path, keeps: bool) -> list[list[Turn]]:
-    """The turns of three sessions; the third one is at a server that has started again.
-
-    keeps: False to have everything forgotten before each turn.
+def sessions(made: Setting, folder: Path) -> dict[str, list[Turn]]:
+    """The turns of three sessions, the third one at a server that has started again, and of those
+    that were asked again when all was forgotten.
     """
-    found = []
+    names = ("first session", "second, other order", "third, after a restart")
+    found: dict[str, list[Turn]] = {name: [] for name in (*names, "nothing kept")}
     orders = orders_of(made.files)
-    for first, last in ((0, 2), (2, 3)):
-        with server(made, folder if keeps else None) as (fleet, scheduler, records):
-            for number in range(first, last):
-                found.append([])
-                conversation: list[dict[str, Any]] = []
-                for at, (name, text) in enumerate(orders[number]):
-                    if not keeps:
-                        forget(fleet, made)
-                    conversation.append(shown(name, text))
-                    seed = flags.FLAGS.seed + 1000 * number + at
-                    turn, said = ask(
-                        fleet, scheduler, records, f"user {number}", conversation, seed
-                    )
-                    found[-1].append(turn)
-                    conversation.append({"role": "assistant", "content": said})
+    before, after = folder / "before", folder / "after"
+    for numbers, disk in (((0, 1), before), ((2,), after)):
+        with server(made, disk) as asked:
+            whole = {}
+            for number in numbers:
+                found[names[number]], whole[number] = session(asked, number, orders[number])
+            if disk == before:
+                asked.disk.wait()
+                shutil.copytree(before, after)
+            for number, conversation in whole.items():
+                for at in range(4, len(orders[number]), 5):
+                    asked.forget(made)
+                    again, _ = asked.ask(number, at, conversation[: 2 * at + 1])
+                    found["nothing kept"].append(again)
+                    check_equal(found[names[number]][at], again)
     return found
 
 
+def session(
+    asked: Asked, number: int, order: Sequence[tuple[str, str]]
+) -> tuple[list[Turn], list[dict[str, Any]]]:
+    """The turns of a session, and the whole conversation. order: the files that they read."""
+    turns: list[Turn] = []
+    conversation: list[dict[str, Any]] = []
+    for at, (name, text) in enumerate(order):
+        conversation.append(shown(name, text))
+        turn, said = asked.ask(number, at, conversation)
+        turns.append(turn)
+        conversation.append({"role": "assistant", "content": said})
+    return turns, conversation
+
+
+@dataclasses.dataclass
+class Asked:
+    """A server in this process."""
+
+    fleet: Fleet
+    scheduler: Scheduler
+    records: list[AnswerRecord]
+    # The files of the keys of documents.
+    disk: DiskPages
+    folder: Path
+
+    def ask(self, number: int, at: int, conversation: Sequence[dict[str, Any]]) -> tuple[Turn, str]:
+        """A turn of a session, and the text of its answer, which is drawn by the same numbers each
+        time that it is asked.
+        """
+        options = flags.FLAGS
+        seed = options.seed + 1000 * number + at
+        body = {"messages": conversation, "seed": seed, "max_tokens": options.answer}
+        waiting = Waiting(read_request(json.dumps(body | {"model": "model"}).encode()))
+        self.scheduler.take_stats()
+        start = now()
+        origin = self.fleet.origin_of(_ORGANISATION)
+        user = self.fleet.user_of(f"user {number}")
+        self.fleet.ask(user, "session", cast(Pending, waiting), origin=origin)
+        said = waiting.wait().message.content
+        end = now()
+        assert waiting.first is not None
+        first_s, first_cpu_s = (a - b for a, b in zip(waiting.first, start, strict=True))
+        whole_s, cpu_s = (a - b for a, b in zip(end, start, strict=True))
+        prefilled = self.scheduler.take_stats().prefilled_tokens
+        return Turn(self.records[-1], first_s, first_cpu_s, whole_s, cpu_s, prefilled), said
+
+    def forget(self, made: Setting) -> None:
+        """Has the engine forget all keys, for which these are other weights, and the disk too."""
+        self.fleet.models.services[0].load(jax.tree.map(lambda x: x, made.model)).result()
+        self.disk.wait()
+        for path in self.folder.glob("*/*"):
+            path.unlink()
+
+
 @contextlib.contextmanager
-def server(made: Setting, folder: Path | None):
-    """A warm server, its scheduler, and what it records. folder: for the keys of documents."""
+def server(made: Setting, folder: Path) -> Generator[Asked]:
+    """A warm server. folder: for the keys of documents."""
     records: list[AnswerRecord] = []
     schedulers: list[Scheduler] = []
     protocol = PROTOCOLS["hermes"]
-    disk = None
-    if folder is not None and made.documents is not None:
-        disk = DiskPages(folder / "documents", 2.0**30, _DAY_S)
+    disk = DiskPages(folder, 2.0**30, _DAY_S)
 
     def service(weights: Transformer, version: int) -> Service:
         schedulers.append(
@@ -243,9 +282,7 @@ def server(made: Setting, folder: Path | None):
     with fleet:
         fleet.models.load("model", 0, made.model)
         warm_up(fleet.models.services[0])
-        yield fleet, schedulers[0], records
-    if disk is not None:
-        disk.wait()
+        yield Asked(fleet, schedulers[0], records, disk, folder)
 
 
 def orders_of(files: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -272,46 +309,11 @@ def shown(name: str, text: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": kind, "text": part} for kind, part in parts]}
 
 
-def ask(
-    fleet: Fleet,
-    scheduler: Scheduler,
-    records: list[AnswerRecord],
-    user: str,
-    conversation: Sequence[dict[str, Any]],
-    seed: int,
-) -> tuple[Turn, str]:
-    """One turn, and the text of its answer."""
-    most = flags.FLAGS.answer
-    body = {"model": "model", "messages": conversation, "seed": seed, "max_tokens": most}
-    waiting = Waiting(read_request(json.dumps(body).encode()))
-    scheduler.take_stats()
-    start = now()
-    origin = fleet.origin_of(_ORGANISATION)
-    fleet.ask(fleet.user_of(user), user, cast(Pending, waiting), origin=origin)
-    said = waiting.wait().message.content
-    end = now()
-    assert waiting.first is not None
-    first = [a - b for a, b in zip(waiting.first, start, strict=True)]
-    whole = [a - b for a, b in zip(end, start, strict=True)]
-    prefilled = scheduler.take_stats().prefilled_tokens
-    return Turn(records[-1], first[0], first[1], whole[0], whole[1], prefilled), said
-
-
-def forget(fleet: Fleet, made: Setting) -> None:
-    """Has the engine forget all keys: for it these are other weights."""
-    again = jax.tree.map(lambda x: x, made.model)
-    fleet.models.services[0].load(again).result()
-
-
-def check_equal(
-    name: str, kept: Sequence[Sequence[Turn]], forgotten: Sequence[Sequence[Turn]]
-) -> None:
+def check_equal(kept: Turn, forgotten: Turn) -> None:
     """Raises ValueError where an answer depends on what was kept."""
-    for session, pair in enumerate(zip(kept, forgotten, strict=True), start=1):
-        for turn, (one, other) in enumerate(zip(*pair, strict=True), start=1):
-            same = [(each.record.tokens, each.record.logprobs) for each in (one, other)]
-            if same[0] != same[1]:
-                raise ValueError(f"{name}: turn {turn} of session {session} is another answer")
+    one, other = kept.record, forgotten.record
+    if (one.tokens, one.logprobs) != (other.tokens, other.logprobs):
+        raise ValueError(f"{one.tokens} and {other.tokens} are answers to the same turn")
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, float]:
