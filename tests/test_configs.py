@@ -41,6 +41,7 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 # What a config fills, where that is not a run's.
 KINDS = {
     "realtime.py": RealtimeConfig,
+    "seldom.py": RealtimeConfig,
     "rehearsal.py": RealtimeConfig,
     "recall.py": RecallExperiment,
     "process_model.py": ProcessModelConfig,

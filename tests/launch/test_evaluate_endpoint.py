@@ -268,21 +268,21 @@ def test_a_server_is_told_which_results_are_documents(tmp_path):
     settings = settings_of()
     with settings.ignore_type():
         settings.documents = {}
+        settings.tools = ("write_file", "read_file", "submit")
 
     def look(request):
         if len(request["messages"]) > 2:
             return calls(("submit", "{}"))
-        paths = (task.path, "none.py")
-        return calls(*(("read_file", json.dumps({"path": path})) for path in paths))
-
-    task = find_source(config_of().suites[0].tasks, "tasks").load(None, None)[0]
+        paths = ("there.py", "none.py")
+        looks = [("read_file", json.dumps({"path": path})) for path in paths]
+        return calls(("write_file", json.dumps({"path": paths[0], "content": "x = 1\n"})), *looks)
 
     with Scripted(look) as server:
         main(settings, server.url, tmp_path)
         *_, (_, _, last) = server.requests
         told = [one for one in last["messages"] if one["role"] == "tool"]
-    # what failed is about the call
-    assert [part["type"] for one in told[:2] for part in one["content"]] == ["document", "text"]
+    kinds = [part["type"] for one in told[:3] for part in one["content"]]
+    assert kinds == ["text", "document", "text"]  # what failed is about the call
 
 
 def bash(*commands):
