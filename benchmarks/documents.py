@@ -1,10 +1,10 @@
 """A server that reads each file once, beside one that keeps the beginnings of conversations.
 
-An agent reads one file of this repository a turn and gets a short answer: --turns turns over
---files files, some of them again after they have changed. Then a second session of another user of
-the same organisation reads the files in another order, and a third one does so at a server that has
-started again, which has the keys of files on its disk alone. Every turn is one request with the
-whole conversation.
+An agent reads one file of this repository a turn and gets a short answer: --session_turns turns
+over --session_files files, some of them again after they have changed. Then a second session of
+another user of the same organisation reads the files in another order, and a third one does so at a
+server that has started again, which has the keys of files on its disk alone. Every turn is one
+request with the whole conversation.
 
 Arms: "prefix", a model without documents, whose server finds the longest beginning of a
 conversation that it has read; and "documents", a model with documents, whose server finds each file
@@ -54,16 +54,17 @@ from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 
-flags.DEFINE_integer("turns", 20, "Turns of a session, of documents.", lower_bound=1)
-flags.DEFINE_integer("files", 12, "Files of the repository, of documents.", lower_bound=1)
+flags.DEFINE_integer("session_turns", 20, "Turns of a session, of documents.", lower_bound=1)
+flags.DEFINE_integer("session_files", 12, "Files of the repository, of documents.", lower_bound=1)
 flags.DEFINE_integer("file_tokens", 256, "Tokens of a file at most, of documents.", lower_bound=32)
-flags.DEFINE_integer("answer", 16, "Tokens of an answer, of documents.", lower_bound=1)
+flags.DEFINE_integer("answer_tokens", 16, "Tokens of an answer, of documents.", lower_bound=1)
 
 _SOURCES = Path(__file__).resolve().parents[1] / "rl_code" / "rollout"
 _SPECIAL = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _PAGE = 16
 # Tokens of a turn beside its file and its answer, at most.
 _AROUND = 64
+_FLAGS = ("session_turns", "session_files", "file_tokens", "answer_tokens")
 _ORGANISATION = "one"
 _DAY_S = 86_400.0
 
@@ -138,7 +139,7 @@ def main() -> None:
         arms[name] = {part: summary(turns) for part, turns in found.items()}
         console.print(f"{name}: answers are equal with and without what was kept")
     console.print(table(arms))
-    settings = {key: options[key].value for key in ("turns", "files", "file_tokens", "answer")}
+    settings = {key: options[key].value for key in _FLAGS}
     save({"hardware": hardware(), "model": options.model, **settings, "arms": arms})
 
 
@@ -149,14 +150,14 @@ def setting(config: ModelConfig, with_documents: bool) -> Setting:
     tokenizer = Tokenizer.train(texts, 1024, _SPECIAL, eos="<|im_end|>", pad="<|pad|>")
     cut = [tokenizer.decode(tokenizer.encode(text)[: options.file_tokens]) for text in texts]
     longest = -(-options.file_tokens // _PAGE) * _PAGE
-    around = options.answer + _AROUND + (2 * _PAGE if with_documents else 0)
-    length = -(-options.turns * (longest + around) // _PAGE) * _PAGE
+    around = options.answer_tokens + _AROUND + (2 * _PAGE if with_documents else 0)
+    length = -(-options.session_turns * (longest + around) // _PAGE) * _PAGE
     shapes = EngineConfig(
         slots=2,
         episodes=2,
         page=_PAGE,
         # two contexts, and all files in two versions
-        pages=2 * (length // _PAGE) + 2 * options.files * longest // _PAGE + 8,
+        pages=2 * (length // _PAGE) + 2 * options.session_files * longest // _PAGE + 8,
         prefill_rows=2,
         prefill_tokens=128,
         prompt_length=length,
@@ -171,7 +172,7 @@ def setting(config: ModelConfig, with_documents: bool) -> Setting:
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
     return Setting(
         tokenizer,
-        cut[: options.files],
+        cut[: options.session_files],
         Engine(config, shapes, SamplingConfig(), stops, mesh),
         bench_model.random_model(config, mesh, options.seed),
         DocumentsConfig(longest=longest, page=_PAGE) if with_documents else None,
@@ -234,7 +235,7 @@ class Asked:
         """
         options = flags.FLAGS
         seed = options.seed + 1000 * number + at
-        body = {"messages": conversation, "seed": seed, "max_tokens": options.answer}
+        body = {"messages": conversation, "seed": seed, "max_tokens": options.answer_tokens}
         waiting = Waiting(read_request(json.dumps(body | {"model": "model"}).encode()))
         self.scheduler.take_stats()
         start = now()
@@ -293,7 +294,7 @@ def orders_of(files: Sequence[str]) -> list[list[tuple[str, str]]]:
         text.replace("\n", "  # changed\n", 1) if number % 3 == 0 else text
         for number, text in enumerate(files)
     ]
-    turns = flags.FLAGS.turns
+    turns = flags.FLAGS.session_turns
     rng = np.random.default_rng(flags.FLAGS.seed)
     pairs = [*enumerate(files), *itertools.islice(itertools.cycle(enumerate(changed)), turns)]
     orders = [pairs[:turns]]

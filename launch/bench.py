@@ -11,7 +11,7 @@ python -m launch.bench record [--record_actors=100 --record_groups=10000 --delay
 python -m launch.bench layers [--layer_mb=320 --opens=200 --at_once=32]
 python -m launch.bench play [--threads=1,4,16 --episodes=128 --kill=0.05]
 python -m launch.bench tools [--workspaces=1,32 --calls=20 --vocabulary=weights/a.gguf]
-python -m launch.bench documents [--turns=20 --files=12 --file_tokens=256]
+python -m launch.bench documents [--session_turns=20 --session_files=12 --file_tokens=256]
 python -m launch.bench search [--sizes=10,40,160 --repositories=100]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.

@@ -36,8 +36,9 @@ FLAGS = flags.FLAGS
 
 def main(argv: list[str]) -> None:
     if not (FLAGS.workdir or FLAGS.database or FLAGS.record or FLAGS.documents):
-        where = "--workdir, --database, --record or --documents"
-        command.refuse(f"give {where}: where the person is to be removed")
+        command.refuse(
+            "give --workdir, --database, --record or --documents: where the person is to be removed"
+        )
     user = user_of(FLAGS.user, FLAGS.key_file, FLAGS.secret, FLAGS.workdir)
     url = FLAGS.database or (f"sqlite:///{FLAGS.workdir}/people.db" if FLAGS.workdir else "")
     if url:

@@ -285,7 +285,7 @@ class Running:
 
 
 def _documents(opening: Opening) -> dict[str, Any]:
-    """What each token of ``AnswerRecord.given`` is, as a record keeps it; nothing of a model
+    """Kinds of the tokens of ``AnswerRecord.given``, as a record keeps them; nothing of a model
     without documents.
     """
     if opening.kinds is None:

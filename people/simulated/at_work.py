@@ -52,7 +52,7 @@ def events_of(suggestion: Suggestion, reaction: Reaction, at: float) -> list[Eve
 
 
 def seen_late(events: Sequence[Event]) -> list[Event]:
-    """Those events that a person knows of who looks only hours later: what was taken, and how much
+    """Events that a person knows of who looks only hours later: what was taken, and how much
     of it was alive at the last horizon. What was left in between shows nothing.
     """
     if not any(event.kind == "accepted" for event in events):

@@ -192,7 +192,7 @@ class Session:
         return before + node.transcript.tokens
 
     def _kinds(self, context: int) -> list[int] | None:
-        """What each place of ``whole`` is; None without documents."""
+        """Kinds of the places of ``whole``; None without documents."""
         node = self.nodes[context]
         own = node.transcript.documents
         if own is None or node.parent < 0:
@@ -285,5 +285,5 @@ def _behind(places: int, kinds: Sequence[int] | None) -> Behind:
 
 
 def _joined(kinds: list[int] | None, pieces: Pieces) -> list[int] | None:
-    """What each place of a context is with some pieces behind it; None without documents."""
+    """Kinds of the places of a context with some pieces behind it; None without documents."""
     return None if pieces.kinds is None else [*(kinds or ()), *pieces.kinds]
