@@ -11,6 +11,7 @@ python -m launch.bench record [--record_actors=100 --record_groups=10000 --delay
 python -m launch.bench layers [--layer_mb=320 --opens=200 --at_once=32]
 python -m launch.bench play [--threads=1,4,16 --episodes=128 --kill=0.05]
 python -m launch.bench tools [--workspaces=1,32 --calls=20 --vocabulary=weights/a.gguf]
+python -m launch.bench documents [--session_turns=20 --session_files=12 --file_tokens=256]
 python -m launch.bench search [--sizes=10,40,160 --repositories=100]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
@@ -28,6 +29,7 @@ from absl import flags, logging
 from benchmarks import (
     asynchrony,
     attention,
+    documents,
     engine,
     grouped,
     layers,
@@ -56,6 +58,7 @@ BENCHES = {
     "play": play.main,
     "tools": tools.main,
     "search": search.main,
+    "documents": documents.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")

@@ -28,7 +28,7 @@ from rl_code.harness.api import find_agent
 from rl_code.harness.harness import Harness
 from rl_code.metrics.progress import Progress
 from rl_code.rewards.combine import find_reward
-from rl_code.run.config import RunConfig, refuse_documents
+from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.types import Task, Trajectory
 
@@ -59,7 +59,6 @@ def evaluate(
     """
     if not MODEL.value:
         raise ConfigError("--endpoint_model=<name> is missing: name the model that is served there")
-    refuse_documents(config.documents, "--endpoint")
     asked = server()
     label = re.sub(r"[^\w.-]+", "_", MODEL.value)
     folder = Path(workdir or f"runs/{label}")
@@ -112,7 +111,7 @@ def play(
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(SandboxPool(config.sandbox))
         make_episode = _episodes(config, stack)
-        tasks = _tasks(suite, pool, folder)
+        tasks = _tasks(suite, pool, folder, config.documents is not None)
         check(tasks, pool)
         made = Predictions(label, pool.layers)
         served = Served(
@@ -122,6 +121,7 @@ def play(
             server=server,
             sampling=sampling,
             on_work=made.add if predictions else None,
+            documents=config.documents,
         )
 
         def episode(task: Task, index: int) -> PlayedEpisode:
@@ -176,9 +176,10 @@ def _training_tasks(config: RunConfig, pool: SandboxPool, folder: Path) -> Seque
     return source.load(pool, folder)
 
 
-def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:
+def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path, documents: bool) -> list[Task]:
     """The tasks of a suite, whatever the length of their prompts; the shortest ones by characters,
-    since nothing is tokenised here. Raises ConfigError.
+    since nothing is tokenised here. documents: True if the server is told of documents. Raises
+    ConfigError.
     """
     source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
     kept = suite.choose(source.one_by_one(pool, folder), _characters, "are there")
@@ -188,10 +189,11 @@ def _tasks(suite: SuiteConfig, pool: SandboxPool, folder: Path) -> list[Task]:
                 f"suite {suite.name}: task {task.id} begins the assistant's message itself, which "
                 "the chat API has no place for; take a form for chats (tasks.form)"
             )
-        if not all(isinstance(message["content"], str) for message in task.messages):
+        texts = all(isinstance(message["content"], str) for message in task.messages)
+        if not texts and not documents:
             raise ConfigError(
                 f"suite {suite.name}: task {task.id} has documents in its prompt, which the chat "
-                "API has no place for"
+                "API has no place for; a server of ours takes them, where the config has documents"
             )
     return kept
 

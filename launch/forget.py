@@ -7,9 +7,10 @@
 --key_file holds the API key, since a command line can be read by others; --user is the person as
 records name them. --workdir is that of launch.realtime, with people.db and the secret; --database
 and --secret name others. --record is the file of launch.serve, which must not be running. It prints
-the cycles that were trained on answers of this person: their versions hold what they learned. A
-running server also keeps chats in its memory, which `DELETE /v1/users/USER` forgets
-(docs/feedback.md).
+the cycles that were trained on answers of this person: their versions hold what they learned. Files
+with keys of documents (``serving.documents_mb``) do not say whose they are, so all of them are
+removed: those of --workdir, or of the folder --documents. A running server also keeps chats in its
+memory, which `DELETE /v1/users/USER` forgets (docs/feedback.md).
 """
 
 from __future__ import annotations
@@ -28,17 +29,23 @@ from people.feedback.identity import load_secret, user_key
 from people.feedback.store import FeedbackStore
 from people.realtime.ledger import forget_sessions
 from rl_code.host.files import write_atomically
+from rl_code.run.workdir import DOCUMENTS
 
 FLAGS = flags.FLAGS
 
 
 def main(argv: list[str]) -> None:
-    if not (FLAGS.workdir or FLAGS.database or FLAGS.record):
-        command.refuse("give --workdir, --database or --record: where the person is to be removed")
+    if not (FLAGS.workdir or FLAGS.database or FLAGS.record or FLAGS.documents):
+        command.refuse(
+            "give --workdir, --database, --record or --documents: where the person is to be removed"
+        )
     user = user_of(FLAGS.user, FLAGS.key_file, FLAGS.secret, FLAGS.workdir)
     url = FLAGS.database or (f"sqlite:///{FLAGS.workdir}/people.db" if FLAGS.workdir else "")
     if url:
         forget_in_database(url, user)
+    folder = FLAGS.documents or (f"{FLAGS.workdir}/{DOCUMENTS}" if FLAGS.workdir else "")
+    if folder:
+        print(f"{forget_documents(Path(folder))} files of documents are removed from {folder}")
     if FLAGS.record:
         count = forget_in_record(Path(FLAGS.record), user)
         print(f"user {user}: {count} answers are removed from {FLAGS.record}")
@@ -93,6 +100,14 @@ def forget_in_record(path: Path, user: str) -> int:
     return len(lines) - len(kept)
 
 
+def forget_documents(folder: Path) -> int:
+    """Removes the files with keys of documents below a folder; how many these were."""
+    files = list(folder.glob("*/*.keys"))
+    for path in files:
+        path.unlink(missing_ok=True)
+    return len(files)
+
+
 def _user(line: str, number: int) -> str:
     """The person of a recorded answer. Raises ValueError for a line that holds none."""
     try:
@@ -108,6 +123,7 @@ def define_flags() -> None:
     """Other commands have flags of these names, so they are defined where this one is run."""
     flags.DEFINE_string("workdir", None, "That of launch.realtime.")
     flags.DEFINE_string("database", None, "URL of the database; people.db in the workdir.")
+    flags.DEFINE_string("documents", None, "Folder with keys of documents of launch.serve.")
     flags.DEFINE_string("record", None, "File of answers of launch.serve.")
     flags.DEFINE_string("user", "", "The person as records name them: 32 hex digits.")
     flags.DEFINE_string("key_file", None, "File with the person's API key.")

@@ -26,6 +26,12 @@ from people.editor.server import EditorConfig, EditorServer
 SERVED_AT = flags.DEFINE_string("served_at", "http://127.0.0.1:8000/v1", "URL of the served model.")
 MODEL = flags.DEFINE_string("suggests", "auto", "Name of the model, or auto.")
 MAX_TOKENS = flags.DEFINE_integer("max_tokens", 64, "The most tokens of a suggestion.")
+OPEN_FILES = flags.DEFINE_integer(
+    "open_files",
+    0,
+    "The most other open files that are sent with a request, to a model with documents.",
+    lower_bound=0,
+)
 OUTBOX = flags.DEFINE_string(
     "outbox",
     None,
@@ -47,6 +53,7 @@ def main(argv: list[str]) -> None:
         outbox=Path(folder) if folder else None,
         model=MODEL.value,
         max_tokens=MAX_TOKENS.value,
+        open_files=OPEN_FILES.value,
     )
     clock = ManualClock() if CLOCK.value == "manual" else None
     try:

@@ -46,7 +46,7 @@ from absl import logging
 from sqlalchemy.exc import SQLAlchemyError
 
 from launch import flags
-from launch.serve_models import load_adapters, load_also, make_router
+from launch.serve_models import check_trained, load_adapters, load_also, make_router
 from launch.step import STEP
 from models.transformer import Transformer
 from people.feedback import database
@@ -66,7 +66,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.files import make_private
-from rl_code.run.config import RunConfig, meshes, refuse_documents
+from rl_code.run.config import RunConfig, meshes
 from rl_code.run.run import Run
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
@@ -107,7 +107,6 @@ _EXPIRE_S = 3_600.0
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
-    refuse_documents(run_config.documents, "launch.serve")
     flags.use_virtual_devices(*meshes(run_config))
     ended = Ended()
     keys = KeyFile(KEYS.value) if KEYS.value else None
@@ -197,6 +196,7 @@ def weights_of(run: Run, workdir: str | None, step: int | None) -> tuple[Transfo
     """
     if workdir is None:
         return run.init_model(), 0
+    check_trained(Path(workdir), run)
     return run.saved_model(workdir, step)
 
 

@@ -26,7 +26,7 @@ from people.serving.models import Models
 from people.serving.router import AUTO, Router, Shares, Thompson
 from rl_code.config.read_config import ConfigError
 from rl_code.run import origin
-from rl_code.run.config import refuse_documents
+from rl_code.run.config import refuse_other_documents
 from rl_code.run.run import Run
 from rl_code.run.workdir import CONFIG_FILE
 
@@ -58,7 +58,7 @@ def load_also(run: Run, folder: Path, models: Models, texts: Sequence[str]) -> N
     for text in texts:
         source = ServedCheckpoint.read(text, "also")
         try:
-            _check_kept(source.workdir, folder)
+            _check_kept(source.workdir, folder, run)
             found = origin.load_checkpoint(source.workdir, run.model_config, run.mesh, source.step)
             weights, step = found
             models.load(source.name, step, weights)
@@ -78,7 +78,7 @@ def load_adapters(
     for text in texts:
         source = ServedCheckpoint.read(text, "adapter")
         try:
-            _check_kept(source.workdir, folder)
+            _check_kept(source.workdir, folder, run)
             lora = origin.kept_adapters(origin.kept_by(source.workdir))
             if lora is None:
                 raise ValueError(
@@ -137,14 +137,21 @@ def _served(name: str, models: Models) -> str:
     return found[0]
 
 
-def _check_kept(workdir: Path, folder: Path) -> None:
-    """Raises ValueError where a run has another tokenizer than the one that is served, or was
-    trained with documents.
+def check_trained(workdir: Path, run: Run) -> None:
+    """Raises ConfigError for the workdir of a run that trained with other documents than ``run``
+    has, which serves its weights.
     """
-    for run in (workdir, workdir.parent):  # a warm start's checkpoints are in a folder of the run
-        if (file := run / CONFIG_FILE).is_file():
-            refuse_documents(json_files.read_json(file).get("documents"), str(file))
-            break
+    for folder in (workdir, workdir.parent):  # a warm start's checkpoints are in one of the run's
+        if (file := folder / CONFIG_FILE).is_file():
+            refuse_other_documents(run.config.documents, json_files.read_json(file), str(file))
+            return
+
+
+def _check_kept(workdir: Path, folder: Path, run: Run) -> None:
+    """Raises ValueError where a run has another tokenizer than the one that is served, or was
+    trained with other documents. folder, run: of what serves.
+    """
+    check_trained(workdir, run)
     files = [origin.kept_by(each) / "tokenizer.json" for each in (workdir, folder)]
     if files[0].read_bytes() != files[1].read_bytes():
         raise ValueError(f"{files[0]} is another tokenizer than that of the first model")

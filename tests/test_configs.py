@@ -42,6 +42,7 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 KINDS = {
     "realtime.py": RealtimeConfig,
     "realtime_agent.py": RealtimeConfig,
+    "seldom.py": RealtimeConfig,
     "rehearsal.py": RealtimeConfig,
     "recall.py": RecallExperiment,
     "process_model.py": ProcessModelConfig,

@@ -50,6 +50,9 @@ class EditorConfig:
     # The most characters before and after the cursor that are sent.
     prefix: int = 6000
     suffix: int = 2000
+    # The most other open files of which the first ``prefix`` characters are sent with a request, as
+    # documents; the one opened last comes last. Only for a model that was trained with documents.
+    open_files: int = 0
     # Folder for events that are not acknowledged yet; None for none: they end with this process.
     outbox: Path | None = None
     # Seconds after which a suggestion would come too late to be of use.
@@ -110,6 +113,7 @@ class EditorServer(LanguageServer):
                     self.config.model,
                     session=self.sessions.get(document.uri, ""),
                     max_tokens=self.config.max_tokens,
+                    **self._open_files(document),
                 )
             except ServerRefused as error:
                 logging.warning("no suggestion: %s", error)
@@ -118,6 +122,14 @@ class EditorServer(LanguageServer):
             return None
         self.tracker.shown(document.uri, found.id, start, end, found.text, found.seconds)
         return found
+
+    def _open_files(self, document: TextDocument) -> dict[str, list[str]]:
+        """The field of a request with the other files that are open; empty where none is sent."""
+        if not self.config.open_files:
+            return {}
+        others = [one for one in self.workspace.text_documents.values() if one is not document]
+        newest = others[-self.config.open_files :]
+        return {"documents": [one.source[: self.config.prefix] for one in newest]}
 
     def flush(self) -> None:
         """Reports what is not acknowledged yet; called at the end."""

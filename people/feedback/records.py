@@ -8,7 +8,8 @@ it was given. An *arm* is a version of the weights with a share of the users.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Seconds after an acceptance at which clients look how much of the text is alive. The last one is
@@ -30,6 +31,11 @@ EVENTS: Mapping[str, str] = {
     "merged": "1 when that pull request was merged",
     "thumbs": "1 for a thumb up, -1 for a thumb down; never part of a default reward",
 }
+
+
+# Key of ``AnswerRecord.extra``: what each token of ``given`` is (``Context.documents``), as pairs
+# (kind, number of tokens). It is there where the model was served with documents.
+DOCUMENTS = "documents"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,14 @@ class AnswerRecord:
     # Further facts that the server knew, such as the reference of a task; plain JSON values.
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def kinds(self) -> tuple[int, ...] | None:
+        """Kind of each token of ``given`` (``DOCUMENTS``); None for a model without documents."""
+        runs = self.extra.get(DOCUMENTS)
+        if runs is None:
+            return None
+        return tuple(kind for kind, count in runs for _ in range(count))
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -92,3 +106,8 @@ class Event:
     horizon_s: float | None = None
     # The text of a follow-up message, and what else a client says; plain JSON values.
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def run_lengths(kinds: Sequence[int]) -> list[list[int]]:
+    """The kinds of tokens as ``DOCUMENTS`` has them."""
+    return [[kind, len(list(run))] for kind, run in itertools.groupby(kinds)]

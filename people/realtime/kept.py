@@ -21,6 +21,7 @@ from people.realtime.cases import SuiteRows, collected
 from people.realtime.recorded import Joined
 from rl_code.checkpoint import checkpoint
 from rl_code.checkpoint.record import CheckpointError
+from rl_code.environment.documents import OUTSIDE
 from rl_code.harness.endpoint.chat_text import cut_at
 from rl_code.harness.endpoint.completions import FillInTheMiddle
 from rl_code.run.origin import kept_by
@@ -45,6 +46,9 @@ class Reader:
         or nothing was suggested.
         """
         given, at, texts = list(answer.given), 0, []
+        if answer.kinds is not None:  # the hole is in the file, not in other files that were open
+            pairs = zip(given, answer.kinds, strict=True)
+            given = [token for token, kind in pairs if kind == OUTSIDE]
         for mark in self._marks:
             found = _place(given, mark, at)
             if found is None:

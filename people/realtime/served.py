@@ -57,7 +57,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.learner import Learner
-from rl_code.run.config import RunConfig, refuse_documents
+from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
 
 # What simulated people who work with an agent write down for themselves, in the workdir. No part of
@@ -130,7 +130,11 @@ class Served:
             raise ValueError(
                 "run.train.teacher must be None: answers that people got have no teacher context"
             )
-        refuse_documents(self.run.documents, "the cycle (config.parts.run)")
+        if self.learned is not None and self.run.documents is not None:
+            raise ValueError(
+                "learned is set, and so is run.documents: reward models read answers as one text "
+                "and would see documents by another mask; set one of the two to None"
+            )
         if self.feedback.database:
             raise ValueError(
                 f"feedback.database={self.feedback.database!r}: answers, events and cycles are in "

@@ -6,6 +6,7 @@ nothing is tokenised again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from people.feedback.records import AnswerRecord
+from rl_code.environment.documents import OUTSIDE
 from rl_code.learner.rounding import rounding_of
 from rl_code.types import Context, Group, Reward, Task, Trajectory
 
@@ -39,8 +41,8 @@ def groups_of(
     counts: version -> the number by which the learner counts it; None for its own.
     """
     # (user, session) -> the tokens so far of each of its contexts
-    sessions: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
-    given: dict[str, tuple[int, ...]] = {}
+    sessions: dict[tuple[str, str], dict[int, _Seen]] = {}
+    given: dict[str, _Seen] = {}
     for answer in sorted([*earlier, *answers], key=_order):
         if not answer.given and not answer.tokens:
             continue  # its server was killed: nothing is known of what it was asked
@@ -54,7 +56,7 @@ def groups_of(
         seen = _before(answer, contexts)
         if seen is not None:
             given[answer.id] = seen
-            contexts[answer.context] = seen + answer.tokens
+            contexts[answer.context] = seen.and_then(answer.tokens, None)
     groups = []
     for answer, advantage, reward in zip(answers, advantages, rewards, strict=True):
         if answer.id in given and answer.tokens and _may_train(answer):
@@ -117,33 +119,52 @@ def _order(answer: AnswerRecord) -> tuple[float, int]:
     return answer.asked_at, answer.extra.get("index", 0)
 
 
-def _before(answer: AnswerRecord, contexts: dict[int, tuple[int, ...]]) -> tuple[int, ...] | None:
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """Tokens of a context, and what each of them is; None for that without documents."""
+
+    tokens: tuple[int, ...]
+    kinds: tuple[int, ...] | None
+
+    def first(self, count: int) -> _Seen:
+        return _Seen(self.tokens[:count], self.kinds and self.kinds[:count])
+
+    def and_then(self, tokens: tuple[int, ...], kinds: tuple[int, ...] | None) -> _Seen:
+        """The context with further tokens; kinds: None for tokens outside of documents."""
+        more = (OUTSIDE,) * len(tokens) if kinds is None else kinds
+        own = None if self.kinds is None else self.kinds + more
+        return _Seen(self.tokens + tokens, own)
+
+
+def _before(answer: AnswerRecord, contexts: dict[int, _Seen]) -> _Seen | None:
     """All tokens that the policy saw before an answer; None where they are not known.
 
     contexts: the tokens so far of those of its session.
     """
     if answer.kept == 0:
-        return answer.given
+        return _Seen(answer.given, answer.kinds)
     known = contexts.get(answer.context, contexts.get(answer.parent))
-    if known is None or len(known) < answer.kept:
+    if known is None or len(known.tokens) < answer.kept:
         return None
-    return known[: answer.kept] + answer.given
+    return known.first(answer.kept).and_then(answer.given, answer.kinds)
 
 
 def _trajectory(
     answer: AnswerRecord,
-    given: tuple[int, ...],
+    given: _Seen,
     advantage: float,
     reward: Reward,
     counts: Mapping[int, int] | None,
 ) -> Trajectory:
     versions = answer.versions if counts is None else [counts[one] for one in answer.versions]
-    read, written = len(given), len(answer.tokens)
+    whole = given.and_then(answer.tokens, None)
+    read, written = len(given.tokens), len(answer.tokens)
     context = Context(
-        tokens=np.array(given + answer.tokens, np.int32),
+        tokens=np.array(whole.tokens, np.int32),
         sampled=np.arange(read + written) >= read,
         logprobs=np.concatenate([np.zeros(read), answer.logprobs]).astype(np.float32),
         versions=np.concatenate([np.full(read, -1), versions]).astype(np.int32),
+        documents=None if whole.kinds is None else np.array(whole.kinds, np.int32),
     )
     return Trajectory(
         task_id=answer.id,

@@ -45,6 +45,8 @@ class Opening:
     kept: int = 0
     # The step of its session; None outside of a conversation.
     step: Step | None = None
+    # What each of its tokens is (``Context.documents``); None for a model without documents.
+    kinds: list[int] | None = None
 
 
 class Exchange(Protocol):
@@ -194,7 +196,10 @@ class ChatExchange:
                 for step in reversed(steps):
                     session.drop(step)
                 raise
-        return [Opening(step.tokens, step.given, step.context, step.kept, step) for step in steps]
+        return [
+            Opening(step.tokens, step.given, step.context, step.kept, step, step.kinds)
+            for step in steps
+        ]
 
     def read(
         self,
@@ -235,7 +240,8 @@ class CompletionExchange:
     def open(self) -> list[Opening]:
         request = self._request
         tokens = request.tokens(self._tokenizer, self._gaps, self._longest)
-        return [Opening(tokens, tokens) for _ in range(request.n)]
+        tokens, kinds = request.behind_documents(tokens, self._tokenizer, self._text.documents)
+        return [Opening(tokens, tokens, kinds=kinds) for _ in range(request.n)]
 
     def read(
         self,

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,6 +31,7 @@ from people.serving.running import AskedBy, Running
 from people.serving.service import Service
 from people.serving.warm_up import warm_up
 from people.serving.ways import differs, make_ways
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.harness.endpoint.answers import Accepted, Pending
 from rl_code.harness.endpoint.chat_text import ChatText
@@ -68,11 +69,14 @@ class Fleet:
         config: ServingConfig | None = None,
         on_answer: Callable[[AnswerRecord], Future | None] = lambda record: None,
         begun: Begun | None = None,
+        documents: DocumentsConfig | None = None,
+        document_tools: Collection[str] = (),
     ):
-        """begun: notes what is being sampled, for the record of what a kill cuts off; what is left
-        there of a server before is recorded now. None for no such notes.
+        """documents, document_tools: as of ``ChatText``. begun: notes what is being sampled, for
+        the record of what a kill cuts off; what is left there of a server before is recorded now.
+        None for no such notes.
         """
-        self.text = ChatText(protocol, tokenizer)
+        self.text = ChatText(protocol, tokenizer, documents, document_tools)
         self.models = Models(make_service)
         self.metrics = Metrics(lambda: self.models.running)
         self.config = config or ServingConfig()

@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from models.tokenizer import Tokenizer
-from people.feedback.records import AnswerRecord
+from people.feedback.records import DOCUMENTS, AnswerRecord, run_lengths
 from people.serving.exchanges import Exchange, Opening
 from people.serving.service import Service
 from people.serving.ways import Way
@@ -116,6 +116,19 @@ class Running:
     def prompts(self) -> list[list[int]]:
         """As ``service.EngineRequest``."""
         return [opening.tokens for opening in self.openings]
+
+    @property
+    def kinds(self) -> list[list[int]] | None:
+        """As ``service.EngineRequest``."""
+        kinds = [opening.kinds for opening in self.openings if opening.kinds is not None]
+        return kinds or None
+
+    @property
+    def owner(self) -> str:
+        """As ``service.EngineRequest``: the organisation of the user. Keys of no organisation are
+        the server's own, together.
+        """
+        return self.asked.origin
 
     def sampled(self, index: int, tokens: Sequence[int]) -> None:
         """As ``service.EngineRequest``."""
@@ -241,7 +254,7 @@ class Running:
                 tokens=tuple(int(token) for token in tokens),
                 logprobs=tuple(float(logprob) for logprob in logprobs),
                 versions=(self.asked.version,) * len(tokens),
-                extra={**did, **self._kept},
+                extra={**did, **self._kept, **_documents(opening)},
             )
         )
 
@@ -269,6 +282,15 @@ class Running:
             last = self._open == 0
         if last:
             self._on_end(self)
+
+
+def _documents(opening: Opening) -> dict[str, Any]:
+    """Kinds of the tokens of ``AnswerRecord.given``, as a record keeps them; nothing of a model
+    without documents.
+    """
+    if opening.kinds is None:
+        return {}
+    return {DOCUMENTS: run_lengths(opening.kinds[opening.kept :])}
 
 
 def _failed(error: Exception) -> Future:

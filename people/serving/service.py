@@ -18,6 +18,7 @@ import numpy as np
 from absl import logging
 
 from models.transformer import Transformer
+from rl_code.environment.documents import OUTSIDE
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sampled_episode import SampledEpisode
 from rl_code.harness.endpoint.fields import ApiError, Request
@@ -57,8 +58,12 @@ class EngineRequest(Interface):
     request: Request
     # The tokens that each of its answers follows.
     prompts: Sequence[list[int]]
+    # What each token of each prompt is (``Context.documents``); None where none is in a document.
+    kinds: Sequence[list[int]] | None
     # Number of the adapter of the weights that answers; -1 for none.
     adapter: int
+    # Whom the prompts belong to; nobody else shares their pages.
+    owner: str
     # Sampling of each of its answers; None for the server's own sampling.
     ways: Sequence[OwnWay] | None
 
@@ -78,13 +83,13 @@ class EngineRequest(Interface):
 class Served(SampledEpisode):
     """One answer as an episode of one message."""
 
-    documents = None
-
     def __init__(self, job: EngineRequest, index: int, protocol: Protocol, length: int):
         super().__init__(TASK, 0, index)
         self._job = job
         self.protocol = stopping(protocol, job.request)
-        room = length - len(job.prompts[index])
+        prompt = job.prompts[index]
+        self.documents = [OUTSIDE] * len(prompt) if job.kinds is None else job.kinds[index]
+        room = length - len(prompt)
         # The most tokens that the message may have.
         self.budget = min(room, job.request.max_tokens or room)
 
@@ -121,6 +126,8 @@ class Service:
         self.page: int = engine.config.page
         self.prefill_tokens: int = engine.config.prefill_tokens
         self.pages: int = engine.shards * engine.config.pages
+        # The most tokens of a document; None for a model without documents.
+        self.longest_document: int | None = engine.config.longest_document
         self.sampling: SamplingConfig = engine.sampling
         self._protocol = protocol
         self._scheduler = scheduler
@@ -189,6 +196,7 @@ class Service:
             key=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
             tag=tag,
             adapter=job.adapter,
+            owner=job.owner,
             ways=job.ways,
         )
         self._jobs[tag] = job

@@ -7,6 +7,7 @@ from concurrent.futures import Future, wait
 
 from people.serving.service import Service
 from people.serving.ways import Way
+from rl_code.environment.documents import OUTSIDE
 from rl_code.harness.endpoint.completions import CompletionRequest
 from rl_code.harness.endpoint.fields import Request
 
@@ -20,9 +21,13 @@ class Trial:
     """Answers that nobody reads: a ``service.EngineRequest``. ``done`` when all have ended."""
 
     adapter = -1
+    owner = ""
 
-    def __init__(self, prompt_length: int, ways: Sequence[Way] | None):
+    def __init__(self, prompt_length: int, ways: Sequence[Way] | None, document: int = 0):
+        """document: tokens of a document that the prompt begins with, whole pages."""
         count = 2  # so that they share a prompt, and copy its last page
+        kinds = [1] * document + [OUTSIDE] * (prompt_length - document)
+        self.kinds = [kinds] * count if document else None
         self.request: Request = CompletionRequest(prompt="", n=count, max_tokens=_SAMPLED, seed=0)
         self.prompts: Sequence[list[int]] = [[0] * prompt_length for _ in range(count)]
         self.ways = ways
@@ -59,6 +64,9 @@ def warm_up(service: Service, stop: Callable[[], bool] = lambda: False) -> None:
         for length in (3, chunk + service.page)
         for ways in (None, [Way(own, service.sampling, None)] * 2)
     ]
+    if service.longest_document is not None:
+        # a short document is prefilled as a short result of a tool is
+        trials.append(Trial(min(service.page + 3, longest), None, service.page))
     for trial in trials:
         service.submit(trial).result()
         while not stop():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from people.feedback.records import Event
+from people.feedback.records import HORIZONS_S, Event
 from people.simulated.client import Client, Suggestion
 from people.simulated.programmer import Programmer, Reaction
 
@@ -51,6 +51,16 @@ def events_of(suggestion: Suggestion, reaction: Reaction, at: float) -> list[Eve
     ]
 
 
+def seen_late(events: Sequence[Event]) -> list[Event]:
+    """Events that a person knows of who looks only hours later: what was taken, and how much
+    of it was alive at the last horizon. What was left in between shows nothing.
+    """
+    if not any(event.kind == "accepted" for event in events):
+        return []
+    last = HORIZONS_S[-1]
+    return [event for event in events if event.kind == "accepted" or event.horizon_s == last]
+
+
 def work(
     client: Client,
     programmer: Programmer,
@@ -58,11 +68,13 @@ def work(
     *,
     model: str = "auto",
     max_tokens: int = 32,
+    seldom: bool = False,
     now: Callable[[], float] = time.time,
 ) -> Tally:
     """Goes through the holes, one after the other, without waiting as long as a person would.
 
-    A suggestion without text is not shown, and nothing is reported about it. Raises ServerRefused.
+    A suggestion without text is not shown, and nothing is reported about it. seldom: True for a
+    person who looks only hours later (``seen_late``). Raises ServerRefused.
     """
     tally = Tally()
     for hole in holes:
@@ -73,6 +85,7 @@ def work(
         reaction = programmer.react(hole.prefix, suggestion.text, hole.wanted)
         tally.shown += 1
         tally.accepted += reaction.accepted
-        refused = client.report(events_of(suggestion, reaction, now()))
+        events = events_of(suggestion, reaction, now())
+        refused = client.report(seen_late(events) if seldom else events)
         tally.refused_events += len(refused)
     return tally

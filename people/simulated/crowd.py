@@ -64,6 +64,8 @@ class CrowdConfig:
     split: str = "train"
     levels: tuple[int, ...] = (1, 2, 3)
     max_tokens: int = 24
+    # True for people who look only hours later: they report what they kept, and nothing earlier.
+    seldom: bool = False
     # Another seed gives other persons.
     seed: int = 0
 
@@ -162,7 +164,8 @@ class Persons:
         programmer = Programmer(self._fit, NAMED[config.habits], f"{config.seed}/{person}", session)
         client = Client(self._url, api_key(config, person), session=session)
         try:
-            work(client, programmer, holes_of(config, session), max_tokens=config.max_tokens)
+            ways = dict(max_tokens=config.max_tokens, seldom=config.seldom)
+            work(client, programmer, holes_of(config, session), **ways)
         finally:
             client.close()
 

@@ -34,7 +34,7 @@ Part = tuple[str, bool]
 
 # Stands for a document while a protocol writes the text around it: a lone surrogate, which no text
 # can have that an encoding can carry.
-_MARK = "\udffe"
+MARK = "\udffe"
 _TYPES = ("text", "document")
 
 
@@ -61,7 +61,7 @@ def prompt_parts(
         return [(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), False)]
     texts = ["".join(_marked(part, marks) for part in parts) for parts in contents]
     inside = [marks.quote(text) for parts in contents for text, is_document in parts if is_document]
-    return _put_in(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), inside)
+    return put_in(protocol.prompt(_with_texts(protocol, task, texts, marks), tools), inside)
 
 
 def result_parts(
@@ -95,7 +95,7 @@ def result_parts(
         for result, is_document in zip(results, which, strict=True)
         if is_document
     ]
-    return _put_in(_told(protocol, marked, marks.quote(request)), inside)
+    return put_in(_told(protocol, marked, marks.quote(request)), inside)
 
 
 def _told(protocol: Protocol, results: Sequence[ToolResult], request: str) -> str:
@@ -168,7 +168,7 @@ def check_documents(
     if documents is None or not documents.results:
         return
     for name in [name for name, tool in tools.items() if tool.documents]:
-        text = f'{_MARK}"a"\n\\{_MARK}'
+        text = f'{MARK}"a"\n\\{MARK}'
         written = protocol.observation([ToolResult(name, text)])
         if written and (text not in written or written.endswith(text)):
             raise ValueError(
@@ -208,12 +208,14 @@ def _marked(part: Part, marks: Marks) -> str:
     any other.
     """
     text, is_document = part
-    return _MARK if is_document else marks.quote(text)
+    return MARK if is_document else marks.quote(text)
 
 
-def _put_in(text: str, inside: Sequence[str]) -> list[Part]:
-    """The parts of a text in which marks stand for documents."""
-    around = text.split(_MARK)
+def put_in(text: str, inside: Sequence[str]) -> list[Part]:
+    """The parts of a text in which a ``MARK`` stands for each document; one part where the text has
+    none of them. Raises ValueError where it has some of them.
+    """
+    around = text.split(MARK)
     # a protocol may write nothing of the messages or results, as that of completions
     if len(around) == 1:
         return [(text, False)]

@@ -19,6 +19,7 @@ from typing import Protocol as Interface
 import numpy as np
 from absl import logging
 
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import Rewarder
 from rl_code.environment.messages import checked
@@ -29,7 +30,7 @@ from rl_code.evaluation.suite import FOLDER
 from rl_code.harness.chat_server import EndpointError, Server
 from rl_code.host.files import write_atomically
 from rl_code.rollout.sampling import SamplingConfig
-from rl_code.types import Context, Group, Limits, Task, ToolCall, Trajectory, Turn
+from rl_code.types import Context, Group, Limits, Task, ToolCall, ToolResult, Trajectory, Turn
 
 _NO_CALL = "no tool call; call a tool, and submit when the work is done"
 
@@ -129,6 +130,8 @@ class Served:
     reward: Rewarder
     # As of ``Episode``.
     on_work: Callable[[Task, int, Snapshot | None], None] | None = None
+    # Which parts of messages are told to the server to be documents; None for none of them.
+    documents: DocumentsConfig | None = None
 
     def of_episode(self) -> dict[str, Any]:
         """Arguments of ``Episode``."""
@@ -212,10 +215,22 @@ class ChatEpisode(Episode):
         # One result stands for all calls beyond the limit, and each call needs an answer.
         last = results[-1].content
         for number, call in enumerate(said.written):
-            text = results[number].content if number < len(results) else last
-            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+            content: Any = last
+            if number < len(results):
+                content = self._shown(results[number])
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
         if not self.over and self._total >= self.limits.tokens:
             self.status = "token_limit"
+
+    def _shown(self, result: ToolResult) -> str | list[dict[str, str]]:
+        """A result as the server gets it: by the rule of ``result_parts``, with documents as parts
+        that say so.
+        """
+        documents = self._served.documents
+        if documents is None or not documents.results:
+            return result.content
+        is_document = result.ok and self.tools[result.name].documents
+        return [{"type": "document" if is_document else "text", "text": result.content}]
 
     def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
         return self._turns.recorded()

@@ -220,7 +220,7 @@ class Admission:
         row = Row(episode=like.episode, group=like.group, context=number, prompt=prompt)
         row.runs = self._pool.runs()
         row.key = context_key(like.group.key, number)
-        row.adapter = like.adapter
+        row.adapter, row.owner = like.adapter, like.owner
         row.keys = [(0, self._version)]
         return row
 

@@ -84,7 +84,7 @@ def group_of(episodes: Sequence[Episode], parent: OpenGroup, before: Sequence[Ro
     part from, in order, as they stand at the border.
     """
     group = OpenGroup(tag=parent.tag, key=parent.key, task=parent.task, parent=parent)
-    group.adapter = parent.adapter
+    group.adapter, group.owner = parent.adapter, parent.owner
     group.rows = [_row(episode, group, before) for episode in episodes]
     group.unopened = group.rows[::-1]
     parent.parts.append(group)
@@ -100,6 +100,7 @@ def _row(episode: Episode, group: OpenGroup, before: Sequence[Row]) -> Row:
             episode=episode,
             group=group,
             adapter=group.adapter,
+            owner=group.owner,
             context=number,
             cached=row.cached if number else 0,
             keys=list(row.keys),

@@ -28,6 +28,7 @@ from models.adapter_rows import num_adapters
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
+from rl_code.rollout.disk_pages import DiskPages, DocumentFiles
 from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.host_pages import HostPages, to_host, together
@@ -40,8 +41,10 @@ from rl_code.rollout.stats import RolloutStats
 class PagePool:
     """An engine's cache and the pages of each of its shards."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, disk: DiskPages | None = None):
+        """disk: keeps the keys of documents in files; None for none."""
         self.engine = engine
+        self._files = None if disk is None else DocumentFiles(disk, engine)
         self._config = engine.config
         self._page_bytes = page_bytes(engine.cache_shape())
         self._weights = 0
@@ -83,6 +86,11 @@ class PagePool:
         self._weights += 1
         if self._host is not None:
             self._host.clear()
+
+    def identify(self, model: Transformer) -> None:
+        """Tells which weights are those of now, where keys are kept in files."""
+        if self._files is not None:
+            self._files.identify(model, self._weights)
 
     def place(self, model: Transformer) -> Transformer:
         """A model on this engine's devices. Each shard of rows has the whole weights."""
@@ -162,16 +170,21 @@ class PagePool:
     def _hold(self, span: Span, run: Run) -> Document:
         """Has a span hold its next document. Raises OutOfPages."""
         number = len(span.documents)
-        tokens = span.tokens[run.start : run.end]
         weights = span.weights_of(number, self._weights)
         documents = self._documents[span.shard]
-        document, found = documents.hold(tokens, weights, span.adapter)
+        document, found = documents.hold(span, run, weights)
         span.documents.append(document)
         if self._host is not None and not found:
             pages = self.pages(document)
             content = self._host.find(document.names(self._config.page))
             if len(content) == len(pages):
                 self._bring(span.shard, pages, content)
+                documents.finish(document)
+                found = True
+        if self._files is not None and not found and not document.written:
+            content = self._files.find(document, len(self.pages(document)))
+            if content is not None:
+                self._bring(span.shard, self.pages(document), content)
                 documents.finish(document)
                 found = True
         if number >= len(span.document_weights):  # not one that the span had before
@@ -325,6 +338,17 @@ class PagePool:
         self._bring(span.shard, moved, content)
         return end - first
 
+    def _to_files(self, document: Document) -> None:
+        """Has the keys of a document, which are all written, kept in a file."""
+        pages, at, blocks = self.pages(document), 0, []
+        for size in block_sizes(len(pages)):
+            block = self._padded(document.shard, pages[at : at + size], fill=0, width=size)
+            content = self.engine.read_pages(self._cache(), block)
+            part = slice(document.shard * size, (document.shard + 1) * size)
+            blocks.append([x[part] for x in content])
+            at += size
+        self._files.keep(document, blocks)
+
     def _bring(self, shard: int, pages: list[int], content: list[Any]) -> None:
         """Writes pages from the host onto pages of a shard."""
         at = 0
@@ -460,6 +484,8 @@ class PagePool:
         for document in documents:
             if document.written:
                 self._documents[document.shard].finish(document)
+                if self._files is not None:
+                    self._to_files(document)
         for span in found:
             span.advance()
             if span.cached >= span.prompt - 1:

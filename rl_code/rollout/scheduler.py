@@ -32,6 +32,7 @@ from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.admission import Admission
 from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decoder import Decoder
+from rl_code.rollout.disk_pages import DiskPages
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.forks import ForksConfig, fork, group_of
@@ -66,6 +67,7 @@ class Scheduler:
         prefill on the devices that decode.
       remote: another process that prefills prompts; what it does not is prefilled here. None for
         none.
+      disk: keeps the keys of documents in files, for schedulers to come too. None for none.
     """
 
     def __init__(
@@ -78,13 +80,14 @@ class Scheduler:
         gather_s: float = 0.0,
         prefiller: Engine | None = None,
         remote: PrefillClient | None = None,
+        disk: DiskPages | None = None,
     ):
         self.engine = engine
         self._config = engine.config
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
         self._timeout_s = worker_deadline_s
         self._gather_s = gather_s
-        self._pool = PagePool(engine)
+        self._pool = PagePool(engine, disk)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         episodes = engine.shards * engine.config.episodes
         self._remote = remote
@@ -125,6 +128,7 @@ class Scheduler:
             separate = self._prompt_pool is not self._pool
             self._prompt_model = self._prompt_pool.place(model) if separate else self._model
             self._open.new_weights(version, recompute=recompute)
+            self._pool.identify(self._model)
         self.version = version
 
     @property
@@ -142,6 +146,7 @@ class Scheduler:
         key: Sequence[int],
         tag: Any = None,
         adapter: int = -1,
+        owner: str = "",
         ways: Sequence[OwnWay] | None = None,
         forks: ForksConfig | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
@@ -156,6 +161,8 @@ class Scheduler:
           key: the two words of a random key.
           adapter: which adapter of weights that have several (``models.adapter_rows``) plays the
             group, counted from 0; -1 for none of them. Groups of all of them decode together.
+          owner: whom the tokens belong to. Pages of prompts and documents are shared with groups
+            of the same owner alone.
           ways: how the tokens of each episode are drawn; None for as the engine's config says.
           forks: where the episodes are forked. The group is finished with all its continuations
             (``Group.continuations``). None for no forks.
@@ -171,11 +178,11 @@ class Scheduler:
         own = OpenGroup(tag=tag, key=tuple(key), task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
         own.forks = forks
-        own.adapter = adapter
+        own.adapter, own.owner = adapter, owner
         for row in rows:
             row.group = own
             row.key = own.key
-            row.adapter = adapter
+            row.adapter, row.owner = adapter, owner
         for row, way in zip(rows, ways or (), strict=ways is not None):
             row.own = way
         if all(row.episode.starts_at_once for row in rows):

@@ -146,6 +146,8 @@ class Span:
     # Which adapter of a model that has several (``models.adapter_rows``) computes its keys; -1 for
     # none.
     adapter: int = -1
+    # Whom its tokens belong to: pages are shared only with spans of the same owner.
+    owner: str = ""
     # What its places are; None in a run without documents.
     runs: ContextRuns | None = None
     # The documents among its pages, in the order of the context.
@@ -162,7 +164,7 @@ class Span:
     @property
     def salt(self) -> bytes:
         """Facts beside its tokens on which its keys depend."""
-        return b"%d %d" % (self.weights, self.adapter)
+        return b"%d %d %s" % (self.weights, self.adapter, self.owner.encode())
 
     @property
     def missing(self) -> int:
@@ -245,17 +247,17 @@ class Document(Span):
 
     @property
     def key(self) -> bytes:
-        """Its fingerprint: what its keys depend on."""
-        return fingerprint(self.tokens, self.weights, self.adapter)
+        """Its fingerprint: what its keys depend on, and its owner."""
+        return fingerprint(self.tokens, self.salt)
 
     def names(self, page: int) -> list[bytes]:
         """The names of its pages, for ``PageAllocator.name``."""
         return page_names(self.key, len(self.tokens), page)
 
 
-def fingerprint(tokens: Sequence[int], weights: int, adapter: int) -> bytes:
-    """The hash of a document's tokens and of the numbers of the weights and of the adapter."""
-    content = b"document %d %d " % (weights, adapter) + np.asarray(tokens, np.int64).tobytes()
+def fingerprint(tokens: Sequence[int], salt: bytes) -> bytes:
+    """The hash of a document's tokens and of all else that its keys depend on (``Span.salt``)."""
+    content = b"document %d %s " % (len(salt), salt) + np.asarray(tokens, np.int64).tobytes()
     return hashlib.blake2b(content, digest_size=16).digest()
 
 

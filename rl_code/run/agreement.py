@@ -47,6 +47,11 @@ def check(config: RunConfig) -> None:
     _check_limits(config)
     if config.documents is not None:
         _check_documents(config, config.documents)
+    elif config.serving.documents_mb is not None:
+        raise ValueError(
+            f"serving.documents_mb={config.serving.documents_mb} keeps documents, and the config "
+            "has no section documents; set it to None"
+        )
     _check_milestones(config)
     if config.summaries is not None:
         _check_summaries(config, config.summaries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from models.families import PRESETS
@@ -227,16 +228,24 @@ def refuse_sync(config: RunConfig) -> None:
         )
 
 
-def refuse_documents(documents: Any, what: str) -> None:
-    """Raises ConfigError if a config has documents, where requests cannot say what they are.
+def refuse_other_documents(
+    documents: DocumentsConfig | None, kept: Mapping[str, Any], what: str
+) -> None:
+    """Raises ConfigError where weights were trained with other documents than they are served with:
+    they would read them by another mask and other positions.
 
-    documents: the section, also as a workdir keeps it. what: who would serve or ask the model.
+    documents: of the config that serves. kept: the config of the run that trained, as its workdir
+    keeps it. what: names that run.
     """
-    if documents is not None:
+    own = None if documents is None else dataclasses.asdict(documents)
+    there = kept.get("documents")
+    if there is not None:
+        there = {**there, "page": kept.get("rollout", {}).get("engine", {}).get("page")}
+    if own != there:
         raise ConfigError(
-            f"{what}: config.documents is set, and a request cannot say yet which of its tokens "
-            "are a document, so the model would read them by another mask than it was trained "
-            "with; take a model that was trained with documents=None"
+            f"{what} has documents={there}, and the config that serves has documents={own}: the "
+            "model would read contexts by another mask than it was trained with; serve it by its "
+            "own config"
         )
 
 

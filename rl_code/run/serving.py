@@ -26,8 +26,16 @@ class ServingConfig:
     ask_tools: tuple[str, ...] = ("ask",)
     edit_tools: tuple[str, ...] = ("write_file", "edit_file", "replace_lines")
 
+    # MiB of files, in the folder "documents" of the workdir, for the keys of documents, which the
+    # next server finds there. None for no files.
+    documents_mb: float | None = None
+    # Days after which such a file is removed.
+    documents_days: float = 7.0
+
     def __post_init__(self):
         at_least(self, most_requests=1)
-        for name in ("pages_ahead", "drain_s"):
+        if self.documents_mb is not None and not self.documents_mb > 0:
+            raise ValueError(f"documents_mb={self.documents_mb} must be positive, or None")
+        for name in ("pages_ahead", "drain_s", "documents_days"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")

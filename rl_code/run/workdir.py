@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for most of what uses a workdir need not load what a run is
 
 CONFIG_FILE = "config.json"
 STORE = "store"  # the folder of the groups
+DOCUMENTS = "documents"  # the folder of the keys of documents, of a server
 ACTORS = "actors"  # the folder of what actors in other processes measure
 # Names that no other actor may have: that of the learner, that of the actor within the learner's
 # process, and that of the process that prefills.

@@ -264,14 +264,25 @@ def test_what_a_served_model_has_no_use_for_is_refused(tmp_path, changes, flags,
         assert server.requests == []
 
 
-def test_a_config_with_documents_is_not_asked_of_a_server(tmp_path):
+def test_a_server_is_told_which_results_are_documents(tmp_path):
     settings = settings_of()
     with settings.ignore_type():
         settings.documents = {}
-    with Scripted(lambda request: calls(("submit", "{}"))) as server:
-        with pytest.raises(ConfigError, match=r"--endpoint: config.documents is set"):
-            main(settings, server.url, tmp_path)
-        assert server.requests == []
+        settings.tools = ("write_file", "read_file", "submit")
+
+    def look(request):
+        if len(request["messages"]) > 2:
+            return calls(("submit", "{}"))
+        paths = ("there.py", "none.py")
+        looks = [("read_file", json.dumps({"path": path})) for path in paths]
+        return calls(("write_file", json.dumps({"path": paths[0], "content": "x = 1\n"})), *looks)
+
+    with Scripted(look) as server:
+        main(settings, server.url, tmp_path)
+        *_, (_, _, last) = server.requests
+        told = [one for one in last["messages"] if one["role"] == "tool"]
+    kinds = [part["type"] for one in told[:3] for part in one["content"]]
+    assert kinds == ["text", "document", "text"]  # what failed is about the call
 
 
 def bash(*commands):

@@ -28,7 +28,7 @@ def ann(tmp_path):
 
 
 def run(monkeypatch, **given) -> None:
-    names = "workdir", "database", "record", "user", "key_file", "secret"
+    names = "workdir", "database", "documents", "record", "user", "key_file", "secret"
     monkeypatch.setattr(forget, "FLAGS", SimpleNamespace(**dict.fromkeys(names) | given))
     forget.main(["forget"])
 
@@ -45,8 +45,13 @@ def test_a_person_is_removed_from_a_workdir_with_the_names_in_alarms(
             store.record_events([event("shown", id)], user)
         store.mark_used(1, store.select(time.time(), [1]))
         ledger.raise_alarm(1, "latency", 2.0, "", [f"session of {ann}", "session of bob"])
+    for owner in ("shared", "acme"):
+        kept = tmp_path / "documents" / owner / "0.keys"
+        kept.parent.mkdir(parents=True)
+        kept.touch()
     run(monkeypatch, workdir=str(tmp_path), key_file=str(tmp_path / "key.txt"))
     said = capsys.readouterr().out
+    assert "2 files of documents are removed" in said and not [*tmp_path.glob("documents/*/*")]
     assert "1 answers and 1 events are removed" in said and "cycles 1 trained on them" in said
     with engine.connect() as connection:
         for table in (*METADATA.sorted_tables, *tables.METADATA.sorted_tables):

@@ -11,17 +11,20 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from unittest import mock
 
 import openai
 import pytest
 
-from configs import quickstart
 from launch import serve
+from launch.serve_models import check_trained
 from people.feedback.identity import AnswerIds, load_secret, user_key
 from people.feedback.store import FeedbackStore
-from rl_code.config.read_config import ConfigError
+from rl_code.config.read_config import ConfigError, to_json
+from rl_code.environment.documents import DocumentsConfig
 from rl_code.host.files import write_atomically
+from rl_code.run.workdir import CONFIG_FILE
 from tests import programs
 from tests.people.editor.test_server import ask, change, talk
 from tests.people.feedback.people import answer
@@ -137,12 +140,16 @@ def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
             assert json.load(answer)["deleted"]["answers"] == len(found)
 
 
-def test_a_model_of_documents_is_not_served_with_another_mask():
-    config = quickstart.get_config("smoke")
-    with config.ignore_type():
-        config.documents = {}
-    with pytest.raises(ConfigError, match=r"launch.serve: config.documents is set"):
-        serve.main(config, None)
+def test_weights_are_not_served_with_other_documents_than_they_were_trained_with(tmp_path):
+    trained = DocumentsConfig(longest=64)
+    kept = {"documents": trained, "rollout": {"engine": {"page": trained.page}}}
+    (tmp_path / CONFIG_FILE).write_text(to_json(kept))
+    for given in (None, DocumentsConfig(longest=32)):
+        run = SimpleNamespace(config=SimpleNamespace(documents=given), saved_model=None)
+        with pytest.raises(ConfigError, match=f"{tmp_path}.*longest.*64.*another mask"):
+            serve.weights_of(run, str(tmp_path), None)
+    run.config.documents = trained
+    check_trained(tmp_path, run)
 
 
 def test_a_database_needs_a_secret_that_stays(tmp_path):

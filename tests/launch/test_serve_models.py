@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -49,11 +50,12 @@ def test_a_wrong_source_is_refused():
             ServedCheckpoint.read(text, "also")
 
 
-def test_a_run_that_was_trained_with_documents_is_refused(tmp_path):
+def test_a_run_that_was_trained_with_other_documents_is_refused(tmp_path):
     (tmp_path / CONFIG_FILE).write_text('{"documents": {"longest": 64}}')
+    run = SimpleNamespace(config=SimpleNamespace(documents=None))
     for source in (tmp_path, tmp_path / "sft"):  # its warm start too
-        with pytest.raises(ConfigError, match=f"also=a.*{tmp_path}.*config.documents is set"):
-            load_also(None, tmp_path, Models(Service), [f"a:{source}"])
+        with pytest.raises(ConfigError, match=f"also=a.*{tmp_path}.*another mask"):
+            load_also(run, tmp_path, Models(Service), [f"a:{source}"])
 
 
 def test_a_router_is_made_of_what_is_served():

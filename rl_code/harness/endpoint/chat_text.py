@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from models.marks import encodable_all
 from models.tokenizer import Tokenizer
+from rl_code.environment.documents import DocumentsConfig
+from rl_code.environment.parts import MARK, encode, put_in
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
-from rl_code.harness.endpoint.fields import ApiError, check_depth
+from rl_code.harness.endpoint.fields import ApiError, check_depth, refuse
 from rl_code.harness.endpoint.grammars import Grammars
-from rl_code.harness.endpoint.requests import Call, Message
+from rl_code.harness.endpoint.requests import Call, ChatRequest, Message
 from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.
@@ -37,28 +39,79 @@ class Pieces:
     # For each message how many of the tokens stand before its end; None where the text does not
     # show where it ends, and then no later request can keep what stands before.
     ends: list[int | None]
+    # What each place is (``Context.documents``); None without documents.
+    kinds: list[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Behind:
+    """Places of a context before some pieces: their number, and that of the documents there."""
+
+    places: int = 0
+    documents: int = 0
+
+
+_FROM_START = Behind()
 
 
 class ChatText:
-    """Puts conversations into a protocol's words and back."""
+    """Puts conversations into a protocol's words and back.
 
-    def __init__(self, protocol: Protocol, tokenizer: Tokenizer):
+    documents: which parts of conversations are documents; None for a model without. document_tools:
+    the tools of which a result that comes as one text is a document.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        tokenizer: Tokenizer,
+        documents: DocumentsConfig | None = None,
+        document_tools: Collection[str] = (),
+    ):
         self.protocol, self._tokenizer = protocol, tokenizer
+        self.documents, self._document_tools = documents, document_tools
         self.stop_ids = stop_ids(protocol, tokenizer)
         self.grammars = Grammars(tokenizer, self.stop_ids)
 
+    def marked(self, request: ChatRequest) -> ChatRequest:
+        """A request whose messages say which parts of them are documents (``Message.spans``).
+
+        They are as in training: parts that are called documents, and the results of the tools whose
+        results are documents. What a tool returned is a document only where the config says so.
+        """
+        names = {call.id: call.name for one in request.messages for call in one.calls}
+
+        def spans(message: Message) -> tuple[tuple[int, int], ...]:
+            if self.documents is None:
+                return ()
+            if message.role != "tool":
+                return message.spans or ()
+            if not self.documents.results:
+                return ()
+            if message.spans is not None:
+                return message.spans
+            called = names.get(message.call_id, message.name)
+            return ((0, len(message.content)),) if called in self._document_tools else ()
+
+        messages = (dataclasses.replace(one, spans=spans(one)) for one in request.messages)
+        return dataclasses.replace(request, messages=tuple(messages))
+
     def begin(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        kept: int = 0,
+        behind: Behind = _FROM_START,
     ) -> Pieces:
         """A conversation, opening the assistant's next message; without the first ``kept``
         messages.
 
-        Raises ApiError for what the protocol cannot write, and ValueError where the text does not
-        show where the kept messages end.
+        behind: the places of those. Raises ApiError for what the protocol cannot write, and
+        ValueError where the text does not show where the kept messages end.
         """
         quoted = self._tokenizer.marks.quote_all(list(tools))
         schemas = [{"type": "function", "function": schema} for schema in quoted]
-        given = [message.for_template(self._tokenizer.marks) for message in messages]
+        given = self._for_template(messages)
         whole = self._render(given, schemas, True)
         marks: list[int | None] = []
         for count in range(1, len(given) + 1):
@@ -73,31 +126,35 @@ class ChatText:
             if marks[kept - 1] is None:
                 raise ValueError(f"the text does not show where message {kept} ends")
             start = marks[kept - 1]
-        return self._cut(whole[start:], [mark and mark - start for mark in marks[kept:]])
+        rest = [mark and mark - start for mark in marks[kept:]]
+        return self._cut(whole[start:], rest, messages[kept:], behind)
 
-    def follow(self, messages: Sequence[Message], *, cut: bool) -> Pieces:
+    def follow(
+        self, messages: Sequence[Message], *, cut: bool, behind: Behind = _FROM_START
+    ) -> Pieces:
         """Text behind a sampled message: further messages, and the opening of the next one.
 
-        cut: True if the sampled message lacks its stop token, which is then put in front. Raises
-        ApiError for what the protocol cannot write.
+        cut: True if the sampled message lacks its stop token, which is then put in front. behind:
+        the places of all before. Raises ApiError for what the protocol cannot write.
         """
-        given = [message.for_template(self._tokenizer.marks) for message in messages]
+        given = self._for_template(messages)
         end = self.protocol.stop_tokens[0]
 
-        def behind(count: int, opening: bool) -> str | None:
+        def written(count: int, opening: bool) -> str | None:
             text = self._render([*_BEFORE, *given[:count]], (), opening)
             after = text.partition(_ANSWER)[2]
             return after.removeprefix(end) if after.startswith(end) else None
 
-        whole = behind(len(given), True)
+        whole = written(len(given), True)
         if whole is None:
             raise ApiError(f"the chat template does not end a message with {end!r}")
         marks: list[int | None] = []
         for count in range(1, len(given) + 1):
-            text = behind(count, False)
+            text = written(count, False)
             marks.append(len(text) if text is not None and whole.startswith(text) else None)
         closing = end if cut else ""
-        return self._cut(closing + whole, [mark and mark + len(closing) for mark in marks])
+        ends = [mark and mark + len(closing) for mark in marks]
+        return self._cut(closing + whole, ends, messages, behind)
 
     def read(
         self,
@@ -149,21 +206,67 @@ class ChatText:
         except ValueError as error:
             raise ApiError(str(error), code="unsupported_value", param="messages") from error
 
-    def _cut(self, text: str, marks: Sequence[int | None]) -> Pieces:
+    def _for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        instead = None if self.documents is None else MARK
+        return [message.for_template(self._tokenizer.marks, instead) for message in messages]
+
+    def _cut(
+        self,
+        text: str,
+        marks: Sequence[int | None],
+        messages: Sequence[Message],
+        behind: Behind,
+    ) -> Pieces:
         """Tokenises a text piece by piece. It is cut only beside special tokens, where the pieces
-        have the tokens of the whole.
+        have the tokens of the whole, and never right behind a document.
+
+        marks: where each of the messages ends.
         """
+        inside = [] if self.documents is None else self._documents_of(messages)
+        if text.count(MARK) != len(inside):
+            raise refuse(
+                "messages",
+                f"the chat template writes {text.count(MARK)} of {len(inside)} documents as they "
+                "are; send them as text",
+                "unsupported_value",
+            )
         tokens: list[int] = []
+        kinds: list[int] = []
         ends: list[int | None] = []
-        at = 0
-        for mark in marks:
-            if mark is None or not self._beside_special(text, mark):
+        at, number = 0, behind.documents
+        for mark in [*marks, len(text)]:
+            last = len(ends) == len(marks)
+            if not last and (
+                mark is None or not self._beside_special(text, mark) or text[at:mark].endswith(MARK)
+            ):
                 ends.append(None)
                 continue
-            tokens += self._tokenizer.encode(text[at:mark])
+            here = Behind(behind.places + len(tokens), number)
+            more, own = self._encode(text[at:mark], inside, here)
+            tokens += more
+            kinds += own or []
+            number = max([number, *(own or ())])
             at = mark
-            ends.append(len(tokens))
-        return Pieces(tokens + self._tokenizer.encode(text[at:]), ends)
+            if not last:
+                ends.append(len(tokens))
+        return Pieces(tokens, ends, None if self.documents is None else kinds)
+
+    def _encode(
+        self, text: str, inside: list[str], behind: Behind
+    ) -> tuple[list[int], list[int] | None]:
+        """Tokens of a text, and what each place is; takes its documents out of ``inside``."""
+        count = text.count(MARK)
+        own, inside[:count] = inside[:count], []
+        where = dict(at=behind.places, number=behind.documents)
+        try:
+            return encode(put_in(text, own), self._tokenizer, self.documents, **where)
+        except ValueError as error:
+            raise ApiError(str(error), code="unsupported_value", param="messages") from error
+
+    def _documents_of(self, messages: Sequence[Message]) -> list[str]:
+        """The texts of all documents of messages, in order, with special tokens quoted."""
+        quote = self._tokenizer.marks.quote
+        return [quote(text) for message in messages for text in message.documents]
 
     def _beside_special(self, text: str, place: int) -> bool:
         """True if a special token ends or begins at a place, or the text ends there."""

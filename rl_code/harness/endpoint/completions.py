@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.tokenizer import Tokenizer
+from rl_code.environment.documents import DocumentsConfig, place
 from rl_code.harness.endpoint.fields import (
     ApiError,
     Request,
@@ -56,13 +57,32 @@ class CompletionRequest(Request):
     prompt: str | tuple[int, ...]
     # The text behind the gap; None where there is no gap.
     suffix: str | None = None
+    # Texts that stand before the prompt, each a document of its own: files that are open.
+    documents: tuple[str, ...] = ()
+
+    def behind_documents(
+        self, tokens: list[int], tokenizer: Tokenizer, config: DocumentsConfig | None
+    ) -> tuple[list[int], list[int] | None]:
+        """The tokens of the prompt behind those of its documents, and what each place is.
+
+        config: of the documents; None for a model without them. Raises ApiError for a model that
+        knows none.
+        """
+        if config is None:
+            if self.documents:
+                why = "this model reads no documents beside a prompt"
+                raise refuse("documents", why, "unsupported_value")
+            return tokens, None
+        quote = tokenizer.marks.quote
+        texts = [(tokenizer.encode(quote(text)), True) for text in self.documents]
+        return place([*texts, (tokens, False)], 0, 0, config, tokenizer.pad_id)
 
     def tokens(self, tokenizer: Tokenizer, gaps: FillInTheMiddle | None, longest: int) -> list[int]:
         """The tokens that the answer follows. Raises ApiError for what this model cannot read.
 
         gaps: how a gap is put; None for a model that fills none. longest: tokens of a context.
         """
-        size = len(self.prompt) + len(self.suffix or "")
+        size = len(self.prompt) + len(self.suffix or "") + sum(map(len, self.documents))
         if size > longest * _LONGEST_TOKEN:
             raise ApiError(
                 f"the prompt has {size} characters; a context has {longest} tokens",
@@ -90,7 +110,7 @@ def read_completion(body: bytes) -> CompletionRequest:
     """The request in the body of a POST. Raises ApiError."""
     fields = read_object(body)
     n = typed(fields, "n", int, 1)
-    check_keys(fields, ("prompt", "suffix"), _FIXED | {"best_of": (None, n)})
+    check_keys(fields, ("prompt", "suffix", "documents"), _FIXED | {"best_of": (None, n)})
     suffix = typed(fields, "suffix", str, None)
     prompt = _prompt(fields.get("prompt"))
     if suffix is not None and not isinstance(prompt, str):
@@ -101,10 +121,20 @@ def read_completion(body: bytes) -> CompletionRequest:
     return CompletionRequest(
         prompt=prompt,
         suffix=suffix,
+        documents=_documents(fields.get("documents")),
         logprobs=logprobs is not None,
         alternatives=logprobs or 0,
         **common(fields),
     )
+
+
+def _documents(value: Any) -> tuple[str, ...]:
+    """The texts of files that are open."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise refuse("documents", f"{show(value)} must be a list of texts")
+    return tuple(value)
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,14 @@ class Message:
     call_id: str = ""
     # Name of the speaker, if the request gives one.
     name: str = ""
+    # Where the documents of the content begin and end (``environment.documents``), in characters.
+    # None where the content is one text and nothing says whether it is a document.
+    spans: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def documents(self) -> list[str]:
+        """The texts of its documents, in order."""
+        return [self.content[start:end] for start, end in self.spans or ()]
 
     def same_as(self, other: Message) -> bool:
         """True if two messages say the same. Agents write their history anew: white space at the
@@ -89,14 +98,22 @@ class Message:
         return (
             self.role == other.role
             and self.content.strip() == other.content.strip()
+            and self.documents == other.documents
             and [call.content for call in self.calls] == [call.content for call in other.calls]
             and self.call_id == other.call_id
             and self.name == other.name
         )
 
-    def for_template(self, marks: Marks) -> dict[str, Any]:
-        """Message as chat templates read it. marks: of the tokenizer, quoted in all texts sent."""
-        message: dict[str, Any] = {"role": self.role, "content": marks.quote(self.content)}
+    def for_template(self, marks: Marks, instead: str | None = None) -> dict[str, Any]:
+        """Message as chat templates read it. marks: of the tokenizer, quoted in all texts sent.
+        instead: stands in place of each document; None to leave documents where they are.
+        """
+        content = marks.quote(self.content)
+        if instead is not None and self.spans:
+            places = [0, *itertools.chain(*self.spans), len(self.content)]
+            around = [self.content[a:b] for a, b in zip(places[::2], places[1::2], strict=True)]
+            content = instead.join(map(marks.quote, around))
+        message: dict[str, Any] = {"role": self.role, "content": content}
         if self.name:
             message["name"] = marks.quote(self.name)
         if self.calls:
@@ -317,34 +334,46 @@ def _message(value: Any, at: int) -> Message:
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise refuse(f"{param}.tool_calls", "must be a list in a message of the assistant")
+    content, spans = _content(value.get("content"), param)
     return Message(
         role=role,
-        content=_text(value.get("content"), param),
+        content=content,
+        spans=spans,
         calls=tuple(_call(call, f"{param}.tool_calls[{n}]") for n, call in enumerate(calls)),
         call_id=short_text(value, "tool_call_id", _LONGEST_HINT),
         name=short_text(value, "name", _LONGEST_HINT),
     )
 
 
-def _text(content: Any, param: str) -> str:
-    """The text of a message, which may come in parts."""
+def _content(content: Any, param: str) -> tuple[str, tuple[tuple[int, int], ...] | None]:
+    """The text of a message, which may come in parts, and ``Message.spans``."""
     if content is None:
-        return ""
+        return "", None
     if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        texts = [_part(part, param) for part in content]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(texts)
-    raise refuse(f"{param}.content", "must be a text, or parts of the type text")
+        return content, None
+    text = ""
+    spans = []
+    for part in content if isinstance(content, Sequence) else [None]:
+        said = _part(part, param)
+        if said is None:
+            raise refuse(
+                f"{param}.content", "must be a text, or parts of the types text and document"
+            )
+        if part["type"] == "document":
+            spans.append((len(text), len(text) + len(said)))
+        text += said
+    return text, tuple(spans)
 
 
 def _part(part: Any, param: str) -> str | None:
     """The text of a part; None for one that is no text."""
-    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+    kinds = ("text", "refusal", "document")
+    if not isinstance(part, dict) or part.get("type") not in kinds:
         return None
-    check_parts(part, {"type", part["type"], *_CACHE_MARKS}, f"{param}.content")
-    return part.get(part["type"])
+    key = "refusal" if part["type"] == "refusal" else "text"
+    check_parts(part, {"type", key, *_CACHE_MARKS}, f"{param}.content")
+    said = part.get(key)
+    return said if isinstance(said, str) else None
 
 
 def _call(value: Any, param: str) -> Call:

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.transcript import Transcript
-from rl_code.harness.endpoint.chat_text import ChatText, Pieces
+from rl_code.harness.endpoint.chat_text import Behind, ChatText, Pieces
 from rl_code.harness.endpoint.requests import ChatRequest, Message
 from rl_code.types import Context, ToolCall, Turn
 
@@ -57,6 +57,8 @@ class Step:
     kept: int
     # The tokens behind them, which nobody has sampled.
     pieces: Pieces
+    # What each place of the whole context is (``Context.documents``); None without documents.
+    kinds: list[int] | None = None
 
     @property
     def given(self) -> list[int]:
@@ -83,28 +85,34 @@ class Session:
 
         Raises ApiError for messages that the protocol cannot write.
         """
+        request = self._text.marked(request)
         parent, shared = self._longest(request)
         if parent >= 0 and shared == len(self.nodes[parent].messages) < len(request.messages):
-            node = self.nodes[parent]
-            pieces = self._text.follow(request.messages[shared:], cut=node.cut)
-            whole = self.whole(parent)
-            tokens = whole + pieces.tokens
-            return Step(request, parent, False, -1, 0, tokens, len(whole), pieces)
+            whole, kinds = self.whole(parent), self._kinds(parent)
+            cut = self.nodes[parent].cut
+            more = request.messages[shared:]
+            pieces = self._text.follow(more, cut=cut, behind=_behind(len(whole), kinds))
+            tokens = whole + pieces.tokens, len(whole), pieces, _joined(kinds, pieces)
+            return Step(request, parent, False, -1, 0, *tokens)
         while shared > 0:
             pieces = self._behind(parent, request, shared)
             if pieces is not None:
                 kept = self.nodes[parent].ends[shared - 1]
+                kinds = self._kinds(parent)
+                kinds = kinds and kinds[:kept]
                 tokens = self.whole(parent)[:kept] + pieces.tokens
-                return Step(request, len(self.nodes), True, parent, shared, tokens, kept, pieces)
+                tokens = tokens, kept, pieces, _joined(kinds, pieces)
+                return Step(request, len(self.nodes), True, parent, shared, *tokens)
             shared -= 1
         pieces = self._text.begin(request.messages, request.tools)
-        return Step(request, len(self.nodes), True, -1, 0, pieces.tokens, 0, pieces)
+        return Step(request, len(self.nodes), True, -1, 0, pieces.tokens, 0, pieces, pieces.kinds)
 
     def continued(self, request: ChatRequest) -> int:
         """Number of a request's first messages that are known here, up to the last one that was an
         answer of this session; 0 where none was. Messages that the client made up do not count.
         """
         most = 0
+        request = self._text.marked(request)
         for node in self.nodes:
             known = zip(node.messages, node.ends, request.messages, strict=False)
             for count, (message, end, asked) in enumerate(known, start=1):
@@ -123,7 +131,9 @@ class Session:
                 Node(
                     parent=step.parent,
                     kept=step.kept,
-                    transcript=Transcript(self._tokenizer, None),
+                    transcript=Transcript(
+                        self._tokenizer, None if self._text.documents is None else []
+                    ),
                     tools=request.tools,
                     messages=list(parent.messages[: step.shared]) if parent else [],
                     ends=list(parent.ends[: step.shared]) if parent else [],
@@ -133,7 +143,7 @@ class Session:
         node.messages += request.messages[len(node.messages) :]
         node.ends += [end if end is None else step.kept + end for end in step.pieces.ends]
         role = "prompt" if step.context == 0 and step.fresh else "tool"
-        node.transcript.add_given(role, step.given, None)
+        node.transcript.add_given(role, step.given, step.pieces.kinds)
 
     def answer(
         self,
@@ -181,6 +191,14 @@ class Session:
         before = self.whole(node.parent)[: node.kept] if node.parent >= 0 else []
         return before + node.transcript.tokens
 
+    def _kinds(self, context: int) -> list[int] | None:
+        """Kinds of the places of ``whole``; None without documents."""
+        node = self.nodes[context]
+        own = node.transcript.documents
+        if own is None or node.parent < 0:
+            return own
+        return (self._kinds(node.parent) or [])[: node.kept] + own
+
     def contexts(self) -> tuple[tuple[Context, ...], tuple[Turn, ...]]:
         """The record: contexts, and the turns of all of them. Given tokens behind the last sampled
         one of a context are left out, and so is a context in which nothing was sampled and that no
@@ -200,7 +218,8 @@ class Session:
             number[index] = len(contexts)
             end = own[-1].end
             context = node.transcript.context()
-            fields = ("tokens", "sampled", "logprobs", "versions")
+            fields = ["tokens", "sampled", "logprobs", "versions"]
+            fields += [] if context.documents is None else ["documents"]
             contexts.append(
                 dataclasses.replace(
                     context,
@@ -221,15 +240,17 @@ class Session:
         if not end:
             return None
         rest = request.messages[shared:]
+        kinds = self._kinds(parent)
+        behind = _behind(end, kinds and kinds[:end])
         if not self._was_sampled(node, end):
             try:
-                return self._text.begin(request.messages, request.tools, kept=shared)
+                return self._text.begin(request.messages, request.tools, shared, behind)
             except ValueError:
                 return None
         if not rest:
             return None
         last = self.whole(parent)[end - 1]
-        return self._text.follow(rest, cut=last not in self._text.stop_ids)
+        return self._text.follow(rest, cut=last not in self._text.stop_ids, behind=behind)
 
     def _was_sampled(self, node: Node, end: int) -> bool:
         """True if the message that ends behind ``end`` tokens of a context was sampled, not given
@@ -256,3 +277,13 @@ class Session:
                 best = max(best, (count, count == len(node.messages), -index))
         count, _, index = best
         return (-index, count) if count else (-1, 0)
+
+
+def _behind(places: int, kinds: Sequence[int] | None) -> Behind:
+    """Places before some pieces."""
+    return Behind(places, max([0, *(kinds or ())]))
+
+
+def _joined(kinds: list[int] | None, pieces: Pieces) -> list[int] | None:
+    """Kinds of the places of a context with some pieces behind it; None without documents."""
+    return None if pieces.kinds is None else [*(kinds or ()), *pieces.kinds]

@@ -14,7 +14,7 @@ import pytest
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
-from people.editor.server import EditorConfig, EditorServer
+from people.editor.server import EditorConfig, EditorServer, _Workspace
 from tests import programs
 from tests.people.simulated.fake_server import FakeServer
 
@@ -239,3 +239,19 @@ def test_a_request_behind_shutdown_is_answered_with_an_error():
     server.protocol.handle_message(types.DidCloseTextDocumentNotification(params=None))
     (answer,) = sent
     assert (answer.id, answer.error.code) == (7, -32600) and "shutdown" in answer.error.message
+
+
+def test_other_open_files_are_sent_as_documents(server):
+    async def run():
+        made = EditorServer(EditorConfig(server.url, "key-7", open_files=2, prefix=20))
+        made.protocol._workspace = _Workspace(None)
+        for name in "abcd":
+            item = types.TextDocumentItem(f"file:///{name}.py", "python", 1, f"{name} = 1\n" * 4)
+            made.workspace.put_text_document(item)
+        document = made.workspace.get_text_document("file:///c.py")
+        await made.suggest(document, 0, 0)
+        made.flush()
+
+    asyncio.run(run())
+    (_, body, _), *_ = server.requests
+    assert body["documents"] == [("b = 1\n" * 4)[:20], ("d = 1\n" * 4)[:20]]

@@ -381,12 +381,16 @@ def test_suites_stop_after_an_episode():
         stopping._play(suite, None, 3)
 
 
-def test_a_model_of_documents_has_no_cycle():
+def test_a_model_of_documents_is_served_without_a_reward_model():
     given = realtime.get_config("smoke").parts
     with given.ignore_type():
         given.run.documents = {}
         del given.name
-    with pytest.raises(ConfigError, match=r"the cycle .*config.documents is set"):
+    made = read_config.build(Served, given, "config.parts")
+    assert made.run.train.pack.documents == made.run.documents
+    with given.ignore_type():
+        given.learned = {}
+    with pytest.raises(ConfigError, match=r"learned is set, and so is run.documents"):
         read_config.build(Served, given, "config.parts")
 
 

@@ -171,7 +171,7 @@ def test_many_clients_are_answered_at_once(served):
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             400,
             "invalid_value",
-            "type text",
+            "types text",
         ),
         ({"model": "gpt"}, 404, "model_not_found", "there is 'tiny'"),
         ({"max_tokens": 0}, 400, "invalid_value", "above 0"),

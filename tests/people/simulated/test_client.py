@@ -99,3 +99,13 @@ def test_a_programmer_at_work_reports_all_that_became_of_a_suggestion(server, cl
     stubborn = Programmer(embedded(), Habits(leniency=-20.0), 0)
     assert work(client, stubborn, holes, now=lambda: 1000.0).accepted == 0
     assert len(server.of_kind("rejected")) == 1
+
+
+def test_who_looks_only_hours_later_tells_what_was_kept_and_nothing_earlier(server, client):
+    holes = [Hole("def f(x):\n    return ", "\n", "x + 1")] * 2
+    for leniency in (20.0, -20.0):
+        person = Programmer(embedded(), Habits(leniency=leniency), 0)
+        work(client, person, holes, now=lambda: 1000.0, seldom=True)
+    assert len(server.of_kind("accepted")) == 2
+    assert [one["horizon_s"] for one in server.of_kind("retained")] == [HORIZONS_S[-1]] * 2
+    assert not server.of_kind("shown") and not server.of_kind("rejected")

@@ -80,14 +80,16 @@ class DocumentEpisode(small.Episode):
         self.documents += kinds
 
 
-def trainer_logprobs(trajectories, model) -> np.ndarray:
+def trainer_logprobs(
+    trajectories, model, length=WITH_DOCUMENTS.length, longest=LONGEST
+) -> np.ndarray:
     """[trajectories, length, V] as whole rows compute them."""
-    shape = (len(trajectories), WITH_DOCUMENTS.length)
+    shape = (len(trajectories), length)
     tokens, positions, segments, documents = np.zeros((4, *shape), np.int32)
     for row, t in enumerate(trajectories):
         part = slice(0, len(t.tokens))
         tokens[row, part] = t.tokens
-        positions[row, part] = rope_positions(t.documents, LONGEST)
+        positions[row, part] = rope_positions(t.documents, longest)
         segments[row, part], documents[row, part] = seen_as(t.documents)
 
     return np.asarray(_trainer(model, tokens, positions, segments, documents))
