@@ -343,6 +343,10 @@ class Context:
     choices: Mapping[str, np.ndarray] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
+    # float32 [T], the trainer's log-probability of the token before its update, NaN where it is not
+    # known; 0 where not sampled. Only in records of others' runs (``rl_code/foreign/``): ours
+    # compute it again.
+    trainer_logprobs: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
 
 @dataclasses.dataclass(frozen=True)
