@@ -441,6 +441,18 @@ class Trajectory:
         return self._join("versions")
 
     @property
+    def trainer_logprobs(self) -> np.ndarray | None:
+        """float32 [T], the trainer's log-probabilities, NaN where they are not on record; None
+        where none is (``Context.trainer_logprobs``).
+        """
+        found = [context.trainer_logprobs for context in self.contexts]
+        if all(own is None for own in found):
+            return None
+        nothing = [np.full(len(context.tokens), np.nan, np.float32) for context in self.contexts]
+        pairs = zip(found, nothing, strict=True)
+        return np.concatenate([none if own is None else own for own, none in pairs])
+
+    @property
     def own_sampled(self) -> np.ndarray:
         """bool [T], where the policy chose the token, and not for the trajectory that this one
         continues.

@@ -43,18 +43,13 @@ class Mismatch:
 
 def of_trajectory(trajectory: Trajectory) -> Mismatch:
     """The tokens of a trajectory that have both."""
-    parts = []
-    begin = 0
-    for context in trajectory.contexts:
-        count = len(context.tokens)
-        if context.trainer_logprobs is not None:
-            both = np.isfinite(context.trainer_logprobs) & np.isfinite(context.logprobs)
-            chosen = np.flatnonzero(both & context.sampled)
-            values = (context.logprobs, context.trainer_logprobs)
-            own = [x[chosen].astype(np.float64) for x in values]
-            parts.append(Mismatch(context.tokens[chosen], begin + chosen, *own))
-        begin += count
-    return joined(parts)
+    trainer = trajectory.trainer_logprobs
+    if trainer is None:
+        return joined([])
+    both = trajectory.sampled & np.isfinite(trainer) & np.isfinite(trajectory.logprobs)
+    chosen = np.flatnonzero(both)
+    sampler = trajectory.logprobs[chosen].astype(np.float64)
+    return Mismatch(trajectory.tokens[chosen], chosen, sampler, trainer[chosen].astype(np.float64))
 
 
 def of_groups(groups: Iterable[Group]) -> Mismatch:
