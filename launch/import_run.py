@@ -35,7 +35,7 @@ AS_TEXT = flags.DEFINE_bool("as_text", False, "Take texts alone, and leave token
 SOLVED_FROM = flags.DEFINE_float(
     "solved_from",
     None,
-    "Least reward of an episode that solved its task; without it none is said to.",
+    "Least reward of an episode that solved its task; unknown without it.",
 )
 
 

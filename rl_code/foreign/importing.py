@@ -31,7 +31,7 @@ from rl_code.foreign.dump import DumpError, Format
 from rl_code.foreign.tokens import Encoder, group_of
 from rl_code.host.files import write_atomically
 from rl_code.metrics.progress import Progress
-from rl_code.metrics.values import METRICS_FILE, json_line
+from rl_code.metrics.values import METRICS_FILE, json_line, read_metrics
 from rl_code.run import origin, provenance
 from rl_code.run.workdir import CONFIG_FILE, IMPORTED, STORE, imported
 from rl_code.store import serialization
@@ -47,7 +47,7 @@ _SHARD_STEPS = 25
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides how a dump becomes a record."""
+    """Choices by which a dump becomes a record."""
 
     format: str
     settings: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Imported:
-    """What an import has come to."""
+    """Result of an import."""
 
     steps: list[int]
     # What was passed over, in words; "" for nothing.
@@ -91,43 +91,51 @@ def import_run(
     source: Format, paths: Sequence[Path], workdir: Path, settings: Settings
 ) -> Imported:
     """Reads a dump into a workdir. Raises DumpError, ConfigError and StoreError."""
+    _check(workdir, settings)
     dump = source.find(paths)
     steps = sorted(dump.places)
-    _own(workdir, settings, source)
-    store = GroupStore(workdir / STORE, _NAME)
+    store = None
     found = Imported(steps, dump.left_out)
-    rows = []
+    rows = {row["step"]: row for row in read_metrics(workdir)}
     with Progress("imported", len(steps)) as progress:
         for count, step in enumerate(steps, 1):
             groups = [
                 group_of(dumped, number, settings.encoder, settings.solved_from, settings.as_text)
                 for number, dumped in enumerate(source.read(step, dump.places[step]))
             ]
+            if store is None:  # nothing is written for a dump that cannot be read
+                _own(workdir, settings, source)
+                store = GroupStore(workdir / STORE, _NAME)
             found.new += _put(store, step, groups)
             row = {"step": step} | numbers(groups)
-            rows.append(row)
+            rows[step] = row
             _count(found, groups)
             progress.update(count, step=str(step), reward=row["reward/total"])
-    Compaction(store.process, store.folder, _SHARD_STEPS).run(rest=True)
-    write_atomically(workdir / METRICS_FILE, "".join(map(json_line, rows)).encode())
+    if store is not None:
+        Compaction(store.process, store.folder, _SHARD_STEPS).run(rest=True)
+        write_atomically(
+            workdir / METRICS_FILE, "".join(json_line(rows[step]) for step in sorted(rows)).encode()
+        )
     return found
 
 
-def _own(workdir: Path, settings: Settings, source: Format) -> None:
-    """Makes a workdir that of an import. Raises ConfigError for one that is another's."""
-    path = workdir / CONFIG_FILE
-    config = settings.config()
-    if path.is_file():
-        there = imported(workdir)
+def _check(workdir: Path, settings: Settings) -> None:
+    """Raises ConfigError for a workdir that is another's."""
+    if (workdir / CONFIG_FILE).is_file():
+        there, here = imported(workdir), settings.config()[IMPORTED]
         if there is None:
             raise ConfigError(f"{workdir} holds a run of ours; give another --workdir")
-        if there != config[IMPORTED]:
+        if there != here:
             raise ConfigError(
                 f"{workdir} was imported otherwise: {json.dumps(there)} there, "
-                f"{json.dumps(config[IMPORTED])} here; give another --workdir"
+                f"{json.dumps(here)} here; give another --workdir"
             )
     elif (workdir / STORE).exists():
         raise ConfigError(f"{workdir} has a {STORE} and no {CONFIG_FILE}; give another --workdir")
+
+
+def _own(workdir: Path, settings: Settings, source: Format) -> None:
+    """Makes a workdir that of an import."""
     workdir.mkdir(parents=True, exist_ok=True)
     _keep_tokenizer(workdir, settings.encoder)
     start = {
@@ -140,7 +148,7 @@ def _own(workdir: Path, settings: Settings, source: Format) -> None:
     with open(workdir / provenance.STARTS_FILE, "a") as file:
         file.write(json.dumps(start) + "\n")
     # the last file, by which the workdir is one
-    write_atomically(path, json.dumps(config, indent=1).encode())
+    write_atomically(workdir / CONFIG_FILE, json.dumps(settings.config(), indent=1).encode())
 
 
 def _tokens_in_words(settings: Settings) -> str:

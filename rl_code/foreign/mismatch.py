@@ -28,7 +28,7 @@ class Mismatch:
         return self.trainer - self.sampler
 
     def numbers(self) -> dict[str, float]:
-        """What metrics of a step say of them; empty without a token."""
+        """Numbers of a step by the names of metrics; empty without a token."""
         if not len(self.tokens):
             return {}
         ratio = self.log_ratio

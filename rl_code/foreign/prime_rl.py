@@ -102,8 +102,8 @@ class PrimeRl:
                 row = opened.at(own.line)
                 trace = traces_of(own.line, row)[own.index]
                 notes = [(line, opened.at(line)) for line in own.notes]
-                noted = dict(_trainer(trace, notes))
-                found.append((_with_info(trace, notes), episode_of(trace, noted)))
+                whole = _with_info(trace, notes)
+                found.append((whole, episode_of(whole, dict(_trainer(trace, notes)))))
         return in_order(found)
 
     def _taken(
@@ -167,7 +167,7 @@ class _Opened:
 
 
 def _counted(passed: Counter[str]) -> str:
-    """What was passed over, in words."""
+    """Counts of episodes that were passed over, in words."""
     return ", ".join(f"{count} {what}" for what, count in sorted(passed.items()))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -20,12 +21,15 @@ from rl_code.foreign.dump import DumpError
 
 # Bytes of a line, and of a file when it is unpacked.
 MOST_OF_LINE = 64 << 20
-MOST_OF_FILE = 16 << 30
+MOST_OF_FILE = 8 << 30
+# Bytes of a table, all of which is read at once.
+MOST_OF_TABLE = 2 << 30
 # Files of a dump, rows of a file, and levels of a value.
 MOST_FILES = 200_000
 MOST_ROWS = 10_000_000
 MOST_LEVELS = 64
 _SHOWN = 80
+_MOST_WORDS = 400
 _UNPACK = 1 << 20
 
 
@@ -51,7 +55,9 @@ def wrong(place: object, field: str, expected: str, found: Any) -> NoReturn:
 
 def show(value: Any) -> str:
     """The beginning of a value's text."""
-    text = value if isinstance(value, Words) else repr(value)
+    if isinstance(value, Words):
+        return textwrap.shorten(value, _MOST_WORDS, placeholder=" ...")
+    text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
@@ -192,15 +198,20 @@ def parquet_rows(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
         with parquet.ParquetFile(path) as file:
             groups = range(file.metadata.num_row_groups)
             size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-            if file.metadata.num_rows > MOST_ROWS or size > MOST_OF_FILE:
-                raise DumpError(f"{path}: more than {MOST_ROWS:,} rows or {MOST_OF_FILE:,} bytes")
-            number = 0
-            for batch in file.iter_batches(batch_size=256):
+            if file.metadata.num_rows > MOST_ROWS:
+                raise DumpError(f"{path}: more than {MOST_ROWS:,} rows")
+            number = taken = 0
+            for batch in file.iter_batches(batch_size=256) if size <= MOST_OF_TABLE else ():
+                taken += batch.nbytes  # the file's own words need not be true
+                if taken > MOST_OF_TABLE:
+                    break
                 for row in batch.to_pylist():
                     number += 1
                     line = Line(path, number, number)
                     check_levels(line, row)
                     yield line, row
+            if max(size, taken) > MOST_OF_TABLE:
+                raise DumpError(f"{path}: more than {MOST_OF_TABLE:,} bytes when unpacked")
     except (OSError, pyarrow.ArrowException) as error:
         raise DumpError(f"{path}: expected a Parquet file: {error}") from error
 

@@ -69,7 +69,7 @@ class Encoder:
 
     @property
     def name(self) -> str:
-        """What tells tokenizers apart."""
+        """Digest by which tokenizers are told apart."""
         if self.folder is None:
             return "bytes of the text"
         path = self.folder / "tokenizer.json" if self.folder.is_dir() else self.folder

@@ -78,7 +78,7 @@ class Trace:
         return words if self.agent == "agent" else f"{words}/{self.agent}"
 
     def group(self) -> str:
-        """What traces of one group share."""
+        """Words that traces of one group share."""
         of_run = section(self.episode, "group").get("id")
         return f"{of_run or ''}/{self.task_id()}"
 
@@ -267,7 +267,7 @@ def _numbers(place: object, field: str, values: Any, weighted: bool) -> dict[str
 
 
 def _flags(trace: Trace) -> tuple[str, ...]:
-    """What went wrong in an episode, in the package's words."""
+    """Errors of an episode, in the package's words."""
     errors = trace.content.get("errors")
     kinds = [
         str(error.get("type"))[:80]

@@ -59,7 +59,9 @@ class Trl:
     def read(self, step: int, place: Path) -> Sequence[DumpedGroup]:
         """The groups of a step, in the order of their first rows. Raises DumpError."""
         groups: dict[str, tuple[Any, list[Episode]]] = {}
-        for line, row in parquet_rows(place):
+        rows = list(parquet_rows(place))
+        columns = self._columns(rows) if rows else ()
+        for line, row in rows:
             for field in ("step", "prompt", "completion"):
                 if row.get(field) is None:
                     wrong(line, field, "a value", Words(f"columns {', '.join(row)}"))
@@ -68,7 +70,7 @@ class Trl:
             prompt = row["prompt"]
             if not isinstance(prompt, str):
                 prompt = messages_of(line, "prompt", prompt)
-            episode = self._episode(line, row)
+            episode = self._episode(line, row, columns)
             groups.setdefault(digest(prompt), (prompt, []))[1].append(episode)
         if not groups:
             wrong(place, "", "a row for each completion", Words("an empty table"))
@@ -82,8 +84,7 @@ class Trl:
             for key, (prompt, episodes) in groups.items()
         ]
 
-    def _episode(self, line: object, row: Mapping[str, Any]) -> Episode:
-        columns = self._columns(line, row)
+    def _episode(self, line: object, row: Mapping[str, Any], columns: Sequence[str]) -> Episode:
         values = {
             name: math.nan if row[name] is None else number_of(line, name, row[name])
             for name in columns
@@ -109,8 +110,9 @@ class Trl:
             place=str(line),
         )
 
-    def _columns(self, line: object, row: Mapping[str, Any]) -> Sequence[str]:
+    def _columns(self, rows: Sequence[tuple[object, Mapping[str, Any]]]) -> Sequence[str]:
         """The columns that are rewards. Raises DumpError where that cannot be told."""
+        line, row = rows[0]
         if self.rewards:
             for name in self.rewards:
                 if name not in row:
@@ -118,11 +120,17 @@ class Trl:
             return self.rewards
         others = [
             name
-            for name, value in row.items()
-            if name not in _KNOWN and (value is None or type(value) in (int, float))
+            for name in row
+            if name not in _KNOWN
+            and all(value is None or type(value) in (int, float) for value in _values(rows, name))
         ]
         if len(others) != 1:
-            words = f"{', '.join(others) or 'none'}; a table does not say which are rewards and "
-            words += """which were logged: add --format_settings='{"rewards": ["..."]}'"""
+            words = f"{', '.join(others)[:200] or 'none'}; a table does not say which are rewards "
+            words += """and which were logged: add --format_settings='{"rewards": ["..."]}'"""
             wrong(line, "", "one column of numbers", Words(words))
         return others
+
+
+def _values(rows: Sequence[tuple[object, Mapping[str, Any]]], name: str) -> list[Any]:
+    """The values of a column."""
+    return [row[name] for _, row in rows]

@@ -65,6 +65,6 @@ def in_order(found: Iterable[tuple[Trace, Episode]]) -> list[DumpedGroup]:
 
 
 def content(episode: Episode) -> Any:
-    """What episodes are put in order by: their texts and their reward."""
+    """Key by which episodes are put in order: their texts and their reward."""
     texts = [span.text for branch in episode.branches for span in branch.spans]
     return texts, repr(episode.reward)

@@ -62,7 +62,7 @@ def refuse_run(folder: Path) -> None:
 
 
 def imported(workdir: Path) -> dict[str, Any] | None:
-    """What an import says of the run in a workdir; None for a run of ours, or none."""
+    """Words of an import on the run in a workdir; None for a run of ours, or none."""
     try:
         found = json.loads((workdir / CONFIG_FILE).read_text())
     except (OSError, ValueError, RecursionError):
