@@ -1,15 +1,18 @@
 """Compares the sampler's log-probabilities with the trainer's, token by token, in an imported run.
 
     python -m launch.mismatch --workdir=runs/theirs [--step=40]
+    python -m launch.mismatch --workdir=runs/theirs --step=40 --weights=weights/theirs-40
 
 It tells the mismatch of each step, the tokens that add most to it, and the places where it is
-greatest. The trainer's log-probabilities must be in the dump that ``launch.import_run`` has read:
-prime-rl notes them beside its traces. Runs of ours compute them again at each update, and their
-metrics policy/mismatch_* say what came of it.
+greatest. The trainer's log-probabilities are those of the dump that ``launch.import_run`` has read:
+prime-rl notes them beside its traces. With --weights they are computed here instead, of the tokens
+of a step, with the weights that trained on it. Runs of ours compute them again at each update, and
+their metrics policy/mismatch_* say what came of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +26,21 @@ from launch.workdir import WORKDIR
 from models.tokenizer import Tokenizer
 from rl_code.foreign import mismatch
 from rl_code.foreign.mismatch import Mismatch
+from rl_code.foreign.recompute import Recomputed
 from rl_code.run import origin
 from rl_code.run.workdir import STORE
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
+from rl_code.types import Group
 
 TOP = flags.DEFINE_integer("top", 12, "Rows of each table.", lower_bound=1)
+WEIGHTS = flags.DEFINE_string(
+    "weights", None, "Weights that say what tokens had been likely: a folder, as model.weights."
+)
+TEMPERATURE = flags.DEFINE_float(
+    "temperature", 1.0, "With --weights: the temperature at which the tokens were sampled."
+)
 _AROUND = 6
 
 
@@ -39,6 +50,8 @@ def main(_: list[str]) -> None:
     workdir = Path(WORKDIR.value)
     if not steps_lib.exists(workdir / STORE):
         command.refuse(f"{workdir} holds no run: it has no {STORE}")
+    if WEIGHTS.value is None and flags.FLAGS["temperature"].present:
+        command.refuse(f"--temperature={TEMPERATURE.value} has no effect without --weights")
     try:
         tell(workdir, STEP.value)
     except StoreError as error:
@@ -52,11 +65,12 @@ def tell(workdir: Path, step: int | None) -> None:
     if not steps:
         command.refuse(f"--step={step}: {workdir} has the steps {store.consumed()[:10]}")
     tokenizer = origin.tokenizer_of(workdir)
+    computed = None if WEIGHTS.value is None else Recomputed(WEIGHTS.value, TEMPERATURE.value)
     found: list[Mismatch] = []
     rows = []
     worst: list[tuple[float, list[str]]] = []
     for one in steps:
-        groups = [record.group for record in store.read(one)]
+        groups = groups_of(store, one, computed)
         own = mismatch.of_groups(groups)
         found.append(own)
         if numbers := own.numbers():
@@ -71,7 +85,8 @@ def tell(workdir: Path, step: int | None) -> None:
     if not len(whole.tokens):
         command.refuse(
             f"{workdir} has no token with log-probabilities of sampler and trainer: its dump holds "
-            "none, or it is a run of ours, whose metrics policy/mismatch_* tell"
+            "none of the one or the other (--weights computes the trainer's), or it is a run of "
+            "ours, whose metrics policy/mismatch_* tell"
         )
     show(["step", "tokens", "mean |Δ|", "max |Δ|", "k1", "k3"], rows)
     tokens = [
@@ -81,6 +96,17 @@ def tell(workdir: Path, step: int | None) -> None:
     show(["token", "text", "times", "mean |Δ|", "max |Δ|"], tokens)
     header = ["step, trajectory", "at token", "text up to it", "log p sampler", "log p trainer"]
     show(header, [row for _, row in worst])
+
+
+def groups_of(store: GroupStore, step: int, computed: Recomputed | None) -> list[Group]:
+    """The groups of a step, with log-probabilities that are computed here where that is asked."""
+    groups = [record.group for record in store.read(step)]
+    if computed is None:
+        return groups
+    return [
+        dataclasses.replace(group, trajectories=tuple(map(computed, group.trajectories)))
+        for group in groups
+    ]
 
 
 def places(

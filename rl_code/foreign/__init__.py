@@ -12,6 +12,7 @@
     tokens.py     spans as trajectories: with ids of the dump, or with those of its text
     importing.py  writes a workdir that reports and comparisons can read
     mismatch.py   log-probabilities of sampler and trainer, token by token
+    recompute.py  the same with weights that are named, in our own forward pass
 
 Nothing of a dump is executed or unpickled. To add a format, write one file like ``verl.py``.
 """

@@ -126,6 +126,10 @@ def test_a_workdir_of_another_import_or_of_a_run_of_ours_is_refused(tmp_path):
         kept_config.read(tmp_path / "run")
 
 
+def test_a_format_from_elsewhere_is_named_as_an_object():
+    assert find_format("rl_code.foreign.verl:Verl", {}) == find_format("verl", {})
+
+
 def line(**fields) -> str:
     """A line of verl."""
     row = {"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 1} | fields
