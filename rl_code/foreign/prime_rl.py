@@ -33,6 +33,8 @@ from rl_code.foreign.verifiers import in_order
 _STEP = re.compile(r"step_(\d{1,9})")
 # Notes of each trace that are read, at most.
 _MOST_NOTES = 1000
+# Files that are open at once.
+_MOST_OPEN = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +83,11 @@ class PrimeRl:
                         traces |= self._taken(line, row, traces, passed)
                     else:
                         break  # metrics, an index, or another thing of the run
+        # without any such note the folders say the steps
+        shipped = any(self._trained(info) is not None for info in told.values())
         steps: dict[int, list[_Place]] = {}
         for id, (trace, line, index) in traces.items():
-            step = self._step(trace, line, told.get(id), bool(told))
+            step = self._step(trace, line, told.get(id), shipped)
             if step is None:
                 passed["episodes that no update was made of"] += 1
                 continue
@@ -119,12 +123,14 @@ class PrimeRl:
             other = "all" if self.subset == "effective" else "effective"
             if trace.id in known and other in parts:
                 continue  # a second copy of it
-            light = {key: value for key, value in trace.content.items() if key != "nodes"}
-            found[trace.id] = (dataclasses.replace(trace, content=light), line, index)
+            # what tells the step, and not what fills the memory
+            own = {key: trace.content[key] for key in ("id", "info") if key in trace.content}
+            episode = {key: trace.episode[key] for key in ("run",) if key in trace.episode}
+            found[trace.id] = (Trace(trace.place, own, episode), line, index)
         return found
 
     def _step(
-        self, trace: Trace, line: Line, told: Mapping[str, Any] | None, any_told: bool
+        self, trace: Trace, line: Line, told: Mapping[str, Any] | None, shipped: bool
     ) -> int | None:
         """The step that a trace belongs to; None for one that no update was made of. Raises
         DumpError where nothing says the step.
@@ -135,15 +141,18 @@ class PrimeRl:
         work = section(section(trace.episode, "run"), "work").get("step")
         arrived = section(info, "arrival").get("step")
         logged = section(info, self.kind).get("logged_at_step")
-        trained = section(info, "ship").get("step")
-        if trained is None:
-            trained = section(info, self.kind).get("trained_at_step")
-        if self.subset == "effective" and any_told and self.kind == "train":
-            return trained if _whole(trained) else None
+        trained = self._trained(info)
+        if self.subset == "effective" and shipped:
+            return trained
         for step in (trained, of_folder, arrived, logged, work):
             if _whole(step):
                 return step
         return wrong(line, "", "a step, in the folder's name or the trace", Words(trace.id))
+
+    def _trained(self, info: Mapping[str, Any]) -> int | None:
+        """The step of the update that was made of a trace, by what notes say; None for none."""
+        steps = section(info, "ship").get("step"), section(info, self.kind).get("trained_at_step")
+        return next((step for step in steps if _whole(step)), None)
 
 
 class _Opened:
@@ -162,6 +171,8 @@ class _Opened:
     def at(self, line: Line) -> dict[str, Any]:
         """A line once more."""
         if line.path not in self._files:
+            if len(self._files) >= _MOST_OPEN:
+                self._files.pop(next(iter(self._files))).__exit__()
             self._files[line.path] = Lines(line.path)
         return self._files[line.path].at(line)
 
@@ -225,6 +236,8 @@ def _of_branch(
     begin = 0
     for number, node in path:
         mask = node.get("mask") or []
+        if not isinstance(mask, list):
+            wrong(line, f"mask of node {number}", "a list", mask)
         own = stream[begin : begin + len(mask)]
         begin += len(mask)
         if len(own) < len(mask):

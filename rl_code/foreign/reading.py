@@ -208,11 +208,16 @@ def parquet_rows(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
                 for row in batch.to_pylist():
                     number += 1
                     line = Line(path, number, number)
+                    # times, decimals and bytes become words
+                    row = json.loads(json.dumps(row, default=repr))
                     check_levels(line, row)
                     yield line, row
             if max(size, taken) > MOST_OF_TABLE:
                 raise DumpError(f"{path}: more than {MOST_OF_TABLE:,} bytes when unpacked")
-    except (OSError, pyarrow.ArrowException) as error:
+    except DumpError:
+        raise
+    # among them those of texts that are no UTF-8
+    except (OSError, ValueError, OverflowError, RecursionError, pyarrow.ArrowException) as error:
         raise DumpError(f"{path}: expected a Parquet file: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import numpy as np
@@ -79,6 +80,15 @@ def test_columns_of_trl_that_may_be_rewards_are_not_guessed(tmp_path):
                weights={"length": 0.1})  # fmt: skip
     one = dumps.groups(tmp_path / "named", 10)[0].trajectories[1]
     assert one.reward.total == pytest.approx(1.7)
+
+
+def test_columns_that_json_does_not_know_are_words_in_the_notes(tmp_path):
+    when = datetime.datetime(2026, 1, 2)
+    dump = dumps.trl(tmp_path / "dump", when=when, raw=b"\xff", extra={"a": [1, None]})
+    dumps.read("trl", dump, tmp_path / "run")
+    notes = dumps.groups(tmp_path / "run", 10)[0].trajectories[0].reward.notes["dump"]
+    assert "2026, 1, 2" in notes["when"] and notes["raw"] == repr(b"\xff")
+    assert notes["extra"] == {"a": [1, None]}
 
 
 def test_a_reward_that_is_no_number_is_a_flag(tmp_path):

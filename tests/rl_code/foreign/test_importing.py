@@ -177,6 +177,11 @@ def test_files_of_another_kind_are_refused(tmp_path):
     (tmp_path / "completions_00001.parquet").write_bytes(gzip.compress(b"x"))
     with pytest.raises(DumpError, match="expected a Parquet file"):
         dumps.read("trl", tmp_path, tmp_path / "run")
+    whole = next(dumps.trl(tmp_path / "trl").iterdir()).read_bytes()
+    for broken in (whole[: len(whole) // 2], whole[:40] + b"\0" * 40 + whole[80:]):
+        (tmp_path / "completions_00001.parquet").write_bytes(broken)
+        with pytest.raises(DumpError):
+            dumps.read("trl", tmp_path / "completions_00001.parquet", tmp_path / "run")
     with pytest.raises(DumpError, match=r"holds no <step>\.jsonl of verl"):
         dumps.read("verl", tmp_path, tmp_path / "run")
     with pytest.raises(DumpError, match="no such file or folder"):
