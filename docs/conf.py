@@ -21,7 +21,7 @@ from rl_code.run.config import RunConfig  # noqa: E402
 CONTENTS = {
     "Begin": ("install", "first_run", "own_model", "my_tasks", "no_reward"),
     "Use": ("commands", "knobs", "config_keys", "many_devices", "operations"),
-    "Agents": ("environment", "agents_of_others", "redteam", "foreign_tasks"),
+    "Agents": ("environment", "agents_of_others", "redteam", "foreign_tasks", "foreign_runs"),
     "People": (
         "learning_from_people",
         *("serving", "feedback", "realtime", "production", "editors"),

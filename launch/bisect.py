@@ -6,7 +6,8 @@ It compares their records from the first step on: plans, sampled groups (tokens,
 results of tools, rewards), batches, and the weights after each update. It tells the first step,
 group, trajectory and token that differ, and how config, code, libraries and machine differ there.
 Exits with 1 when the runs part, with 0 when they are equal as far as both go. Steps that
-``record.keep`` has removed from one of the records cannot be compared, and are named.
+``record.keep`` has removed from one of the records cannot be compared, and are named. Runs of other
+trainers that ``launch.import_run`` has read are compared the same way.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ def tell(one: Path, other: Path, found: Comparison) -> None:
                 f"{run} begins at step {own.start}, which is not on record in the other one; "
                 f"the steps before {found.steps.start} were not compared"
             )
+    if found.gaps:
+        print(
+            f"only one of them has on record, so not compared: steps "
+            f"{', '.join(map(str, found.gaps[:10]))}" + (" ..." if found.gaps[10:] else "")
+        )
     if found.inputs:
         print("inputs that differ:", *found.inputs, sep="\n  ")
     else:

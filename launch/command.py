@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shlex
@@ -15,6 +16,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from launch import asks_for_help, endings, hear_interrupts, usage
+from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +92,17 @@ def refuse(text: str) -> NoReturn:
     """Ends the program because its command line is wrong; starting it again does not help."""
     print(text, file=sys.stderr)
     sys.exit(2)
+
+
+def object_of(flag: str, text: str) -> dict[str, Any]:
+    """The object that a flag gives as JSON. Raises ConfigError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--{flag}={text!r} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--{flag}={text!r} must be an object")
+    return found
 
 
 def config_file(value: str) -> str:

@@ -9,6 +9,7 @@ STEP = flags.DEFINE_integer(
     None,
     "A step of the run. evaluate: of a checkpoint, the newest by default. fork, and sweep with "
     "--fork: the first step of the fork's own, by default that of the newest checkpoint. replay: "
-    "the step whose trajectories are sampled again; without it the learner trains again.",
+    "the step whose trajectories are sampled again; without it the learner trains again. "
+    "mismatch: the only step that is read.",
     0,
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from absl import flags
 
-from rl_code.config.read_config import ConfigError
+from launch import command
 from rl_code.types import Limits
 
 SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
@@ -20,13 +19,7 @@ SECONDS = flags.DEFINE_float(
 
 def settings() -> dict[str, Any]:
     """The settings that --settings gives. Raises ConfigError."""
-    try:
-        found = json.loads(SETTINGS.value)
-    except ValueError as error:
-        raise ConfigError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--settings={SETTINGS.value!r} must be an object")
-    return found
+    return command.object_of("settings", SETTINGS.value)
 
 
 def limits_of_tests() -> Limits:

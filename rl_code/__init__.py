@@ -2,6 +2,7 @@
 
     train.py  act.py  prefill.py  sft.py  schedule.py    what a process runs; begin with train.py
     report  recording            what is done with a run that has trained for some steps
+    foreign                      runs of other trainers, read from their dumps
     run                          a run: its config, workdir, model, provenance
     evaluation  redteam          suites and comparisons; ways to cheat
     rewards  tasks               signals; where tasks come from

@@ -343,6 +343,10 @@ class Context:
     choices: Mapping[str, np.ndarray] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
+    # float32 [T], the trainer's log-probability of the token before its update, NaN where it is not
+    # known; 0 where not sampled. Only in records of others' runs (``rl_code/foreign/``): ours
+    # compute it again.
+    trainer_logprobs: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,6 +439,18 @@ class Trajectory:
     def versions(self) -> np.ndarray:
         """int32 [T], versions of the weights that sampled the tokens; -1 where not sampled."""
         return self._join("versions")
+
+    @property
+    def trainer_logprobs(self) -> np.ndarray | None:
+        """float32 [T], the trainer's log-probabilities, NaN where they are not on record; None
+        where none is (``Context.trainer_logprobs``).
+        """
+        found = [context.trainer_logprobs for context in self.contexts]
+        if all(own is None for own in found):
+            return None
+        nothing = [np.full(len(context.tokens), np.nan, np.float32) for context in self.contexts]
+        pairs = zip(found, nothing, strict=True)
+        return np.concatenate([none if own is None else own for own, none in pairs])
 
     @property
     def own_sampled(self) -> np.ndarray:

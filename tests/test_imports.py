@@ -42,6 +42,7 @@ ROOMS = (
     *(
         "report",
         "recording",
+        "foreign",
         "roles",
         "run",
         "evaluation",

@@ -22,7 +22,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.metrics.progress import Progress
 from rl_code.recording import kept_config, trajectory_difference
 from rl_code.run import lineage, provenance
-from rl_code.run.workdir import STORE
+from rl_code.run.workdir import IMPORTED, STORE, imported
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
@@ -59,6 +59,8 @@ class Comparison:
     parting: Parting | None = None
     # What differs beside the records, in words.
     inputs: list[str] = dataclasses.field(default_factory=list)
+    # Steps among ``steps`` that one of them lacks: dumps of others may have gaps.
+    gaps: list[int] = dataclasses.field(default_factory=list)
 
 
 def compare(one: Path, other: Path) -> Comparison:
@@ -68,17 +70,20 @@ def compare(one: Path, other: Path) -> Comparison:
     common; StoreError when storage fails.
     """
     stores = _open(one), _open(other)
-    there, here = (_finished(store) for store in stores)
+    finished = [_finished(store) for store in stores]
+    there, here = (range(own[0], own[-1] + 1) for own in finished)
     steps = range(max(there.start, here.start), min(there.stop, here.stop))
-    if not steps:
+    one_has, other_has = map(set, finished)
+    if not one_has & other_has:
         raise ConfigError(
             f"{one} has steps {_words(there)} on record and {other} has steps {_words(here)}: "
             "there is no step in common to compare"
         )
     found = Comparison(steps, (there, here))
+    found.gaps = sorted((one_has ^ other_has) & set(steps))
     found.parting = _warm_starts(one, other)
     with Progress("compared", len(found.steps)) as progress:
-        for step in found.steps:
+        for step in sorted(one_has & other_has):
             if found.parting is not None:
                 break
             _compare_step(found, stores, step)
@@ -102,14 +107,14 @@ def _open(workdir: Path) -> GroupStore:
     return GroupStore(workdir / STORE)
 
 
-def _finished(store: GroupStore) -> range:
+def _finished(store: GroupStore) -> list[int]:
     """The consumed steps of a run. Raises ConfigError if there is none."""
     consumed = store.consumed()
     if not consumed:
         raise ConfigError(
             f"{store.folder.parent} has no finished step, so there is nothing to compare"
         )
-    return range(consumed[0], consumed[-1] + 1)
+    return consumed
 
 
 def _words(steps: range) -> str:
@@ -207,8 +212,7 @@ def _inputs(
     configs = []
     starts = []
     for workdir, store in zip((one, other), stores, strict=True):
-        own = kept_config.read(workdir)
-        configs.append(own if step is None else lineage.config_at(workdir, own, step))
+        configs.append(_config_at(workdir, step))
         when = None if step is None else store.consumption(step)["when"]
         starts.append(provenance.last(workdir, when))
     found = [
@@ -222,6 +226,14 @@ def _inputs(
     if starts[0].get("code") != starts[1].get("code"):
         found.append(f"code: {_files(one, other, starts)}")
     return found
+
+
+def _config_at(workdir: Path, step: int | None) -> Any:
+    """The config of a step, or of the whole run; of an imported run what the import says."""
+    if (found := imported(workdir)) is not None:
+        return {IMPORTED: found}
+    own = kept_config.read(workdir)
+    return own if step is None else lineage.config_at(workdir, own, step)
 
 
 def _files(one: Path, other: Path, starts: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.run import derive, trust
 from rl_code.run.config import RunConfig
-from rl_code.run.workdir import CONFIG_FILE
+from rl_code.run.workdir import CONFIG_FILE, refuse_imported
 
 
 def read(workdir: Path) -> RunConfig:
@@ -37,6 +37,7 @@ def as_written(path: Path) -> dict[str, Any]:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    refuse_imported(path.parent)
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

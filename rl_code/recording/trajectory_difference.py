@@ -16,6 +16,7 @@ _PER_TOKEN = {
     "documents": "document",
     "tokens": "token",
     "logprobs": "log-probability",
+    "trainer_logprobs": "trainer's log-probability",
 }
 
 
@@ -82,6 +83,8 @@ def _token(there: Trajectory, here: Trajectory) -> Difference | None:
     length = min(len(there.tokens), len(here.tokens))
     first: tuple[int, str] | None = None
     for name in _PER_TOKEN:
+        if name == "trainer_logprobs" and any(x.trainer_logprobs is None for x in (there, here)):
+            continue  # one of them does not know it
         one, other = (_of_tokens(x, name)[:length] for x in (there, here))
         bits = (x.view(np.int32) if x.dtype == np.float32 else x for x in (one, other))
         differing = np.flatnonzero(np.not_equal(*bits))

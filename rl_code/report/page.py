@@ -156,12 +156,14 @@ def silent(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     if len(without) < 3 or len(without) < _MANY * len(known):
         return []
     share = np.mean([1.0 - row["reward/signal_groups"] for row in known])
-    malformed = np.mean([row.get("episode/malformed_calls", 0.0) for row in known])
+    calls = [row.get("episode/malformed_calls") for row in known]
+    malformed = np.mean([number or 0.0 for number in calls])
+    words = f"; episodes had {malformed:.1f} malformed calls on average"
+    counted = any(number is not None for number in calls)  # in dumps of others nobody does
     return [
         f"In {len(without)} of {len(known)} training steps of {name} no group had rewards that "
-        f"differ, so nothing was learned from them. Of all groups {share:.0%} had no signal; "
-        f"episodes had {malformed:.1f} malformed calls on average. The page docs/no_reward.md says "
-        "what to look at."
+        f"differ, so nothing was learned from them. Of all groups {share:.0%} had no signal"
+        f"{words if counted else ''}. The page docs/no_reward.md says what to look at."
     ]
 
 

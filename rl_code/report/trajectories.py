@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_code.foreign.dump import NOT_RECORDED, SOLVED
 from rl_code.report.edits import with_diffs
 from rl_code.run.trajectory_log import (
     evaluation_names,
@@ -196,13 +197,15 @@ def _compact(group: Mapping[str, Any], table: _TokenTable) -> dict[str, Any]:
     nat.
     """
     kept = ("index", "status", "reward", "malformed_calls", "first_edit_passed", "seconds")
+    # of a run of another trainer, whose dump does not say who solved the task
+    unjudged = group["task"]["meta"].get(SOLVED) == NOT_RECORDED
     samples = []
     for sample in group["trajectories"]:
         pairs = zip(sample["ids"], sample["pieces"], strict=True)
         samples.append(
             {name: sample[name] for name in kept}
             | {
-                "passed": sample["solved"],
+                "passed": None if unjudged else sample["solved"],
                 "turns": with_diffs(sample["turns"], group["task"]["files"]),
                 "tokens": [table.index(*pair) for pair in pairs],
                 "logprobs": [_hundredths(value) for value in sample["logprobs"]],

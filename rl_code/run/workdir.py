@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # for most of what uses a workdir need not load what a run is
 CONFIG_FILE = "config.json"
 STORE = "store"  # the folder of the groups
 DOCUMENTS = "documents"  # the folder of the keys of documents, of a server
+# The one key of the config file of a run of another trainer, whose dump was imported.
+IMPORTED = "imported_from"
 ACTORS = "actors"  # the folder of what actors in other processes measure
 # Names that no other actor may have: that of the learner, that of the actor within the learner's
 # process, and that of the process that prefills.
@@ -60,6 +62,25 @@ def refuse_run(folder: Path) -> None:
         )
 
 
+def imported(workdir: Path) -> dict[str, Any] | None:
+    """Words of an import on the run in a workdir; None for a run of ours, or none."""
+    try:
+        found = json.loads((workdir / CONFIG_FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found.get(IMPORTED) if isinstance(found, dict) else None
+
+
+def refuse_imported(workdir: Path) -> None:
+    """Raises ConfigError for the workdir of an imported run, which no config of ours made."""
+    if (found := imported(workdir)) is not None:
+        raise ConfigError(
+            f"{workdir} holds a run of another trainer, imported from {found.get('format')}: "
+            "launch.report, launch.bisect and launch.mismatch read it, and nothing else can go on "
+            "from it or repeat it"
+        )
+
+
 def own(workdir: Path, config: RunConfig) -> None:
     """Makes a workdir this config's; processes of one run call it in any order.
 
@@ -72,6 +93,7 @@ def own(workdir: Path, config: RunConfig) -> None:
 
 def check(workdir: Path, config: RunConfig) -> None:
     """Raises ConfigError, which names the keys, if a workdir is another config's."""
+    refuse_imported(workdir)
     with contextlib.suppress(FileNotFoundError):
         there = json.loads((workdir / CONFIG_FILE).read_text())
         try:

@@ -6,7 +6,7 @@ const SOURCES = DATA.trajectories.sources || []; // steps of training and evalua
 const KINDS = {
   all: () => true,
   passed: (s) => s.passed,
-  failed: (s) => !s.passed,
+  failed: (s) => s.passed === false, // null: not recorded
   repaired: (s) => s.passed && s.first_edit_passed === false, // null: not known
   flagged: (s) => s.reward.flags.length > 0,
   malformed: (s) => s.malformed_calls > 0,
@@ -50,15 +50,15 @@ function drawList() {
   for (const sample of view.shown) {
     if (sample.group !== group) {
       group = sample.group;
-      const solved = group.samples.filter((s) => s.passed).length;
-      list.append(el("li", { class: "head", title: group.task_id }, `${nameOf(sample.source)} · ${solved}/${group.samples.length} · ${group.task_id}`));
+      const solved = sample.passed === null ? "" : ` · ${group.samples.filter((s) => s.passed).length}/${group.samples.length}`;
+      list.append(el("li", { class: "head", title: group.task_id }, `${nameOf(sample.source)}${solved} · ${group.task_id}`));
     }
     const remarks = [
       sample.reward.flags.length ? el("span", { class: "warn", title: sample.reward.flags.join(", ") }, " ⚑") : null,
       sample.malformed_calls ? el("span", { class: "warn", title: `${sample.malformed_calls} malformed calls` }, " ✎") : null,
     ];
     list.append(el("li", { "data-key": sample.key, onclick: () => select(sample) },
-      el("span", { class: sample.passed ? "pass" : "fail" }, sample.passed ? "✓" : "✗"),
+      el("span", { class: outcome(sample) }, { pass: "✓", fail: "✗" }[outcome(sample)] || "·"),
       el("span", {}, `trajectory ${sample.index}`, ...remarks, el("small", {}, `  ${rounds(sample)} · ${sample.tokens.length} tok`)),
       el("span", {}, number(sample.reward.total))));
   }
@@ -68,6 +68,7 @@ function drawList() {
   at("list-note").textContent = `${view.shown.length} of ${samples.length} shown. In this page: ${held}. ← → to move.`;
 }
 
+const outcome = (sample) => sample.passed === null ? "" : sample.passed ? "pass" : "fail";
 const rounds = (sample) => { const n = sample.turns.filter((t) => t.role === "assistant").length; return `${n} turn${n === 1 ? "" : "s"}`; };
 const number = (value) => typeof value === "number" ? value.toFixed(2).replace("-", "−") : String(value);
 
@@ -108,7 +109,7 @@ function drawTrajectory() {
   const { group } = sample, sampled = sample.logprobs.filter((lp) => typeof lp === "number");
   const mean = sampled.reduce((a, b) => a + b, 0) / (100 * sampled.length || 1);
   const tags = [
-    el("span", { class: "tag " + (sample.passed ? "pass" : "fail") }, sample.passed ? "passed" : "failed"),
+    el("span", { class: "tag " + outcome(sample) }, { pass: "passed", fail: "failed" }[outcome(sample)] || "not judged"),
     el("span", { class: "tag" }, sample.status.replaceAll("_", " ")),
     KINDS.repaired(sample) ? el("span", { class: "tag pass" }, "repaired after the first edit") : null,
     sample.malformed_calls ? el("span", { class: "tag warn" }, `${sample.malformed_calls} malformed`) : null,
