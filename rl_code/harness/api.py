@@ -9,6 +9,7 @@ from rl_code.harness.agent import Agent
 
 # An agent is imported when a config names it.
 HARNESSES = {
+    "command_line": "rl_code.harness.command_line:CommandLine",
     "mini_swe_agent": "rl_code.harness.mini_swe_agent:MiniSweAgent",
     "program": "rl_code.harness.program:Program",
     "verifiers": "rl_code.harness.verifiers:Verifiers",

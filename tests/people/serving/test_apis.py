@@ -79,7 +79,7 @@ def test_a_response_that_comes_back_keeps_all_its_tokens(served, keeps):
     asked = dict(model="policy", tools=[TOOL], instructions="be short")
     first = responses(served).create(input=HI, **asked)
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
-    thought, said, call = first.output
+    thought, _, call = first.output
     assert thought.content[0].text == "I will look." and first.output_text == "First ls."
     assert json.loads(call.arguments) == {"command": "ls"}
     assert 0 < first.usage.output_tokens_details.reasoning_tokens < first.usage.output_tokens
