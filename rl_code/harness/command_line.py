@@ -9,6 +9,7 @@ nothing else. A config says how it is told the task, the endpoint and the model:
     {root}      the same without /v1
     {key}       the key
     {model}     the name of the model
+    {path}      the file that the task is about
     {programs}  the folder that shows ``programs``
     {python}    the interpreter inside
 
@@ -30,7 +31,7 @@ from rl_code.harness.agent import Agent, Ending, EpisodeFacts, HarnessError, Hos
 from rl_code.harness.carrier import Carrier
 
 _PLACE = re.compile(r"\{(\w+)\}")
-_PLACES = ("task", "url", "root", "key", "model", "programs", "python")
+_PLACES = ("task", "url", "root", "key", "model", "path", "programs", "python")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,7 @@ class CommandLineHost(Host):
             "root": job.base_url.removesuffix("/v1"),
             "key": job.api_key,
             "model": job.model,
+            "path": job.task.path,
             "programs": PROGRAMS,
             "python": interpreter()[0],
         }
