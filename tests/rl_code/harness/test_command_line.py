@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from configs import any_agent
+from rl_code.config.named import Named
 from rl_code.environment.frames import Rewritten
 from rl_code.harness.agent import HarnessError
+from rl_code.harness.api import find_agent
 from rl_code.harness.command_line import CommandLine
 from rl_code.harness.harness import Harness
+from rl_code.harness.known_agents import KnownAgent
 from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokenizer
 
 PROGRAM = Path(__file__).with_name("inside_agent.py")
@@ -173,32 +176,76 @@ SHELLS = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.skipif(
+needs_agents = pytest.mark.skipif(
     not AGENTS,
     reason="no agents of others: npm install --prefix agents ..., see configs/any_agent.py; "
     "AGENTS=agents",
 )
+
+
+def of_others(name: str, short: bool, *changes: tuple[str, str]) -> CommandLine:
+    """An agent of the config. changes: words of its files and variables, and what stands there
+    instead.
+    """
+    settings = any_agent.AGENTS[name] | {"folder": AGENTS, "short": short}
+    agent = find_agent(Named(settings.pop("name"), settings), "config.harness")
+    assert isinstance(agent, KnownAgent)
+    if not os.path.exists(agent.line.programs[0]):
+        pytest.skip(f"{agent.line.programs[0]} is not installed")
+
+    def changed(pairs):
+        for before, after in changes:
+            pairs = [(key, text.replace(before, after)) for key, text in pairs]
+        return tuple(pairs)
+
+    line = agent.line
+    texts = {key: changed(getattr(line, key)) for key in ("environment", "files")}
+    return dataclasses.replace(line, **texts)
+
+
+def shell(name: str, command: str) -> str:
+    """What a model writes to run a command with an agent's own tool."""
+    tool, key, more = SHELLS[name]
+    body = json.dumps({"name": tool, "arguments": {key: command, **more}})
+    return f"<tool_call>\n{body}\n</tool_call><|im_end|>"
+
+
+@pytest.mark.long
+@needs_agents
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("name", any_agent.AGENTS)
 def test_agents_of_others_solve_the_task_and_nothing_is_tokenised_twice(play, name, short):
-    settings = any_agent.AGENTS[name](short)
-    programs = [os.path.join(AGENTS, path.removeprefix("agents/")) for path in settings["programs"]]
-    if not os.path.exists(programs[0]):
-        pytest.skip(f"{programs[0]} is not installed")
-    episode = play(CommandLine(**settings | {"programs": tuple(programs)}), limits=LARGE)
+    episode = play(of_others(name, short), limits=LARGE)
     if name == "aider":
         words = ["lib/a.py\n```\ndef f(x):\n    return [2 * y for y in x]\n```\n<|im_end|>"]
     else:
-        tool, key, more = SHELLS[name]
-        called = [{"name": tool, "arguments": {key: one, **more}} for one in ("ls lib", GOOD)]
-        words = [f"<tool_call>\n{json.dumps(one)}\n</tool_call><|im_end|>" for one in called]
+        words = [shell(name, "ls lib"), shell(name, GOOD), DONE]
         words[0] = f"<think>\nI look.\n</think>\n\nFirst.\n{words[0]}"
-        words.append(DONE)
     for text in words:
         follows = answer(play, episode, text)
         assert isinstance(follows, list) or text is words[-1]
     assert follows is None
     trajectory = episode.finish()
     assert (trajectory.status, trajectory.solved) == ("submitted", True), episode._cause
+    assert_once(play, trajectory)
+
+
+@pytest.mark.long
+@needs_agents
+@pytest.mark.parametrize("name", ["codex", "opencode"])
+def test_histories_that_agents_of_others_compact_become_trees(play, name):
+    """Their limits are such that they ask for a summary after the first command."""
+    limit = "model_auto_compact_token_limit = 4990\nmodel_context_window = 8000\n"
+    codex = ("model_instructions_file", f"{limit}model_instructions_file")
+    opencode = ('{"context": 131072, "output": 4096}', '{"context": 6400, "output": 500}')
+    episode = play(of_others(name, True, codex, opencode), limits=LARGE)
+    follows = answer(play, episode, shell(name, f"{GOOD}; seq 300"))
+    contexts = set()
+    while follows is not None:
+        if isinstance(follows, Rewritten):
+            contexts.add(follows.context)
+        follows = answer(play, episode, DONE)
+    trajectory = episode.finish()
+    assert trajectory.solved and contexts == set(range(1, len(trajectory.contexts)))
+    assert len(contexts) > 1 and any(context.kept > 0 for context in trajectory.contexts)
     assert_once(play, trajectory)
