@@ -39,7 +39,7 @@ Part = Thought | Text | Call
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What answers of one API are written with: the request, and the names of its answer."""
+    """The request that an answer is written for, and the names of the answer."""
 
     request: ChatRequest
     text: ChatText
@@ -95,7 +95,7 @@ class Parts:
         self._sent = 0
 
     def grown(self, tokens: Sequence[int]) -> list[Part]:
-        """What is new since the last time, and settled."""
+        """New and settled parts since the last time."""
         request = self._form.request
         if request.held:
             return []
@@ -106,7 +106,7 @@ class Parts:
         return self._new(thought, rest) if rest else []
 
     def rest(self, answer: Answer) -> list[Part]:
-        """What is new in the whole answer."""
+        """New parts of the whole answer."""
         thought, rest = split_thought(answer.message.content, self._form.thinks)
         return [*self._new(thought, rest), *answer.message.calls]
 

@@ -63,7 +63,7 @@ def says_the_same(known: str, asked: str) -> bool:
 
 
 def named[T](sources: list[str], field: str, read: Callable[[], T]) -> T:
-    """What ``read`` returns; its errors name the client's own fields.
+    """Return the result of ``read``; its errors name the client's own fields.
 
     sources: the client's name of each message that ``read`` gets. field: that of all of them.
     """
