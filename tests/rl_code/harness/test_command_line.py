@@ -25,7 +25,7 @@ from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokeni
 PROGRAM = Path(__file__).with_name("inside_agent.py")
 GOOD = "sed -i 's/return x/return [2 * y for y in x]/' lib/a.py"
 DONE = "Done.<|im_end|>"
-AGENTS = os.environ.get("AGENTS", "")
+AGENTS, ACP = os.environ.get("AGENTS", ""), os.environ.get("ACP", "")
 LARGE = dataclasses.replace(LIMITS, tokens=200_000, turn_tokens=2000)
 
 
@@ -249,3 +249,24 @@ def test_histories_that_agents_of_others_compact_become_trees(play, name):
     assert trajectory.solved and contexts == set(range(1, len(trajectory.contexts)))
     assert len(contexts) > 1 and any(context.kept > 0 for context in trajectory.contexts)
     assert_once(play, trajectory)
+
+
+@pytest.mark.skipif(
+    not ACP,
+    reason="no agent-client-protocol: pip install --target acp agent-client-protocol==0.12.1; "
+    "ACP=acp",
+)
+def test_an_agent_on_the_published_package_of_the_protocol_solves_the_task(play):
+    program = PROGRAM.with_name("acp_agent.py")
+    agent = CommandLine(
+        command=("{python}", f"{{programs}}/{program.name}", "{url}", "{model}", "{path}"),
+        environment=(("PYTHONPATH", f"{{programs}}/{Path(ACP).name}"),),
+        programs=(str(program), ACP),
+        speaks="acp",
+    )
+    episode = play(agent)
+    seen = chat_tokenizer().decode(episode.session.whole(0))
+    assert "must double each number\ndef f(x):\n    return x" in seen
+    assert answer(play, episode, "def f(x):\n    return [2 * y for y in x]\n<|im_end|>") is None
+    trajectory = episode.finish()
+    assert (trajectory.status, trajectory.solved) == ("submitted", True), episode._cause
