@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rl_code.harness.agent import Agent
+from rl_code.harness.agent import Agent, HarnessError
 from rl_code.harness.command_line import CommandLine, CommandLineHost
 
 _OPENAI = (("OPENAI_API_KEY", "{key}"), ("OPENAI_API_BASE", "{url}"))
@@ -62,7 +62,14 @@ class KnownAgent(Agent):
         return self.line.sandbox
 
     def host(self) -> CommandLineHost:
-        return self.line.host()
+        line = self.line
+        for path in line.programs:
+            if not os.path.exists(path):
+                raise HarnessError(
+                    f"harness.folder = {self.folder!r}: there is no {path!r}; install the agent "
+                    "there, as rl_code/harness/known_agents.py says"
+                )
+        return line.host()
 
     def _program(self, *parts: str) -> str:
         return os.path.join(self.folder, *parts)

@@ -19,7 +19,7 @@ from rl_code.harness.agent import HarnessError
 from rl_code.harness.api import find_agent
 from rl_code.harness.command_line import CommandLine
 from rl_code.harness.harness import Harness
-from rl_code.harness.known_agents import KnownAgent
+from rl_code.harness.known_agents import Codex, KnownAgent
 from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokenizer
 
 PROGRAM = Path(__file__).with_name("inside_agent.py")
@@ -155,6 +155,7 @@ def test_a_program_inside_reaches_the_endpoint_and_nothing_else(play, sandboxes)
         (CommandLine(command=("a", "{taks}")), r"\{taks\} in '\{taks\}' must be one of \{task\}"),
         (CommandLine(command=("a",), speaks="lsp"), "'lsp' must be '' or 'acp'"),
         (CommandLine(command=("a",), programs=("/none",)), "there is no '/none'"),
+        (Codex(folder="/none"), r"harness\.folder = '/none': there is no '/none/node_modules"),
     ],
 )
 def test_wrong_settings_are_named(agent, message):
