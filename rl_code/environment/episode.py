@@ -88,7 +88,11 @@ class Episode(SampledEpisode):
         asked: Asked | None = None,
         prompt: Encoded | None = None,
         on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
+        work_pool: SandboxPool | None = None,
     ):
+        """work_pool: of the sandbox that the agent works in, where it is another one than for
+        grading.
+        """
         super().__init__(task, group, index)
         limits = within(task, limits)
         asked = asked or Asked()
@@ -118,7 +122,7 @@ class Episode(SampledEpisode):
         # How the episode ended, while the request at its end is answered.
         self._ended = ""
         new_workspace = functools.partial(
-            Workspace, as_read_by(task, index), pool, limits, verbose=protocol.verbose
+            Workspace, as_read_by(task, index), work_pool or pool, limits, verbose=protocol.verbose
         )
         self._calls = Calls(self._name, self.tools, limits, new_workspace)
         measured = asked.milestones

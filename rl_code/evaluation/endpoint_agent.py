@@ -134,7 +134,7 @@ class ForwardedEpisode(AgentEpisode):
 
 def _goes_on(messages: Sequence[Message], known: Sequence[Message]) -> bool:
     """True if a request's messages begin with these, and more follow."""
-    same = [one.same_as(other) for one, other in zip(messages, known, strict=False)]
+    same = [one.same_as(asked) for asked, one in zip(messages, known, strict=False)]
     return len(messages) > len(known) and all(same)
 
 

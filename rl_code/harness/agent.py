@@ -2,16 +2,17 @@
 
 A harness starts one for each episode. It asks through the endpoint (``people.serving``), which
 samples and records. Its commands run in the episode's sandbox: it sends them to ``/v1/execute``.
-The program itself runs beside the sandbox, on this machine, so it must be one that you trust; what
-the model says reaches no shell but the sandbox's.
+Such a program runs beside the sandbox, on this machine, so it must be one that you trust; what the
+model says reaches no shell but the sandbox's. Others run inside (``Agent.sandbox``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from rl_code.environment.sandbox.pool import Sandbox
 from rl_code.harness.command_chat import CommandChat
 from rl_code.types import Limits, Task
 
@@ -31,6 +32,8 @@ class EpisodeFacts:
     # The name of the model that it asks for.
     model: str
     limits: Limits
+    # Opens the episode's sandbox, for programs that run inside. May raise SandboxFault.
+    sandbox: Callable[[], Sandbox]
 
     @property
     def text(self) -> str:
@@ -86,6 +89,13 @@ class Agent:
     # Whether its programs say themselves what their work is worth (``Ending.scores``). One whose
     # episode has reached a limit is then refused further messages, and may still say it.
     scores: ClassVar[bool] = False
+
+    @property
+    def sandbox(self) -> Mapping[str, Any] | None:
+        """Settings of the sandboxes that its programs run inside of, as those of a config; None for
+        programs that run beside.
+        """
+        return None
 
     def host(self) -> Host:
         """The runner of its programs, for one run. Raises HarnessError where that cannot be."""

@@ -9,7 +9,12 @@ from rl_code.harness.agent import Agent
 
 # An agent is imported when a config names it.
 HARNESSES = {
+    "aider": "rl_code.harness.known_agents:Aider",
+    "claude_code": "rl_code.harness.known_agents:ClaudeCode",
+    "codex": "rl_code.harness.known_agents:Codex",
+    "command_line": "rl_code.harness.command_line:CommandLine",
     "mini_swe_agent": "rl_code.harness.mini_swe_agent:MiniSweAgent",
+    "opencode": "rl_code.harness.known_agents:Opencode",
     "program": "rl_code.harness.program:Program",
     "verifiers": "rl_code.harness.verifiers:Verifiers",
 }

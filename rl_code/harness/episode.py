@@ -153,6 +153,7 @@ class AgentEpisode(Episode):
             limits=limits,
             reward=reward,
             on_work=on_work,
+            work_pool=pool.beside(**harness.sandbox) if harness.sandbox else None,
         )
         self._harness = harness
         text = ChatText(protocol, tokenizer)
@@ -221,8 +222,12 @@ class AgentEpisode(Episode):
     def _begin(self) -> None:
         self._key = self._harness.enter(self._client)
         url = self._harness.url_of(self._key)
-        job = EpisodeFacts(self.task, url, self._key, self._harness.model, self.limits)
-        self._kill = self._harness.host.start(job, self._client.events.put)
+        model = self._harness.model
+        job = EpisodeFacts(
+            self.task, url, self._key, model, self.limits, lambda: self._workspace.sandbox
+        )
+        start = functools.partial(self._harness.host.start, job)
+        self._kill = self._calls.attempt(lambda: start(self._client.events.put))
 
     def _begin_again(self) -> None:
         """Starts another program, as if none had been started."""
@@ -426,6 +431,8 @@ class AgentEpisode(Episode):
 
     def _execute_command(self, command: str, timeout_s: float | None) -> dict[str, Any]:
         """Runs a command of the agent's in the sandbox, in a thread of the server."""
+        if self._harness.sandbox:
+            raise ApiError("the agent runs its commands itself, in the sandbox", status=404)
         if "\0" in command:
             return _FAILED | {"error": "the command contains a NUL character"}
         run = functools.partial(self._run, command, timeout_s)

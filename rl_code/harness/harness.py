@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from rl_code.harness.agent import Agent, Host
 from rl_code.harness.endpoint.endpoint import Client, Endpoint
@@ -29,6 +31,11 @@ class Harness:
     def scores(self) -> bool:
         """As ``Agent.scores``."""
         return self._agent.scores
+
+    @property
+    def sandbox(self) -> Mapping[str, Any] | None:
+        """As ``Agent.sandbox``."""
+        return self._agent.sandbox
 
     @property
     def host(self) -> Host:

@@ -23,8 +23,14 @@ _TREE = {
     *("models", "pallas_kernels", "people", "planner", "rl_code", "sweeps", "tests"),
 }
 # Members of families whose process runs what their settings name, and the modules that hold them.
-_PROGRAMS = ("program", "verifiers")
-_OF_PROGRAMS = ("rl_code.harness.program", "rl_code.harness.verifiers", "rl_code.tasks.verifiers")
+_PROGRAMS = (
+    *("program", "verifiers", "command_line"),
+    *("codex", "opencode", "claude_code", "aider"),
+)
+_OF_PROGRAMS = (
+    *("rl_code.harness.program", "rl_code.harness.verifiers", "rl_code.tasks.verifiers"),
+    *("rl_code.harness.command_line", "rl_code.harness.known_agents"),
+)
 # Reward signals that ask a server of the config's choice, and the modules that hold them.
 _ASKING = ("rubric",)
 _OF_ASKING = ("rl_code.rewards.rubric",)

@@ -45,6 +45,11 @@ class Chat(Protocol):
     # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
     converses: ClassVar[bool] = True
+    # The marks of ChatML, which most families write, and those that end and fill up texts.
+    SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = (
+        *("<|pad|>", "<|eot|>"),
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    )
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
         own = own_template(self.family, tokenizer)

@@ -158,6 +158,11 @@ class Program(Child):
         """
         return self._wait().get("output", "")
 
+    def ended(self) -> tuple[int, str]:
+        """Exit code of the process, and what it printed. Ends the process if it has not ended."""
+        said = self._wait()
+        return said["status"], said.get("output", "")
+
 
 class Caller(Child):
     """A process that has imported the candidate's file and answers calls until it or its time ends.

@@ -21,6 +21,9 @@ class SandboxConfig:
     # together. A cgroup enforces the sum. Where no cgroup can be made, the session in the sandbox
     # measures the sum 40 times a second and kills a command that exceeds it.
     memory_mb: int = 512
+    # MiB of address space of each process, where they differ from ``memory_mb``; 0 where not.
+    # Programs with a just-in-time compiler reserve far more than they use.
+    address_mb: int = 0
     # Processes and threads that a sandbox may have at once.
     processes: int = 16
     # MiB that the workspace may hold, and as many again for /tmp.
@@ -43,12 +46,15 @@ class SandboxConfig:
     # by the last part of its path. Tools that need some have sandboxes of their own
     # (``environment.servers``), so the agent's need none.
     programs: tuple[str, ...] = ()
+    # True if commands may use sockets: each sandbox then has a network of its own, with nothing but
+    # a loopback. For agents whose programs run inside (``harness.inside``).
+    loopback: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if field.name in ("layers", "programs"):
+            if field.name in ("layers", "programs", "loopback"):
                 continue
-            least = 0.05 if field.name == "cpus" else 1
+            least = {"cpus": 0.05, "address_mb": 0}.get(field.name, 1)
             if not least <= getattr(self, field.name) < math.inf:
                 raise ValueError(
                     f"sandbox.{field.name}={getattr(self, field.name)} must be at least {least}"

@@ -123,6 +123,8 @@ def start_worker(
         "environment": bubblewrap.environment(),
         "sources": bubblewrap.SOURCES,
         "inodes": INODES,
+        "address_mb": config.address_mb or config.memory_mb,
+        "loopback": config.loopback,
         "layers": bool(config.layers),
         "control": remote.fileno(),
         "own_users": mode.own_users,

@@ -74,9 +74,9 @@ class ChatBody:
     def _logprobs(self, answer: Answer, request: Request) -> dict[str, Any]:
         """The log-probability of each token of the content."""
         content = [
-            _token(word.text, word.logprob)
-            | {"top_logprobs": [_token(*one) for one in word.likely[: request.alternatives]]}
-            for word in _words(answer, self._text)
+            token_body(word.text, word.logprob)
+            | {"top_logprobs": [token_body(*one) for one in word.likely[: request.alternatives]]}
+            for word in words_of(answer, self._text)
         ]
         return {"content": content, "refusal": None}
 
@@ -114,7 +114,7 @@ class TextBody:
 
     def _logprobs(self, answer: Answer, request: Request) -> dict[str, Any]:
         """The log-probability of each token of the text."""
-        words = _words(answer, self._text)
+        words = words_of(answer, self._text)
         count = request.alternatives
         return {
             "tokens": [word.text for word in words],
@@ -156,7 +156,7 @@ async def stream(pending: Pending, text: ChatText, accepted: Accepted) -> AsyncI
             return body.ending(news, news.message.content[before:], request)
         if request.held:
             return []
-        known = _settled(text.text(news.tokens), request.stop)
+        known = settled(text.text(news.tokens), request.stop)
         if len(known) <= before:
             return []
         sent[news.index] = len(known)
@@ -193,7 +193,7 @@ def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _settled(text: str, stop: Sequence[str]) -> str:
+def settled(text: str, stop: Sequence[str]) -> str:
     """The part of a growing text that stays what it is."""
     text = cut_at(text, stop).rstrip(_REPLACEMENT)
     longest = max((len(each) - 1 for each in stop), default=0)
@@ -225,7 +225,7 @@ class _Word:
     likely: Sequence[tuple[str, float]]
 
 
-def _words(answer: Answer, text: ChatText) -> list[_Word]:
+def words_of(answer: Answer, text: ChatText) -> list[_Word]:
     """The tokens that spell an answer's content. Those behind it are left out: stop tokens, the
     text that ended the message, calls. The one in which the content ends is cut.
     """
@@ -252,7 +252,8 @@ def _words(answer: Answer, text: ChatText) -> list[_Word]:
     return words
 
 
-def _token(word: str, logprob: float) -> dict[str, Any]:
+def token_body(word: str, logprob: float) -> dict[str, Any]:
+    """A token with its log-probability, as the APIs write it."""
     return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
 
 

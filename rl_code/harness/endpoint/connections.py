@@ -201,13 +201,15 @@ class Bodies:
 def key_of(scope: Scope) -> str:
     """The key that a request comes with, be it known or not; "" for none.
 
-    It is that of the path where the path has one, and else the bearer's, however its header is
-    written. So nobody has several shares with one key.
+    It is that of the path where the path has one, else the bearer's, however its header is written,
+    and else that of the header x-api-key, as Anthropic's clients send it. So nobody has several
+    shares with one key.
     """
     path = scope["path"]
     if path.startswith("/clients/"):
         return path.split("/")[2]
-    return bearer_key(Headers(scope=scope).get("authorization", "")) or ""
+    headers = Headers(scope=scope)
+    return bearer_key(headers.get("authorization", "")) or headers.get("x-api-key", "").strip()
 
 
 def bearer_key(authorization: str) -> str | None:

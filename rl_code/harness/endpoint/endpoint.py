@@ -1,7 +1,10 @@
-"""The OpenAI-compatible endpoint: an HTTP server that hands requests to what answers them.
+"""The endpoint: an HTTP server that hands requests to what answers them, in OpenAI's forms and in
+Anthropic's.
 
     GET  /v1/models, /v1/models/<name>
     POST /v1/chat/completions
+    POST /v1/responses
+    POST /v1/messages, /v1/messages/count_tokens
     POST /v1/completions        with "suffix" for what stands between two texts
     POST /v1/execute            a command in a client's workspace, for agents that run beside it
 
@@ -38,7 +41,17 @@ from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.completions import read_completion
 from rl_code.harness.endpoint.connections import Bodies, Connection, key_of
 from rl_code.harness.endpoint.fields import ApiError, show
+from rl_code.harness.endpoint.messages import error_body, read_messages
+from rl_code.harness.endpoint.messages_bodies import stream_message, whole_message
+from rl_code.harness.endpoint.responses import read_responses
+from rl_code.harness.endpoint.responses_bodies import stream_response, whole_response
 
+# Writers of whole answers and of streams, by the API that was asked.
+FORMS = {
+    "chat": (whole_body, stream),
+    "responses": (whole_response, stream_response),
+    "messages": (whole_message, stream_message),
+}
 # Seconds that the server takes to start and to end, at most.
 _START_S = 60.0
 _END_S = 10.0
@@ -110,6 +123,9 @@ class Endpoint:
                 Route(f"{prefix}/models/{{name}}", self._models, methods=["GET"]),
                 Route(f"{prefix}/chat/completions", self._chat, methods=["POST"]),
                 Route(f"{prefix}/completions", self._complete, methods=["POST"]),
+                Route(f"{prefix}/responses", self._respond, methods=["POST"]),
+                Route(f"{prefix}/messages", self._message, methods=["POST"]),
+                Route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"]),
                 Route(f"{prefix}/execute", self._execute, methods=["POST"]),
             ]
         handlers: dict[Any, Any] = {
@@ -196,6 +212,23 @@ class Endpoint:
     async def _complete(self, request: Request) -> Response:
         return await self._ask(request, read_completion)
 
+    async def _respond(self, request: Request) -> Response:
+        return await self._ask(request, read_responses)
+
+    async def _message(self, request: Request) -> Response:
+        return await self._ask(request, read_messages)
+
+    async def _count(self, request: Request) -> Response:
+        text = self._client(request).text
+        body = await request.body()
+
+        def count() -> int:
+            asked = read_messages(body, counts=True)
+            return len(text.begin(asked.messages, asked.tools).tokens)
+
+        loop = asyncio.get_running_loop()
+        return JSONResponse({"input_tokens": await loop.run_in_executor(self._readers, count)})
+
     async def _ask(self, request: Request, read: Callable[[bytes], fields.Request]) -> Response:
         client = self._client(request)
         session = request.headers.get("x-session", "")
@@ -218,13 +251,14 @@ class Endpoint:
         mailbox.read()  # a request that was refused at once has failed already
         try:
             pending.check()
+            write, write_stream = FORMS[pending.request.form]
             hints = pending.request.unheeded
             headers = {"X-Unheeded": ", ".join(hints)} if hints else {}
             if pending.request.stream:
-                events = stream(pending, client.text, accepted)
-                return _Stream(events, pending, accepted.leave, headers)
+                events = write_stream(pending, client.text, accepted)
+                return _Stream(events, pending, accepted.leave, headers, self._on_error)
             async with _watching(request.receive, pending):
-                whole = await whole_body(pending, client.text, accepted)
+                whole = await write(pending, client.text, accepted)
                 return JSONResponse(whole, headers=headers)
         except BaseException:  # a client that left cancels this: no Exception
             accepted.leave()
@@ -249,7 +283,8 @@ class Endpoint:
     async def _answer_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self._on_error(error.status)
-        return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+        body = error_of(request.scope, error)
+        return JSONResponse(body, status_code=error.status, headers=error.headers)
 
     async def _answer_left(self, request: Request, error: Exception) -> Response:
         return await self._answer_error(request, ApiError("the client left"))
@@ -257,13 +292,22 @@ class Endpoint:
     async def _answer_status(self, request: Request, error: Any) -> Response:
         self._on_error(error.status_code)
         message = f"{request.method} {show(request.url.path)}: {error.detail}"
-        return JSONResponse(ApiError(message).body, status_code=error.status_code)
+        body = error_of(request.scope, ApiError(message, status=error.status_code))
+        return JSONResponse(body, status_code=error.status_code)
 
     async def _answer_bug(self, request: Request, error: Exception) -> Response:
         self._on_error(500)
         logging.error("%s %s", request.method, request.url.path, exc_info=error)
-        failed = ApiError(f"the server failed: {type(error).__name__}", kind="server_error")
-        return JSONResponse(failed.body, status_code=500)
+        why = f"the server failed: {type(error).__name__}"
+        failed = ApiError(why, status=500, kind="server_error")
+        return JSONResponse(error_of(request.scope, failed), status_code=500)
+
+
+def error_of(scope: Scope, error: ApiError) -> dict[str, Any]:
+    """An error in the form of the API whose path was asked."""
+    if "/v1/messages" in scope["path"]:
+        return error_body(error)
+    return error.body
 
 
 class _Stream(StreamingResponse):
@@ -277,14 +321,20 @@ class _Stream(StreamingResponse):
         pending: Pending,
         leave: Callable[[], None],
         headers: Mapping[str, str],
+        on_error: Callable[[int], None],
     ):
         super().__init__(events, headers=headers, media_type="text/event-stream")
-        self._pending, self._leave = pending, leave
+        self._pending, self._leave, self._on_error = pending, leave, on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with _watching(receive, self._pending):
                 await self.stream_response(send)
+        except ApiError as error:  # nothing was sent yet
+            self._on_error(error.status)
+            body = error_of(scope, error)
+            refusal = JSONResponse(body, status_code=error.status, headers=error.headers)
+            await refusal(scope, receive, send)
         finally:
             self._leave()
 

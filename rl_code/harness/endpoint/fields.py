@@ -62,6 +62,8 @@ class Request:
 
     # "chat", or "completion", which includes fill-in-the-middle.
     kind: ClassVar[Literal["chat", "completion"]]
+    # The API that it was read from, and that its answer has the form of.
+    form: ClassVar[Literal["chat", "responses", "messages"]] = "chat"
     # "" for the only model there is.
     model: str = ""
     # Number of answers.

@@ -26,6 +26,7 @@ from rl_code.harness.endpoint.fields import (
     typed,
 )
 from rl_code.harness.endpoint.history import in_order_of_calls
+from rl_code.harness.endpoint.thoughts import says_the_same
 from rl_code.types import MOST_ALTERNATIVES
 
 # Keys that only chats have.
@@ -93,11 +94,13 @@ class Message:
 
     def same_as(self, other: Message) -> bool:
         """True if two messages say the same. Agents write their history anew: white space at the
-        ends of the text, and that of JSON, does not count.
+        ends of the text, and that of JSON, does not count, nor does a thought that the other one
+        lacks.
         """
+        thinks = self.role == "assistant" and says_the_same(self.content, other.content)
         return (
             self.role == other.role
-            and self.content.strip() == other.content.strip()
+            and (thinks or self.content.strip() == other.content.strip())
             and self.documents == other.documents
             and [call.content for call in self.calls] == [call.content for call in other.calls]
             and self.call_id == other.call_id
@@ -145,7 +148,11 @@ class ChatRequest(Request):
 
 def read_request(body: bytes) -> ChatRequest:
     """The request in the body of a POST. Raises ApiError."""
-    fields = read_object(body)
+    return read_chat(read_object(body))
+
+
+def read_chat(fields: dict[str, Any]) -> ChatRequest:
+    """The request that an object is. Raises ApiError."""
     check_keys(fields, _KEYS, _FIXED)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:

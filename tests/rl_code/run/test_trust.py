@@ -64,6 +64,8 @@ FOREIGN = {
     "the standard library": dict(metrics={"extra": ["os:system"]}),
     "a folder of the tree that is no part of it": dict(metrics={"extra": ["runs.first.x:y"]}),
     "a program": dict(harness={"name": "program", "settings": {"command": ["sh"]}}),
+    "a program inside": dict(harness={"name": "command_line", "settings": {"command": ["sh"]}}),
+    "a known agent": dict(harness={"name": "codex", "settings": {"folder": "/tmp/agents"}}),
     "a Python": dict(harness={"name": "mini_swe_agent", "settings": {"python": "/tmp/python"}}),
     "a program by its object": dict(
         harness={"name": "rl_code.harness.program:Program", "settings": {"command": ["sh"]}}

@@ -165,7 +165,7 @@ def _lock(limits: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     # The kernel takes the processes of a command before the session, which holds the workspace.
     kernel.write("/proc/self/oom_score_adj", VICTIM)
-    memory = limits["memory_mb"] << 20
+    memory = limits["address_mb"] << 20
     # These hold for each process; the limits of a sandbox as a whole are the supervisor's.
     for kind, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),

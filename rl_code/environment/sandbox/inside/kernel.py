@@ -6,13 +6,17 @@ Runs inside the sandbox: standard library only.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 from collections.abc import Collection
 
 from . import seccomp
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBIENT = (
     1,
@@ -33,6 +37,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 # System calls for mounts by descriptor; these numbers are the same on x86_64 and aarch64.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x00100000
+# Of network interfaces: the request that sets flags, and the flag of one that is up.
+_SET_FLAGS, _UP = 0x8914, 1
 _HERE, _AT_EMPTY_PATH = -100, 0x1000
 
 # PyDLL keeps the interpreter's lock around calls: the thread that clones must be the one that goes
@@ -42,6 +48,12 @@ libc = ctypes.PyDLL(None, use_errno=True)
 # Arguments of capset that every command needs, made once for all.
 _HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
 _NOTHING = (ctypes.c_uint32 * 6)()
+
+
+def start_loopback() -> None:
+    """Starts the loopback of this process's network. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
 
 
 def clone(flags: int) -> int:

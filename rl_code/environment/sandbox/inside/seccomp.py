@@ -4,7 +4,8 @@ It allows the calls that programs, shells, Python, git and pytest need, and refu
 "operation not permitted": whatever a future kernel adds is refused until somebody adds it here.
 Left out on purpose are calls that open the kernel (mounts, namespaces, tracing, BPF, keys), that
 use up limits of the whole machine (aio, inotify, System V and POSIX queues, ``sync``), that make
-memory which outlives its process, and every socket but a pair of AF_UNIX. Calls that take the
+memory which outlives its process, and every socket but a pair of AF_UNIX, or those of SOCKETS where
+a sandbox has a network of its own. Calls that take the
 number of another process and change it are allowed on the caller itself only.
 
 The numbers are the kernel's, from asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64).
@@ -17,6 +18,7 @@ import ctypes
 import errno
 import os
 import struct
+from typing import Any
 
 # By name: the number on x86_64 and on aarch64, None where the architecture has no such call.
 # fmt: off
@@ -103,6 +105,12 @@ ALLOWED = {
 }
 # fmt: on
 
+# Calls that sandboxes with a network of their own allow beside these.
+SOCKETS = {
+    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
+    "accept": (43, 202), "accept4": (288, 242),
+}  # fmt: skip
+
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
 NEW_NAMESPACES = (
     0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
@@ -111,7 +119,7 @@ NEW_NAMESPACES = (
 CLONE_PARENT = 0x00008000
 ITSELF = 0
 PRIO_PROCESS = 0
-AF_UNIX = 1
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 CURRENT_PERSONALITY = 0xFFFFFFFF
 # Typing into a terminal.
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
@@ -131,6 +139,7 @@ ARGUMENTS = {
     "sched_setparam": ((0, "is", ITSELF),),
     "sched_setscheduler": ((0, "is", ITSELF),),
     "setpriority": ((0, "is", PRIO_PROCESS), (1, "is", ITSELF)),
+    "socket": ((0, "one of", (AF_UNIX, AF_INET, AF_INET6)),),
     "socketpair": ((0, "is", AF_UNIX),),
 }
 
@@ -159,11 +168,13 @@ LOAD, JUMP_EQUAL, JUMP_GREATER, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0
 
 def number(name: str, machine: str) -> int | None:
     """The number of an allowed call; None where ``machine`` does not have it."""
-    return ALLOWED[name][MACHINES.index(machine)]
+    return {**ALLOWED, **SOCKETS}[name][MACHINES.index(machine)]
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, sockets: bool = False) -> bytes:
     """The filter for ``machine`` (as ``os.uname`` names it): instructions of 8 bytes each.
+
+    sockets: true if those of ``SOCKETS`` are allowed.
 
     Raises:
       ValueError: no table for this machine.
@@ -180,11 +191,11 @@ def program(machine: str) -> bytes:
         lines += [_step(JUMP_BITS, X32, 0, 1), kill]
     lines += [_step(JUMP_EQUAL, CLONE3, 0, 1), missing]
     for name, conditions in ARGUMENTS.items():
-        if (call := number(name, machine)) is None:
+        if (call := number(name, machine)) is None or (name in SOCKETS and not sockets):
             continue
         block = [line for condition in conditions for line in _check(*condition, refuse)]
         lines += [_step(JUMP_EQUAL, call, 0, len(block) + 1), *block, allow]
-    for first, last in _ranges(machine):
+    for first, last in _ranges(machine, sockets):
         lines += [_step(JUMP_AT_LEAST, first, 0, 2), _step(JUMP_GREATER, last, 1, 0), allow]
     lines += [_step(JUMP_GREATER, LAST_KNOWN, 0, 1), missing, refuse]
     return b"".join(lines)
@@ -195,9 +206,13 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _check(argument: int, condition: str, value: int, refuse: bytes) -> list[bytes]:
+def _check(argument: int, condition: str, value: Any, refuse: bytes) -> list[bytes]:
     """Instructions that refuse the call unless its argument meets the condition."""
     load = _step(LOAD, ARGUMENT_0 + ARGUMENT_BYTES * argument)
+    if condition == "one of":  # each that is met skips the other ones, and the refusal
+        count = len(value)
+        tests = [_step(JUMP_EQUAL, one, count - at, 0) for at, one in enumerate(value)]
+        return [load, *tests, refuse]
     test = {
         "is": _step(JUMP_EQUAL, value, 1, 0),
         "not": _step(JUMP_EQUAL, value, 0, 1),
@@ -206,12 +221,13 @@ def _check(argument: int, condition: str, value: int, refuse: bytes) -> list[byt
     return [load, test, refuse]
 
 
-def _ranges(machine: str) -> list[tuple[int, int]]:
+def _ranges(machine: str, sockets: bool) -> list[tuple[int, int]]:
     """The allowed numbers whose arguments do not matter, as ranges: first and last, both included.
 
     Ranges keep the program short, which matters on kernels that run it at every call.
     """
-    known = (number(name, machine) for name in ALLOWED.keys() - ARGUMENTS.keys())
+    names = ALLOWED.keys() | (SOCKETS.keys() if sockets else set())
+    known = (number(name, machine) for name in names - ARGUMENTS.keys())
     found: list[tuple[int, int]] = []
     for call in sorted(call for call in known if call is not None):
         if found and call == found[-1][1] + 1:

@@ -49,7 +49,7 @@ def main() -> None:
     # Read here, because a new user namespace has no names for them before its map is written.
     limits["user"] = os.getuid()
     limits["group"] = os.getgid()
-    limits["filter"] = seccomp.program(os.uname().machine)
+    limits["filter"] = seccomp.program(os.uname().machine, limits["loopback"])
     sys.path[:] = [entry for entry in sys.path if entry != limits["sources"]]
     gc.disable()
     gc.freeze()
@@ -96,9 +96,11 @@ def _keep(channel: socket.socket, limits: dict[str, Any]) -> None:
     _, passed, _, _ = socket.recv_fds(channel, 1, 1)
     # The host puts this process into its cgroup meanwhile, and passes the file that measures it.
     limits["meter"] = passed[0] if passed else -1
-    users = kernel.CLONE_NEWUSER if limits["own_users"] else 0
+    own = kernel.CLONE_NEWUSER if limits["own_users"] else 0
+    if limits["loopback"]:
+        own |= kernel.CLONE_NEWNET
     while True:
-        pid = kernel.clone(users | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+        pid = kernel.clone(own | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
         if pid == 0:
             _start_session(channel, limits)
         _, status = os.waitpid(pid, 0)
@@ -129,6 +131,8 @@ def _isolate(limits: dict[str, Any]) -> None:
         kernel.write("/proc/self/setgroups", "deny")
         kernel.write("/proc/self/uid_map", f"{limits['agent']} {limits['user']} 1")
         kernel.write("/proc/self/gid_map", f"{limits['agent']} {limits['group']} 1")
+    if limits["loopback"]:
+        kernel.start_loopback()
     options = f"size={limits['workspace_mb']}m,nr_inodes={limits['inodes']},mode=755"
     kernel.mount_proc()
     for folder in (WORKSPACE, TEMPORARY):

@@ -1,0 +1,1 @@
+"""The parts of the harness that run inside of sandboxes: standard library only."""
