@@ -52,6 +52,8 @@ class Layout:
     ring: Ring | None = dataclasses.field(default=None, metadata=dict(static=True))
     # The most runs of one segment and branch in a row; 0 where each row holds one sequence.
     runs: int = dataclasses.field(default=0, metadata=dict(static=True))
+    # The number of which the first slot of every sequence is a multiple, see ``lay_out``.
+    align: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     def cut(self, ring: Ring | None) -> Layout:
         """The layout with this device's part of the queries, from inside a ``shard_map``."""
@@ -209,7 +211,7 @@ def lay_out(
     blocks = {size: cut(size) for size in sizes}
     # without branches a run, or the padding behind one, begins at no more places than these
     most = runs if runs > 0 or align == 0 else 2 * -(-tokens.shape[1] // align)
-    layout = Layout(tokens, asking, masks, blocks, (), methods, runs=most)
+    layout = Layout(tokens, asking, masks, blocks, (), methods, runs=most, align=align)
     return dataclasses.replace(layout, prepared=tuple(method.prepare(layout) for method in methods))
 
 

@@ -102,7 +102,7 @@ class Layers(nnx.Module):
         if moe is None:
             return
         if moe.shared_gate:
-            self.shared_gate = parameter((embed,), ("embed",), std_in)
+            self.shared_gate = parameter((embed, 1), ("embed", None), std_in)
         mlp = moe.mlp_dim
         self.router = parameter((embed, moe.experts), ("embed", "scores"), std_in)
         if moe.ranking_bias:
@@ -167,7 +167,7 @@ class MethodLayers(nnx.Module):
         return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
 
 
-def place_name(index: int) -> str:
+def place_name(index: int | str) -> str:
     """The model's name for the parameters of the method at a place of the repeating period."""
     return f"{_PLACE}{index}"
 

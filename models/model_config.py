@@ -295,9 +295,10 @@ class ModelConfig:
     def alignment(self) -> int:
         """Sequences packed without branches start at slots that are multiples of this number.
 
-        It is the least common multiple of the blocks that layers choose from, 1 without any.
+        It is the least common multiple of the blocks that layers choose from, and of the chunks of
+        those that keep a state; 1 without any.
         """
-        return math.lcm(*(method.block_size() or 1 for method in self.attention))
+        return math.lcm(*(method.block_size() or method.chunk(0) for method in self.attention))
 
     @property
     def layer_shape(self) -> LayerShape:

@@ -109,8 +109,8 @@ def feed_forward(
         gate, up = (product(layer, name, y) for name in ("gate", "up"))
         shared = product(layer, "down", swiglu(gate, up))
         if layer.moe.shared_gate:
-            weights = gathered_array(layer.shared_gate[...], ("embed",)).astype(y.dtype)
-            shared = shared * jax.nn.sigmoid(y @ weights)[..., None]
+            weights = gathered_array(layer.shared_gate[...], ("embed", None)).astype(y.dtype)
+            shared = shared * jax.nn.sigmoid(project(y, weights))
         out = out + shared
     return out, routing
 

@@ -208,13 +208,18 @@ class GatedDelta(Method):
     def prepare(self, layout: Layout) -> Chunks:
         # a row without branches that begins at slot 0 has one run, and padding behind it
         runs = layout.runs or 2
-        count = -(-layout.tokens.shape[1] // CHUNK) + runs
+        count = -(-layout.tokens.shape[1] // CHUNK)
+        # where sequences begin at multiples of a chunk, none is cut by the border of another
+        count += runs if layout.align % CHUNK else 0
         tokens, last = nodes(layout.tokens)
         fields = tokens.segments, tokens.branches, last, tokens.order
         found = jax.vmap(lambda *row: _cut(*row, runs, count))(*fields)
         return jax.tree.map(lambda x: x.astype(jnp.int32), Chunks(*found))
 
     # --- Pages ---------------------------------------------------------------------------------
+
+    def chunk(self, page: int) -> int:
+        return math.gcd(CHUNK, page)
 
     def pages(self, shape: PageShape) -> LayerPages:
         one = self.sized(shape.layer)
@@ -259,7 +264,7 @@ class GatedDelta(Method):
         else:
             # Chunks lie at multiples of their size, wherever the new tokens begin. So what is
             # computed for a token does not depend on the chunks that a prompt is prefilled in.
-            size = math.gcd(CHUNK, at.page)
+            size = self.chunk(at.page)
             first = jnp.maximum(at.first, 0)
             chunks = -(-(count + size - 1) // size)
             at_chunk = first % size

@@ -142,6 +142,13 @@ class Method:
         """
         return None
 
+    def chunk(self, page: int) -> int:
+        """The number of tokens of which the tokens of a prefill must be a multiple, so that results
+        do not depend on the chunks in which a prompt is prefilled. page: tokens of a page; 0 for the
+        number of which the first slot of a sequence in rows without branches should be a multiple.
+        """
+        return 1
+
     def windows(self) -> tuple[int | None, ...]:
         """The windows of the attention that does not choose keys: tokens, or None for all keys."""
         return ()
