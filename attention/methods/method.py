@@ -144,8 +144,10 @@ class Method:
 
     def chunk(self, page: int) -> int:
         """The number of tokens of which the tokens of a prefill must be a multiple, so that results
-        do not depend on the chunks in which a prompt is prefilled. page: tokens of a page; 0 for the
-        number of which the first slot of a sequence in rows without branches should be a multiple.
+        do not depend on the chunks in which a prompt is prefilled.
+
+        page: tokens of a page; 0 for the number of which the first slot of a sequence in rows
+        without branches should be a multiple.
         """
         return 1
 
@@ -251,8 +253,9 @@ class Method:
     def mix(
         self, parameters: Parameters, inputs: tuple[jax.Array, ...], layout: Layout
     ) -> Float[Array, "B T K V"]:
-        """With ``mixes``, the results of whole rows. Under a mesh every device has its own rows and
-        heads.
+        """With ``mixes``, the results of whole rows.
+
+        Under a mesh every device has its own rows and heads.
         """
         raise NotImplementedError(f"{type(self).__name__}.mix")
 

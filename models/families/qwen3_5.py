@@ -29,6 +29,8 @@ def _shape(
     state = dataclasses.replace(qwen3_next.STATE, value_heads=value_heads)
     return dataclasses.replace(
         qwen3_next.SHAPE_80B,
+        # with experts, Qwen3-Next's options are the same
+        architecture="qwen3_5_text" if moe is None else "qwen3_5_moe_text",
         vocab_size=248_320,
         embed_dim=embed,
         mlp_dim=mlp,

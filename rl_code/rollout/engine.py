@@ -96,8 +96,8 @@ class Engine:
         multiple = math.lcm(*(method.chunk(config.page) for method in methods))
         if config.prefill_tokens % multiple:
             raise ValueError(
-                f"prefill_tokens={config.prefill_tokens} must be a multiple of {multiple}: pages of "
-                f"{config.page} tokens keep states behind chunks of so many"
+                f"prefill_tokens={config.prefill_tokens} must be a multiple of {multiple}: "
+                f"pages of {config.page} tokens keep states behind chunks of so many"
             )
         self._model_config = model_config
         self.vocab = model_config.vocab_size
