@@ -25,8 +25,9 @@ size, W = 2 H + R V, N chunks, C tokens of a chunk, J runs of a row.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +48,21 @@ if TYPE_CHECKING:
     from attention.cache.writer import PageWriter
     from attention.layout import Layout
 
+_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
 # Tokens of a chunk in rows, and at most in pages.
 CHUNK = 64
+
+
+class Sizes(NamedTuple):
+    """The sizes of a layer."""
+
+    # K, R, H and V.
+    key_heads: int
+    values_of_key: int
+    key_size: int
+    value_size: int
 
 
 @jax.tree_util.register_dataclass
@@ -90,28 +104,23 @@ class GatedDelta(Method):
         for name in ("key_heads", "value_heads", "key_size", "value_size", "width"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"GatedDelta: {name}={value} must be at least 1")
-        if None not in (self.key_heads, self.value_heads) and self.value_heads % self.key_heads:
-            raise ValueError(
-                f"GatedDelta: value_heads={self.value_heads} must be a multiple of "
-                f"key_heads={self.key_heads}"
-            )
 
-    def sized(self, shape: LayerShape) -> GatedDelta:
-        """The method with all sizes."""
-        return dataclasses.replace(
-            self,
-            key_heads=self.key_heads or shape.num_kv_heads,
-            value_heads=self.value_heads or shape.num_heads,
-            key_size=self.key_size or shape.head_dim,
-            value_size=self.value_size or shape.head_dim,
-        )
+    def sizes(self, shape: LayerShape) -> Sizes:
+        """The sizes of a layer of the method."""
+        heads = self.key_heads or shape.num_kv_heads
+        values = self.value_heads or shape.num_heads
+        if values % heads:
+            raise ValueError(
+                f"GatedDelta: value_heads={values} must be a multiple of key_heads={heads}"
+            )
+        key, value = self.key_size or shape.head_dim, self.value_size or shape.head_dim
+        return Sizes(heads, values // heads, key, value)
 
     def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
-        one = self.sized(shape)
-        heads, embed = one.key_heads, shape.embed_dim
-        each = one.value_heads // heads
-        values = each * one.value_size
-        inner = 2 * one.key_size + values
+        heads, each, key, value = self.sizes(shape)
+        embed = shape.embed_dim
+        values = each * value
+        inner = 2 * key + values
         std = embed**-0.5
         into = ("embed", "kv_heads", None)
         of_head = ("kv_heads", None)
@@ -125,7 +134,7 @@ class GatedDelta(Method):
             ),
             "decay": Parameter((heads, each), of_head, 0.0),
             "step_bias": Parameter((heads, each), of_head, None),
-            "norm": Parameter((one.value_size,), (None,), None),
+            "norm": Parameter((value,), (None,), None),
             "out": Parameter(
                 (heads, values, embed),
                 ("kv_heads", None, "embed"),
@@ -154,10 +163,10 @@ class GatedDelta(Method):
         x, b, a = (
             jnp.where(real.reshape(*real.shape, *(1,) * (y.ndim - 2)), y, 0) for y in (x, b, a)
         )
-        inputs = [x]
+        window = [x]
         for _ in range(self.width - 1):
-            inputs.insert(0, _taken(inputs[0], chunks.previous))
-        q, k, v, g, beta = self._recurrent(parameters, jnp.stack(inputs, axis=-1), b, a)
+            window.insert(0, _taken(window[0], chunks.previous))
+        q, k, v, g, beta = self._recurrent(parameters, jnp.stack(window, axis=-1), b, a)
         cut = (_taken(y, chunks.slots) for y in (q, k, v, g, beta))
         count = chunks.parents.shape[1]
         cut = [y.reshape(y.shape[0], count, -1, *y.shape[2:]) for y in cut]
@@ -222,10 +231,10 @@ class GatedDelta(Method):
         return math.gcd(CHUNK, page)
 
     def pages(self, shape: PageShape) -> LayerPages:
-        one = self.sized(shape.layer)
-        heads, each = one.key_heads, one.value_heads // one.key_heads
-        state = (shape.num_pages, heads, each, one.key_size, one.value_size)
-        inner = 2 * one.key_size + each * one.value_size
+        assert shape.layer is not None
+        heads, each, key, value = self.sizes(shape.layer)
+        state = (shape.num_pages, heads, each, key, value)
+        inner = 2 * key + each * value
         inputs = (shape.num_pages, heads, self.width - 1, inner)
         return {
             "state": jax.ShapeDtypeStruct(state, jnp.promote_types(shape.dtype, jnp.float32)),
@@ -290,8 +299,8 @@ class GatedDelta(Method):
         return self._gated(parameters, out, z), pages
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
-        one = self.sized(shape)
-        return 4 * one.value_heads * one.key_size * one.value_size
+        heads, each, key, value = self.sizes(shape)
+        return 4 * heads * each * key * value
 
 
 def _unit(x: jax.Array) -> jax.Array:
@@ -400,8 +409,7 @@ def chunked(
     within = jnp.tril(jnp.ones((size, size), bool))
     total = jnp.moveaxis(jnp.cumsum(g, axis=2), 2, -1)  # [B, N, K, R, C]
     decay = jnp.exp(jnp.where(within, total[..., :, None] - total[..., None, :], -jnp.inf))
-    high = dict(precision=jax.lax.Precision.HIGHEST)
-    keys = jnp.einsum("bncki,bndki->bnkcd", k, k, **high)[:, :, :, None]
+    keys = _einsum("bncki,bndki->bnkcd", k, k)[:, :, :, None]
     rates = jnp.moveaxis(beta, 2, -1)[..., None]  # [B, N, K, R, C, 1]
     system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0) + jnp.eye(size, dtype=q.dtype)
     values = rates * jnp.moveaxis(v, 2, 4)
@@ -414,16 +422,16 @@ def chunked(
     )
     width = v.shape[-1]
     values, corrections = solved[..., :width], solved[..., width:]
-    scores = jnp.einsum("bncki,bndki->bnkcd", q, k, **high)[:, :, :, None] * decay
+    scores = _einsum("bncki,bndki->bnkcd", q, k)[:, :, :, None] * decay
     end = total[..., -1:]
     to_end = jnp.exp(end - total)[..., None] * k_C
 
     def one(states, x):
         number, parent, values, corrections, scores, queries, to_end, end = x
         state = jax.vmap(lambda row, at: row[at])(states, parent)
-        changes = values - jnp.matmul(corrections, state, **high)
-        out = jnp.matmul(queries, state, **high) + jnp.matmul(scores, changes, **high)
-        added = jnp.matmul(jnp.swapaxes(to_end, -1, -2), changes, **high)
+        changes = values - _matmul(corrections, state)
+        out = _matmul(queries, state) + _matmul(scores, changes)
+        added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
         state = jnp.exp(end)[..., None] * state + added
         return states.at[:, number + 1].set(state), out
 

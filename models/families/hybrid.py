@@ -100,14 +100,9 @@ class Regrouped:
 
 def _sections(config: ModelConfig) -> tuple[int, dict[str, int]]:
     """(key heads, rows of each section for one of them)."""
-    (state,) = {method for method in config.attention if method.mixes}
-    sized = state.sized(config.layer_shape)
-    each = sized.value_heads // sized.key_heads
-    return sized.key_heads, {
-        "key": sized.key_size,
-        "values": each * sized.value_size,
-        "each": each,
-    }
+    state, *_ = (method for method in config.attention if isinstance(method, GatedDelta))
+    heads, each, key, value = state.sizes(config.layer_shape)
+    return heads, {"key": key, "values": each * value, "each": each}
 
 
 _CONVOLUTION = Regrouped(
@@ -170,20 +165,21 @@ def read_methods(hf: Mapping[str, Any], need: Callable[[str], Any]) -> tuple[Met
 
 def write_methods(config: ModelConfig) -> dict[str, Any]:
     """The part of a config.json that tells the methods. Raises ValueError where it cannot."""
-    states = {method for method in config.attention if method.mixes}
-    others = {method for method in config.attention if not method.mixes}
+    states = {method for method in config.attention if isinstance(method, GatedDelta)}
+    others = set(config.attention) - states
     if len(states) != 1 or others != {Dense()}:
         raise ValueError(
             f"config.json has no words for attention={config.attention}, only for one kind of "
             f"layers with a state, and {Dense()}"
         )
-    state = states.pop().sized(config.layer_shape)
+    state = states.pop()
+    heads, each, key, value = state.sizes(config.layer_shape)
     names = {mixes: kind for kind, mixes in _KINDS.items()}
     return {
         "layer_types": [names[method.mixes] for method in config.attention] * config.periods,
-        "linear_num_key_heads": state.key_heads,
-        "linear_num_value_heads": state.value_heads,
-        "linear_key_head_dim": state.key_size,
-        "linear_value_head_dim": state.value_size,
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads * each,
+        "linear_key_head_dim": key,
+        "linear_value_head_dim": value,
         "linear_conv_kernel_dim": state.width,
     }

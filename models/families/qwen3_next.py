@@ -31,7 +31,9 @@ SHAPE_80B = ModelConfig(
     partial_rotary=0.25,
     attention=(STATE, STATE, STATE, Dense()),
     moe=MoE(experts=512, active=10, mlp_dim=512, shared=1, shared_gate=True),
-    **OPTIONS,
+    qk_norm=True,
+    norm_offset=True,
+    output_gate=True,
 )
 PARAMETERS = with_experts(llama_like(QK_NORM, hybrid.STATE), EXPERTS, hybrid.GATED_SHARED_EXPERT)
 
@@ -43,7 +45,7 @@ FAMILY = dataclasses.replace(
     options=OPTIONS,
     parameters=PARAMETERS,
     experts=Experts(
-        keys=qwen3_moe.FAMILY.experts.keys,
+        keys=qwen3_moe.KEYS,
         options={"shared_gate": True},
         shared_size="shared_expert_intermediate_size",
     ),

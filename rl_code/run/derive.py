@@ -61,7 +61,7 @@ WHY = {
     "train.pack.rows": "a row for each group, or for each trajectory",
     "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.targets": "limits, train.group_size where groups share a row, and mesh.context",
-    "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks or have states",
+    "train.pack.runs": "prompts and trajectories of a row, where layers have blocks or states",
     "train.teacher.slots": "a row of train.pack, and the feedback of its trajectories",
     "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
