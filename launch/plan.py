@@ -91,7 +91,7 @@ def job_of_flags() -> Workload:
         param_dtype=FLAGS.param_dtype,
         remat=True,
         offload_activations="activations" in FLAGS.offload,
-        attention=DEFAULT,
+        attention=shape.attention if any(x.mixes for x in shape.attention) else DEFAULT,
     )
     if FLAGS.fold_experts:
         if model.moe is None:
