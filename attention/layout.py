@@ -50,6 +50,10 @@ class Layout:
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
     # The devices over which the tokens of rows are cut; None where every device has whole rows.
     ring: Ring | None = dataclasses.field(default=None, metadata=dict(static=True))
+    # The most runs of one segment and branch in a row; 0 where each row holds one sequence.
+    runs: int = dataclasses.field(default=0, metadata=dict(static=True))
+    # The number of which the first slot of every sequence is a multiple, see ``lay_out``.
+    align: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     def cut(self, ring: Ring | None) -> Layout:
         """The layout with this device's part of the queries, from inside a ``shard_map``."""
@@ -179,6 +183,7 @@ def lay_out(
                 f"must be a multiple of it"
             )
     methods = tuple(dict.fromkeys(methods))
+    _check_states(methods, runs, align, queries, documents, parts)
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
     # an accelerator has a kernel for short rows too, which keeps no scores in memory
     short = choice.here() == "cpu" and tokens.shape[1] <= SHORT and parts == 1
@@ -203,8 +208,42 @@ def lay_out(
         return dataclasses.replace(found, own_from=found.own_from[:, -queries:], causal=False)
 
     # ``prepare`` reads the rest of the layout, so its results are put in afterwards
-    layout = Layout(tokens, asking, masks, {size: cut(size) for size in sizes}, (), methods)
+    blocks = {size: cut(size) for size in sizes}
+    # without branches a run, or the padding behind one, begins at no more places than these
+    most = runs if runs > 0 or align == 0 else 2 * -(-tokens.shape[1] // align)
+    layout = Layout(tokens, asking, masks, blocks, (), methods, runs=most, align=align)
     return dataclasses.replace(layout, prepared=tuple(method.prepare(layout) for method in methods))
+
+
+def _check_states(
+    methods: Sequence[Method],
+    runs: int,
+    align: int,
+    queries: int | None,
+    documents: bool,
+    parts: int,
+) -> None:
+    """Raises ValueError for rows that a method with a state cannot compute; arguments of
+    ``lay_out``.
+    """
+    states = [method for method in methods if method.mixes]
+    if not states:
+        return
+    if runs < 1 and align == 1:
+        raise ValueError(
+            f"{runs=} must be at least 1: {states[0]} begins a state with every run of packed rows"
+        )
+    if queries is not None:
+        raise ValueError(
+            f"{states[0]} cannot continue tokens computed before, whose state it lacks"
+        )
+    if documents:
+        raise ValueError(f"{states[0]} has a state, and no document could be computed alone")
+    if parts > 1:
+        raise ValueError(
+            f"{states[0]} has a state that does not pass from device to device: context={parts} "
+            "must be 1"
+        )
 
 
 @jax.tree_util.register_dataclass

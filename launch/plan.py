@@ -27,7 +27,6 @@ from pathlib import Path
 from absl import flags
 from rich.markup import escape
 
-from attention.methods.api import DEFAULT
 from benchmarks.results import save
 from launch import command
 from launch.command import console
@@ -91,7 +90,6 @@ def job_of_flags() -> Workload:
         param_dtype=FLAGS.param_dtype,
         remat=True,
         offload_activations="activations" in FLAGS.offload,
-        attention=DEFAULT,
     )
     if FLAGS.fold_experts:
         if model.moe is None:

@@ -60,6 +60,13 @@ def rms_norm(
     return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def norm(x: Float[Array, "... D"], scale: Float[Array, " D"], config: ModelConfig) -> jax.Array:
+    """``rms_norm`` with the settings of a model."""
+    if config.norm_offset:
+        scale = scale.astype(jnp.float32) + 1
+    return rms_norm(x, scale, config.norm_eps)
+
+
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Array, "... F"]:
     """silu(gate) * up (2002.05202)."""
@@ -68,7 +75,8 @@ def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Arra
 
 def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
     """Radians per position of each rotated pair, with Llama 3.1's scaling where configured."""
-    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    size = config.rotated
+    exponents = jnp.arange(0, size, 2, dtype=jnp.float32) / size
     frequencies = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
     if scaling is None:
@@ -86,8 +94,12 @@ def rope(
     x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: ModelConfig
 ) -> Float[Array, "B T N H"]:
     """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face
-    checkpoints.
+    checkpoints. With ``rotated`` below the size of a head, its further elements stay as they are.
     """
+    if config.rotated < x.shape[-1]:
+        x, rest = x[..., : config.rotated], x[..., config.rotated :]
+        whole = dataclasses.replace(config, head_dim=config.rotated, partial_rotary=1.0)
+        return jnp.concatenate([rope(x, positions, whole), rest], axis=-1)
     # half-split: pair i of a head is its elements i and i + H / 2
     angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
     cos = jnp.cos(angles)

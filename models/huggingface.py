@@ -8,6 +8,7 @@ read by slices straight into their shards, and written one at a time (``models.w
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from safetensors.numpy import save_file
 
 from models import weights
 from models.families.parameters import Parameter
+from models.file_tensors import file_names, file_tensors, own_name, views
 from models.huggingface_config import config_to_dict
 from models.json_files import read_json, write_json
 from models.model_config import ModelConfig
@@ -41,7 +43,7 @@ def load(directory: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
     Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files
     that are broken.
     """
-    with _Checkpoint(Path(directory), config.tied_embeddings) as source:
+    with _Checkpoint(Path(directory), config) as source:
         return weights.load(source, "huggingface", config, mesh)
 
 
@@ -85,13 +87,14 @@ def save(
         for name, parameter, variable, at in tensors:
             array = _gathered(variable.get_value(), at, keep=writes)
             if writes:
-                arrays[name] = parameter.to_stored(array).astype(dtype, copy=False)
+                array = parameter.to_stored(array).astype(dtype, copy=False)
+                arrays |= file_tensors(model.config, name, array)
         if writes:
             save_file(arrays, directory / file_name, metadata={"format": "pt"})
     _wait_for_all("wrote weights")
     if jax.process_index() == 0:
         if len(files) > 1:
-            _write_index(directory, files, np.dtype(dtype).itemsize)
+            _write_index(directory, model.config, files, np.dtype(dtype).itemsize)
         # last, so that a folder with a config.json is complete
         write_json(directory / "config.json", content)
     _wait_for_all("wrote config.json")
@@ -143,10 +146,17 @@ def _split(
     }
 
 
-def _write_index(directory: Path, files: Mapping[str, list], itemsize: int) -> None:
+def _write_index(
+    directory: Path, config: ModelConfig, files: Mapping[str, list], itemsize: int
+) -> None:
     """The index of a checkpoint in several files: which tensor is in which."""
     total = sum(_elements(tensor) for tensors in files.values() for tensor in tensors) * itemsize
-    weight_map = {tensor[0]: name for name, tensors in files.items() for tensor in tensors}
+    weight_map = {
+        stored: name
+        for name, tensors in files.items()
+        for tensor in tensors
+        for stored in file_names(config, tensor[0])
+    }
     write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
@@ -186,17 +196,21 @@ class _Checkpoint:
     closes them.
     """
 
-    def __init__(self, directory: Path, tied_embeddings: bool):
+    def __init__(self, directory: Path, config: ModelConfig):
         self.path = directory
         self._files = ExitStack()
-        self._owner: dict[str, Any] = {}
+        self._config = config
+        self._skipped: list[str] = []
+        # the file of each tensor, and its name there
+        self._owner: dict[str, tuple[Any, str]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         try:
             self._open()
+            self._views = views(config, self.shapes, self._whole)
         except BaseException:
             self._files.close()
             raise
-        if tied_embeddings and "lm_head.weight" in self.shapes:
+        if config.tied_embeddings and "lm_head.weight" in self.shapes:
             self._drop_copy_of_embedding()
 
     def __enter__(self) -> _Checkpoint:
@@ -207,7 +221,14 @@ class _Checkpoint:
 
     def read(self, name: str, block: tuple[slice, ...]) -> np.ndarray:
         """A block of a tensor."""
-        return self._owner[name].get_slice(name)[block]
+        if name in self._views:
+            return self._views[name]()[block]
+        owner, stored = self._owner[name]
+        return owner.get_slice(stored)[block]
+
+    def _whole(self, name: str) -> np.ndarray:
+        owner, stored = self._owner[name]
+        return owner.get_tensor(stored)
 
     def _open(self) -> None:
         index = self.path / INDEX
@@ -227,8 +248,19 @@ class _Checkpoint:
                     f"{self.path / name} is not a whole safetensors file: {error}"
                 ) from error
             for key in file.keys():
-                self._owner[key] = file
-                self.shapes[key] = tuple(file.get_slice(key).get_shape())
+                own = own_name(self._config, key)
+                if own is None:
+                    self._skipped.append(key)
+                    continue
+                self._owner[own] = file, key
+                self.shapes[own] = tuple(file.get_slice(key).get_shape())
+        if self._skipped:
+            logging.warning(
+                "%s: %d tensors are no part of the text model and are not read, such as %s",
+                self.path,
+                len(self._skipped),
+                self._skipped[0],
+            )
 
     def _drop_copy_of_embedding(self) -> None:
         """Some tied checkpoints hold the embedding twice; a different second one is left to be
@@ -236,7 +268,5 @@ class _Checkpoint:
         """
         head, table = "lm_head.weight", "model.embed_tokens.weight"
         if self.shapes.get(table) == self.shapes[head]:
-            if np.array_equal(
-                self._owner[head].get_tensor(head), self._owner[table].get_tensor(table)
-            ):
+            if np.array_equal(self._whole(head), self._whole(table)):
                 del self.shapes[head]

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from models import families
+from models.families import hybrid
 from models.functions import RopeScaling
 from models.json_files import read_json
 from models.model_config import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
 # Keys of config.json itself that say something about RoPE.
-_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings")
+_ROPE_KEYS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
 
 def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
@@ -34,26 +35,36 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         family = families.of_architecture(need("model_type"))
     except ValueError as error:
         raise ValueError(f"model_type {error}") from error
-    classes = hf.get("architectures") or [family.huggingface_class]
-    if family.huggingface_class not in classes:
+    own = family.architecture, family.huggingface_class
+    kind, known = family.nested if hf["model_type"] != own[0] and family.nested else own
+    classes = hf.get("architectures") or [known]
+    if known not in classes:
         raise ValueError(
             f"config.json has architectures={classes!r}, which is not supported, only "
-            f"{family.huggingface_class!r} for model_type {family.architecture!r}"
+            f"{known!r} for model_type {kind!r}"
         )
+    if kind != own[0]:
+        hf = _text_config(hf)
     for key, harmless in family.harmless.items():
         if key in hf and hf[key] not in harmless:
             raise ValueError(
                 f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
             )
     layers = need("num_hidden_layers")
-    if hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers:
+    methods = ModelConfig.attention
+    if family.states:
+        methods = hybrid.read_methods(hf, need)
+    elif (
+        hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers
+    ):
         raise ValueError(
             f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is "
             f"supported, once for each of num_hidden_layers={layers!r}"
         )
     family.check_windows(hf, layers)
     rope = _rope(hf)
-    if rope.get("partial_rotary_factor", 1) != 1:
+    rotary = rope.get("partial_rotary_factor", family.partial_rotary)
+    if rotary != 1 and not family.states:
         raise ValueError(
             f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
             "not supported, only 1"
@@ -61,7 +72,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         vocab_size=need("vocab_size"),
         embed_dim=need("hidden_size"),
-        mlp_dim=need("intermediate_size"),
+        mlp_dim=_mlp_dim(hf, family, need),
         num_layers=layers,
         num_heads=need("num_attention_heads"),
         num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
@@ -72,6 +83,8 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         architecture=family.architecture,
         **family.options,
         rope_scaling=_rope_scaling(rope),
+        partial_rotary=rotary,
+        attention=methods,
         moe=None if family.experts is None else family.experts.read(hf, need),
     )
 
@@ -83,7 +96,7 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     for a model that is of no known architecture, or that has other methods of attention.
     """
     family = families.of_config(config)
-    if set(config.attention) != set(ModelConfig.attention):
+    if not family.states and set(config.attention) != set(ModelConfig.attention):
         raise ValueError(
             f"config.json has no words for attention={config.attention}, only for "
             f"{ModelConfig.attention}"
@@ -111,12 +124,31 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_positions,
         },
+        **({"partial_rotary_factor": config.partial_rotary} if family.states else {}),
+        **(hybrid.write_methods(config) if family.states else {}),
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
         **({} if family.windows is None else {"sliding_window": None}),
         "torch_dtype": config.param_dtype,
         **({} if config.moe is None else family.experts.write(config.moe)),
     }
+
+
+def _text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the text model of one that nests it. Raises ValueError."""
+    text = hf.get("text_config")
+    if not isinstance(text, dict):
+        raise ValueError(f"config.json has text_config={text!r}, which is no object")
+    # the outer file says what is of all parts
+    outer = ("tie_word_embeddings", "quantization_config")
+    return {**text, **{key: hf[key] for key in outer if key in hf}}
+
+
+def _mlp_dim(hf: Mapping[str, Any], family: families.Family, need: Callable[[str], Any]) -> Any:
+    """The size of dense feed-forward parts; of a model without any, some files do not say it."""
+    aliases = {} if family.experts is None else family.experts.aliases
+    key = "intermediate_size"
+    return need(aliases[key]) if hf.get(key) is None and key in aliases else need(key)
 
 
 def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ of layers are stacked on axis 0.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -44,6 +46,9 @@ def make_parameter(
     return nnx.Param(value.astype(dtype), logical_axes=axes, stacks=stacks)
 
 
+# Parameters that only layers with attention have, not those whose method keeps a state.
+OF_ATTENTION = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm")
+
 # How the model's names for methods' parameters begin; none of its other names begins so.
 _PLACE = "attention_"
 
@@ -74,19 +79,55 @@ class Layers(nnx.Module):
         # says which feed-forward part a layer has; no parameter
         self.moe = moe
         embed = c.embed_dim
-        head = c.head_dim
         # a matrix whose inputs have variance 1 gives outputs of variance 1
         std_in = embed**-0.5
         # the residual stream sums 2 results of each layer; so scaled, its variance does not grow
         # with the number of layers
         std_out = (2 * c.num_layers) ** -0.5
 
-        def parameter(shape, axes, std, stacks=1):
-            full = (layers, *shape)
+        def parameter(shape, axes, std, stacks=1, count=layers):
+            full = (count, *shape)
             return make_parameter(rngs, full, ("layers", *axes), std, c.param_dtype, stacks)
 
-        self.attention_norm = parameter((embed,), ("embed",), None)
-        self.q = parameter((embed, c.num_heads, head), ("embed", "heads", "head_dim"), std_in)
+        norm = 0.0 if c.norm_offset else None
+        self.attention_norm = parameter((embed,), ("embed",), norm)
+        self._attention(c, functools.partial(parameter, count=c.attending_of(layers)), norm)
+        self.mlp_norm = parameter((embed,), ("embed",), norm)
+        # the dense part, or in its place the one that all tokens share
+        mlp = c.mlp_dim if moe is None else moe.shared * moe.mlp_dim
+        if mlp:
+            self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
+            self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
+            self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
+        if moe is None:
+            return
+        if moe.shared_gate:
+            self.shared_gate = parameter((embed, 1), ("embed", None), std_in)
+        mlp = moe.mlp_dim
+        self.router = parameter((embed, moe.experts), ("embed", "scores"), std_in)
+        if moe.ranking_bias:
+            self.router_bias = parameter((moe.experts,), ("scores",), 0.0)
+        count = moe.slots or moe.experts
+        experts, hidden = ("folded_experts", None) if moe.fold else ("experts", "mlp")
+        axes = (experts, "embed", hidden)
+        self.expert_gate = parameter((count, embed, mlp), axes, std_in, stacks=2)
+        self.expert_up = parameter((count, embed, mlp), axes, std_in, stacks=2)
+        self.expert_down = parameter(
+            (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5, stacks=2
+        )
+
+    def _attention(self, c: ModelConfig, parameter: Callable, norm: float | None) -> None:
+        """Makes the parameters of attention.
+
+        parameter: a function of shape, axes and deviation. norm: deviation of those of norms.
+        """
+        embed = c.embed_dim
+        head = c.head_dim
+        std_in = embed**-0.5
+        std_out = (2 * c.num_layers) ** -0.5
+        # of each head q, and then its gate
+        query = 2 * head if c.output_gate else head
+        self.q = parameter((embed, c.num_heads, query), ("embed", "heads", "head_dim"), std_in)
         self.k = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
         self.v = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
         attention_width = c.num_heads * head
@@ -100,29 +141,8 @@ class Layers(nnx.Module):
             self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
             self.v_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
         if c.qk_norm:
-            self.q_norm = parameter((head,), ("head_dim",), None)
-            self.k_norm = parameter((head,), ("head_dim",), None)
-        self.mlp_norm = parameter((embed,), ("embed",), None)
-        # the dense part, or in its place the one that all tokens share
-        mlp = c.mlp_dim if moe is None else moe.shared * moe.mlp_dim
-        if mlp:
-            self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
-            self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
-            self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
-        if moe is None:
-            return
-        mlp = moe.mlp_dim
-        self.router = parameter((embed, moe.experts), ("embed", "scores"), std_in)
-        if moe.ranking_bias:
-            self.router_bias = parameter((moe.experts,), ("scores",), 0.0)
-        count = moe.slots or moe.experts
-        experts, hidden = ("folded_experts", None) if moe.fold else ("experts", "mlp")
-        axes = (experts, "embed", hidden)
-        self.expert_gate = parameter((count, embed, mlp), axes, std_in, stacks=2)
-        self.expert_up = parameter((count, embed, mlp), axes, std_in, stacks=2)
-        self.expert_down = parameter(
-            (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5, stacks=2
-        )
+            self.q_norm = parameter((head,), ("head_dim",), norm)
+            self.k_norm = parameter((head,), ("head_dim",), norm)
 
 
 class MethodLayers(nnx.Module):
@@ -147,7 +167,7 @@ class MethodLayers(nnx.Module):
         return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
 
 
-def place_name(index: int) -> str:
+def place_name(index: int | str) -> str:
     """The model's name for the parameters of the method at a place of the repeating period."""
     return f"{_PLACE}{index}"
 

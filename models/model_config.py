@@ -49,6 +49,8 @@ class MoE:
     # Shared experts, which compute every token. They are one feed-forward part of size
     # shared * mlp_dim; 0 for none.
     shared: int = 0
+    # Whether the result of the shared ones is multiplied by the sigmoid of a projection of its own.
+    shared_gate: bool = False
     # So many first layers have no experts, and a dense part of ``ModelConfig.mlp_dim``.
     first_dense: int = 0
     # In training, the weight of the loss that evens out the load of experts; 0 for none.
@@ -173,6 +175,13 @@ class ModelConfig:
     qkv_bias: bool = False
     # Whether q and k pass through RMSNorm (Qwen3).
     qk_norm: bool = False
+    # Whether RMSNorm multiplies by 1 and its weight, and not by its weight (Qwen3-Next).
+    norm_offset: bool = False
+    # Whether the result of attention is multiplied by the sigmoid of a gate, which is the second
+    # half of each head of q's matrix (Qwen3-Next).
+    output_gate: bool = False
+    # The share of each head that RoPE rotates.
+    partial_rotary: float = 1.0
     # Llama 3.1's stretch of low frequencies; None for plain RoPE.
     rope_scaling: RopeScaling | None = None
     # Dtype of activations and products, by name, such as "float32".
@@ -223,8 +232,14 @@ class ModelConfig:
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
             )
         check_kind(self.quantised)
+        self._check_states()
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        if not 0 < self.partial_rotary <= 1 or self.rotated % 2 or self.rotated < 2:
+            raise ValueError(
+                f"partial_rotary={self.partial_rotary} of head_dim={self.head_dim} must be an even "
+                "number of elements, above 0"
+            )
         if self.moe is not None:
             if self.lora is not None:
                 self.lora.check_experts()
@@ -234,6 +249,37 @@ class ModelConfig:
                     f"moe.first_dense={dense} must be below num_layers={self.num_layers} and a "
                     f"multiple of the {len(self.attention)} layers of attention={self.attention}"
                 )
+
+    def _check_states(self) -> None:
+        """Raises ValueError for settings that layers with a state do not have."""
+        states = [method for method in self.attention if method.mixes]
+        if not states:
+            return
+        if len(states) == len(self.attention):
+            raise ValueError(
+                f"attention={self.attention}: every method keeps a state; at least one layer of "
+                "the period must attend"
+            )
+        if self.lora is not None:
+            raise ValueError(f"lora={self.lora} is not supported beside {states[0]}")
+        if self.quantised is not None:
+            raise ValueError(f"quantised={self.quantised!r} is not supported beside {states[0]}")
+        if self.unpadded is not None:
+            raise ValueError(f"a padded shape is not supported beside {states[0]}")
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that RoPE rotates."""
+        return int(self.head_dim * self.partial_rotary)
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The places of the period whose layers have q, k, v and o."""
+        return tuple(at for at, method in enumerate(self.attention) if not method.mixes)
+
+    def attending_of(self, layers: int) -> int:
+        """How many of so many layers, whole periods, have q, k, v and o."""
+        return layers // len(self.attention) * len(self.attending)
 
     @property
     def periods(self) -> int:
@@ -249,9 +295,10 @@ class ModelConfig:
     def alignment(self) -> int:
         """Sequences packed without branches start at slots that are multiples of this number.
 
-        It is the least common multiple of the blocks that layers choose from, 1 without any.
+        It is the least common multiple of the blocks that layers choose from, and of the chunks of
+        those that keep a state; 1 without any.
         """
-        return math.lcm(*(method.block_size() or 1 for method in self.attention))
+        return math.lcm(*(method.block_size() or method.chunk(0) for method in self.attention))
 
     @property
     def layer_shape(self) -> LayerShape:

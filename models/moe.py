@@ -33,6 +33,7 @@ from models.sharding import (
     cut_over,
     cuts_parameters,
     cuts_tokens,
+    gathered_array,
     gathered_part,
     per_shard,
     shared_by,
@@ -106,7 +107,11 @@ def feed_forward(
         # with sequence parallelism and ``MoE.fold`` its tokens are cut
         y = constrain(y, "batch", "slots", None) if layer.moe.fold else y
         gate, up = (product(layer, name, y) for name in ("gate", "up"))
-        out = out + product(layer, "down", swiglu(gate, up))
+        shared = product(layer, "down", swiglu(gate, up))
+        if layer.moe.shared_gate:
+            weights = gathered_array(layer.shared_gate[...], ("embed", None)).astype(y.dtype)
+            shared = shared * jax.nn.sigmoid(project(y, weights))
+        out = out + shared
     return out, routing
 
 

@@ -15,12 +15,13 @@ from jaxtyping import Array, Float, Int
 from attention.cache import gathered
 from attention.cache.paged import PagedCache, attend, attend_and_note, init_cache, write
 from attention.cache.tables import Pages, Runs, sequence_pages
+from attention.cache.writer import PageWriter
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
 from models.layers import Layers
 from models.model_config import ModelConfig
 from models.sharding import per_shard
-from models.transformer import Transformer
+from models.transformer import Transformer, gated
 from pallas_kernels.tokens import Tokens
 
 
@@ -36,7 +37,7 @@ def model_cache(
     methods = _methods(config)
     heads = config.num_kv_heads
     size = config.head_dim
-    options = dict(page=page, undone=undone)
+    options = dict(page=page, undone=undone, layer=config.layer_shape)
     return init_cache(methods, num_pages, heads, size, dtype or config.dtype, **options)
 
 
@@ -71,11 +72,14 @@ def forward(
     def run(layer, parameters, own, x, positions, places, seen, pages):
         def attention(layer, y):
             nonlocal own
-            found = new_keys(model, own.methods[0], parameters, layer, y, positions)
+            if own.methods[0].mixes:
+                out, own = _mix(model, own, parameters, y, places, pages)
+                return out
+            *found, gate = new_keys(model, own.methods[0], parameters, layer, y, positions)
             out, own, _ = _write_and_attend(
                 model, own, parameters, found, places, pages, seen, pages
             )
-            return out
+            return gated(out, gate)
 
         return model.block(layer, x, attention, places >= 0)[0], own
 
@@ -148,16 +152,19 @@ def decode_tokens(
 
         def attention(layer, y):
             nonlocal own, gather, picks
-            q, new, inputs = new_keys(model, method, parameters, layer, y, positions)
+            if method.mixes:
+                out, own = _mix(model, own, parameters, y, places, written)
+                return out
+            q, new, inputs, gate = new_keys(model, method, parameters, layer, y, positions)
             if gather is not None:
                 # the new keys go into the gathered pages, before they are attended to
                 gather = gathered.write(gather, rows, places, new["main"])
-                return gathered.attend(gather, rows, q, places)
+                return gated(gathered.attend(gather, rows, q, places), gate)
             out, own, picks = _write_and_attend(
                 *(model, own, parameters, (q, new, inputs), places, written, seen, pages),
                 note=note and method.noted_picks() is not None,
             )
-            return out
+            return gated(out, gate)
 
         x, routing = model.block(layer, x, attention, places >= 0)
         experts = [routing.experts] if note and routing is not None else []
@@ -240,6 +247,33 @@ def _write_and_attend(
     return out, cache.with_layer(0, layer), picks
 
 
+def _mix(
+    model: Transformer,
+    cache: PagedCache,
+    parameters: Parameters,
+    y: Float[Array, "B T D"],
+    places: Int[Array, "B T"],
+    pages: Pages,
+) -> tuple[Float[Array, "B T D"], PagedCache]:
+    """(The result of a layer whose method keeps a state, the cache with the states behind the new
+    tokens). Every device has its own heads.
+
+    cache: of this layer alone. y: normalised hidden states.
+    """
+    (method,) = cache.methods
+    axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
+    rotate = functools.partial(rope, config=model.config)
+
+    def own(parameters, layer, inputs, places, tables):
+        at = PageWriter(tables, places, cache.page, rotate)
+        return method.mix_pages(parameters, layer, inputs, at)
+
+    mapped = per_shard(own, (axes, _PAGES, _KV_HEADS, (), ()), (_KV_HEADS, _PAGES))
+    inputs = method.inputs(parameters, y)
+    mixed, layer = mapped(parameters, cache.layers[0], inputs, places, pages.tables)
+    return method.output(parameters, mixed), cache.with_layer(0, layer)
+
+
 def gather_pages(
     cache: PagedCache,
     rows: gathered.SharedRows,
@@ -290,16 +324,22 @@ def new_keys(
     layer: Layers,
     y: Float[Array, "B T D"],
     positions: Int[Array, "B T"],
-) -> tuple[Float[Array, "B T N H"], Keys, Float[Array, "B T N parts"] | None]:
-    """A layer's results for new tokens: (q rotated, the keys to write, the head inputs).
+) -> tuple[
+    Float[Array, "B T N H"],
+    Keys,
+    Float[Array, "B T N parts"] | None,
+    Float[Array, "B T N H"] | None,
+]:
+    """A layer's results for new tokens: (q rotated, the keys to write, the head inputs, the gate of
+    the result).
 
     y: normalised hidden states, from ``Transformer.before_attention``. The head inputs are
     those of ``Method.head_inputs``.
     """
-    q, k, v = model.qkv(layer, y)
+    q, k, v, gate = model.qkv(layer, y)
     turn = functools.partial(rope, positions=positions, config=model.config)
     new = {"main": (k, v), **model.new_keys(method, parameters, layer, y)}
     for name in method.rotated_when_written():
         k, v = new[name]
         new[name] = turn(k), v
-    return turn(q), new, method.head_inputs(parameters, y)
+    return turn(q), new, method.head_inputs(parameters, y), gate

@@ -34,8 +34,15 @@ from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
 from attention.ring import Ring
-from models.functions import rms_norm, rope, swiglu
-from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
+from models.functions import norm, rope, swiglu
+from models.layers import (
+    OF_ATTENTION,
+    Embedding,
+    Layers,
+    MethodLayers,
+    make_parameter,
+    place_name,
+)
 from models.lora import STACKS, new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
@@ -109,7 +116,8 @@ class Transformer(nnx.Module):
                 name = place_name(index)
                 setattr(self, name, MethodLayers(config, parameters, rngs))
         self.final_norm = make_parameter(
-            rngs, (config.embed_dim,), ("embed",), None, config.param_dtype
+            *(rngs, (config.embed_dim,), ("embed",)),
+            *(0.0 if config.norm_offset else None, config.param_dtype),
         )
         if not config.tied_embeddings:
             self.unembed = make_parameter(
@@ -280,7 +288,7 @@ class Transformer(nnx.Module):
         routed = []
         for index, method in enumerate(methods):
             alone = len(methods) == 1
-            layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
+            layer = layers if alone else self._layer_of(layers, index)
             layer = gathered(layer, but=GATHERED_LATER)
             described = method.parameters(self.config.layer_shape)
             parameters = {
@@ -292,6 +300,8 @@ class Transformer(nnx.Module):
                 given = dataclasses.replace(noted, picks=picks[index])
             way = (method, parameters, positions, layout, earlier[index], kept, given, shares)
             attention = functools.partial(self._attend, *way)
+            if method.mixes:
+                attention = functools.partial(self._mix, method, parameters, layout)
             given = None
             if experts is not None:
                 given = dataclasses.replace(noted, experts=experts[index])
@@ -309,12 +319,31 @@ class Transformer(nnx.Module):
         # With one layer in a period there is no axis for it, for which XLA on CPU would copy all
         # weights, and the gradient of the scan would keep another copy.
         if count > 1:
-            layers = jax.tree.map(lambda y: y.reshape(-1, count, *y.shape[1:]), layers)
+            # of some parameters there are fewer than layers
+            periods = layers.attention_norm.shape[0] // count
+            layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), layers)
         if noted is None or noted.experts is None or layers.moe is None:
             return layers, None
         # [B, M, L, k] -> [periods, layers of a period, B, M, k]
         experts = jnp.moveaxis(noted.experts, 2, 0)
         return layers, experts.reshape(-1, count, *experts.shape[1:])
+
+    def _layer_of(self, layers: Layers, index: int) -> Layers:
+        """One of the consecutive layers of a stack that begins with a period, or of one period."""
+        attending = self.config.attending
+        period = len(self.config.attention)
+        if len(attending) == period:
+            return jax.tree.map(operator.itemgetter(index), layers)
+        own = index % period in attending
+        at = index // period * len(attending) + sum(place < index % period for place in attending)
+        rest = jax.tree.map(lambda x: x, layers)
+        taken = {name: getattr(rest, name) for name in OF_ATTENTION if hasattr(rest, name)}
+        for name in taken:
+            delattr(rest, name)
+        found = jax.tree.map(operator.itemgetter(index), rest)
+        for name, parameter in taken.items() if own else ():
+            setattr(found, name, jax.tree.map(operator.itemgetter(at), parameter))
+        return found
 
     def _stacks(self) -> list[tuple[Layers, slice | None]]:
         """Layers that are alike, and which periods they are; None for all."""
@@ -344,7 +373,7 @@ class Transformer(nnx.Module):
             at = index if index < dense else index - dense
             found.append(
                 (
-                    jax.tree.map(operator.itemgetter(at), layers),
+                    self._layer_of(layers, at),
                     self.method_parameters(index % period, index // period),
                 )
             )
@@ -370,7 +399,7 @@ class Transformer(nnx.Module):
         layer's own choice agrees with it is appended to ``shares``. y: normalised hidden states
         [B, T, D].
         """
-        q, k, v = self.qkv(layer, y)
+        q, k, v, gate = self.qkv(layer, y)
         # the layer's own keys and those that its method adds, all from hidden states
         given = {"main": (k, v), **self.new_keys(method, parameters, layer, y)}
         if earlier is not None:
@@ -404,7 +433,7 @@ class Transformer(nnx.Module):
             )
             out, agreement = by_noted(q, turned, layout, noted.picks, noted.sources, *extra)
             shares.append(agreement)
-            return out
+            return gated(out, gate)
         mapped = per_shard(
             lambda q, keys, layout, *extra: method.attend(
                 q, keys, layout.cut(ring), *(extra or (None,))
@@ -412,7 +441,21 @@ class Transformer(nnx.Module):
             (queries, read, rows, *(queries for _ in extra)),
             queries,
         )
-        return mapped(q, turned, layout, *extra)
+        return gated(mapped(q, turned, layout, *extra), gate)
+
+    def _mix(
+        self, method: Method, parameters: Parameters, layout: Layout, layer: Layers, y
+    ) -> Float[Array, "B T D"]:
+        """The result of a layer whose method keeps a state; each device has its own rows and heads.
+
+        y: normalised hidden states [B, T, D].
+        """
+        described = method.parameters(self.config.layer_shape)
+        axes = {name: described[name].axes for name in parameters}
+        heads = ("batch", None, "kv_heads", None)
+        mapped = per_shard(method.mix, (axes, heads, ("batch",)), heads)
+        mixed = mapped(parameters, method.inputs(parameters, y), layout)
+        return method.output(parameters, mixed)
 
     def _derived_keys(
         self, method: Method, parameters: Parameters, given: Keys, layout: Layout
@@ -440,7 +483,7 @@ class Transformer(nnx.Module):
         def normalise(x):
             if not self.config.qk_norm:
                 return x
-            return rms_norm(x, layer.k_norm[...], self.config.norm_eps)
+            return norm(x, layer.k_norm[...], self.config)
 
         return method.new_keys(parameters, y, normalise)
 
@@ -452,23 +495,27 @@ class Transformer(nnx.Module):
     def qkv(
         self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None
     ):
-        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer.
+        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], gate [B, T, N, H]) of a layer.
 
-        y: normalised hidden states. positions: q and k are rotated by them; None for no rotation.
+        The gate of the result is None in a model without ``output_gate``. y: normalised hidden
+        states. positions: q and k are rotated by them; None for no rotation.
         """
         c = self.config
         q, k, v = (projected(layer, name, y) for name in "qkv")
+        gate = None
+        if c.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
         if c.qkv_bias:
             q, k, v = (
                 x + b[...].astype(c.dtype)
                 for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias))
             )
         if c.qk_norm:
-            q = rms_norm(q, layer.q_norm[...], c.norm_eps)
-            k = rms_norm(k, layer.k_norm[...], c.norm_eps)
+            q = norm(q, layer.q_norm[...], c)
+            k = norm(k, layer.k_norm[...], c)
         if positions is None:
-            return q, k, v
-        return rope(q, positions, c), rope(k, positions, c), v
+            return q, k, v, gate
+        return rope(q, positions, c), rope(k, positions, c), v, gate
 
     def block(
         self,
@@ -489,22 +536,24 @@ class Transformer(nnx.Module):
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalised hidden states that attention gets: the first half of ``block``."""
-        return self._within(rms_norm(x, layer.attention_norm[...], self.config.norm_eps))
+        return self._within(norm(x, layer.attention_norm[...], self.config))
 
     def after_attention(
         self,
         layer: Layers,
         x: Float[Array, "B T D"],
-        attended: Float[Array, "B T N H"],
+        attended: Float[Array, "B T N H"] | Float[Array, "B T D"],
         real: Bool[Array, "B T"],
         noted: Noted | None = None,
     ) -> tuple[Float[Array, "B T D"], Routing | None]:
         """The second half of ``block``: projection, residual, feed-forward and its residual.
 
-        attended: the result of attention.
+        attended: the result of attention, or of a method that keeps a state.
         """
-        x = x + self._between(projected(layer, "o", attended, contract=2))
-        y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
+        if hasattr(layer, "o"):
+            attended = projected(layer, "o", attended, contract=2)
+        x = x + self._between(attended)
+        y = norm(x, layer.mlp_norm[...], self.config)
         if layer.moe is None or not layer.moe.fold:
             y = self._within(y)
         if layer.moe is not None:
@@ -529,7 +578,7 @@ class Transformer(nnx.Module):
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""
-        return self._within(rms_norm(x, gathered(self.final_norm)[...], self.config.norm_eps))
+        return self._within(norm(x, gathered(self.final_norm)[...], self.config))
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""
@@ -542,6 +591,11 @@ class Transformer(nnx.Module):
         table = gathered_array(table[...].astype(hidden.dtype), axes)
         logits = jnp.einsum(spec, hidden, table, preferred_element_type=jnp.float32)
         return hide_padding(self.config, logits)
+
+
+def gated(out: Float[Array, "B T N H"], gate: Float[Array, "B T N H"] | None) -> jax.Array:
+    """The result of attention times the sigmoid of its gate, if it has one."""
+    return out if gate is None else out * jax.nn.sigmoid(gate)
 
 
 def abstract_model(

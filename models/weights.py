@@ -19,10 +19,14 @@ from jax.sharding import Mesh
 
 from models import families
 from models.families.parameters import Parameter
+from models.layers import OF_ATTENTION, is_of_method, place_name
 from models.model_config import ModelConfig
 from models.padding import cut_config, read_padded
 from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
+
+# How a family's names for the parameters of methods that keep a state begin.
+_MIXER = "mixer."
 
 
 class OpenCheckpoint(Protocol):
@@ -40,8 +44,19 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
     """The model's parameters by path, such as "layers.q", in the order in which files have them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
     found = {_path(path): variable for path, variable in leaves}
-    parameters = families.of_config(model.config).parameters
-    return {path: found[path] for path in parameters if path in found}
+    places = [at for at, method in enumerate(model.config.attention) if method.mixes]
+    paths = []
+    for path in families.of_config(model.config).parameters:
+        # a parameter of a method stands at each place of the period that has it
+        name = path.removeprefix(_MIXER)
+        paths += [path] if name == path else [f"{place_name(at)}.{name}" for at in places]
+    return {path: found[path] for path in paths if path in found}
+
+
+def _described(config: ModelConfig, path: str) -> Parameter:
+    """The family's description of a parameter."""
+    name = _MIXER + path.split(".", 1)[1] if is_of_method(path) else path
+    return families.of_config(config).parameters[name]
 
 
 def stored_tensors(
@@ -59,45 +74,48 @@ def stored_tensors(
             f"{naming} checkpoints have no place for adapters: merge them (models.lora.merged)"
         )
     methods = model.config.attention
-    if extra := [m for m in methods if m.parameters(model.config.layer_shape)]:
+    family = families.of_config(model.config)
+    extra = [m for m in methods if m.parameters(model.config.layer_shape)]
+    if extra and not (family.states and all(method.mixes for method in extra)):
         raise ValueError(
             f"{naming} checkpoints have no place for the parameters of attention="
             f"{', '.join(map(str, dict.fromkeys(extra)))}"
         )
-    family = families.of_config(model.config)
-    parameters = family.parameters
-    if naming == "gguf" and family.experts is not None:
+    if naming == "gguf" and (family.experts is not None or family.states):
         raise ValueError(f"gguf checkpoints of {family.architecture} are not supported")
     variables = named_parameters(model)
-    done = set()
+    layers = {path: _layers(path, model.config) for path in variables}
+    done = False
     for path, variable in variables.items():
-        stack = _stack(path)
-        if stack is None:
-            yield getattr(parameters[path], naming), parameters[path], variable, ()
+        if not layers[path]:
+            parameter = _described(model.config, path)
+            yield getattr(parameter, naming), parameter, variable, ()
         # the first parameter of the layers stands for all of them: a checkpoint goes layer by layer
-        elif stack not in done:
-            done.add(stack)
-            inner = [path for path in variables if _stack(path) == stack]
-            for row in range(variable.shape[0]):
-                for path in inner:
-                    yield from _of_layer(
-                        path, parameters[path], variables[path], row, model, naming
-                    )
+        elif not done:
+            done = True
+            for number in range(model.config.num_layers):
+                for inner in (inner for inner in variables if number in layers[inner]):
+                    row = layers[inner].index(number)
+                    parameter = _described(model.config, inner)
+                    yield from _of_layer(number, parameter, variables[inner], row, model, naming)
 
 
-def _stack(path: str) -> str | None:
-    """The stack of layers that a parameter is in; None for one outside of the layers."""
-    name = path.split(".")[0]
-    return name if name in ("first_layers", "layers") else None
-
-
-def _layer(path: str, row: int, config: ModelConfig) -> int:
-    """The number of the layer whose parameter is at ``row`` of a stack."""
-    return row if _stack(path) == "first_layers" else config.dense_layers + row
+def _layers(path: str, config: ModelConfig) -> range | list[int]:
+    """The numbers of the layers that a parameter has, in order; none if it is outside of them."""
+    stack, _, name = path.partition(".")
+    period = len(config.attention)
+    if is_of_method(path):
+        return range(int(stack.removeprefix(place_name(""))), config.num_layers, period)
+    dense = config.dense_layers
+    ranges = {"first_layers": range(dense), "layers": range(dense, config.num_layers)}
+    found = ranges.get(stack, range(0))
+    if name not in OF_ATTENTION:
+        return found
+    return [number for number in found if number % period in config.attending]
 
 
 def _of_layer(
-    path: str,
+    layer: int,
     parameter: Parameter,
     variable: nnx.Variable,
     row: int,
@@ -106,7 +124,6 @@ def _of_layer(
 ) -> Iterator[tuple[str, Parameter, nnx.Variable, tuple[int, ...]]]:
     """The entry of ``stored_tensors`` for one parameter of one layer."""
     name = getattr(parameter, naming)
-    layer = _layer(path, row, model.config)
     if not parameter.per_expert:
         yield name.format(layer), parameter, variable, (row,)
         return
@@ -127,13 +144,14 @@ def load(source: OpenCheckpoint, naming: str, config: ModelConfig, mesh: Mesh) -
     stored = abstract_model(cut_config(config))
     _check(source, stored, naming)
     stored = named_parameters(stored)
-    parameters = families.of_config(config).parameters
 
     def put(path: tuple, variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
         path = _path(path)
         shards: dict[tuple, np.ndarray] = {}  # replicas are read once
-        numbers = partial(_layer, path, config=config) if _stack(path) else None
-        read_part = partial(_read_part, source, naming, numbers, parameters[path], stored[path])
+        layers = _layers(path, config)
+        numbers = layers.__getitem__ if layers else None
+        described = _described(config, path)
+        read_part = partial(_read_part, source, naming, numbers, described, stored[path])
         axes = variable.get_metadata("logical_axes")
         shapes = stored[path].shape, variable.shape
 

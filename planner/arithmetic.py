@@ -258,7 +258,8 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     model = job.model
     weights = _parameters(job, mesh, whole=True)
     size = jax.numpy.dtype(model.dtype).itemsize
-    key = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
+    layers = model.attending_of(model.num_layers)
+    key = 2 * layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
     pages = job.rows * job.context * key
     read = job.rows * job.context / 2 * key
     elements = weights / size - _table(model) / mesh.tensor
@@ -356,7 +357,8 @@ def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     elements -= (_table(model) + kept - computing) / mesh.tensor
     seen = job.context / 2
     attention = 4 * job.context * seen * model.num_heads * model.head_dim
-    return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
+    layers = model.attending_of(model.num_layers)
+    return 2 * job.context * elements, attention * layers / mesh.tensor
 
 
 def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
@@ -367,7 +369,8 @@ def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     layout = dataclasses.replace(mesh, data=1, expert=None)
     rest = (_table(model) + kept - computing) / mesh.tensor
     active = _parameters(job, layout, whole=True) / size - rest
-    heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
+    layers = model.attending_of(model.num_layers)
+    heads = layers * model.num_heads * model.head_dim / mesh.tensor
     return 2 * job.rows * active, 4 * job.rows * job.context / 2 * heads
 
 

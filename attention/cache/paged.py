@@ -23,7 +23,15 @@ from jaxtyping import Array, Float, Int
 from attention.cache.reader import PageReader
 from attention.cache.tables import Pages, Runs
 from attention.cache.writer import PageWriter
-from attention.methods.method import Keys, LayerPages, Method, PageShape, Parameters, Rotate
+from attention.methods.method import (
+    Keys,
+    LayerPages,
+    LayerShape,
+    Method,
+    PageShape,
+    Parameters,
+    Rotate,
+)
 from pallas_kernels.tokens import Tokens
 
 
@@ -41,7 +49,7 @@ class PagedCache:
     @property
     def num_pages(self) -> int:
         """Pages of every layer."""
-        return self.layers[0]["main"][0].shape[0]
+        return jax.tree.leaves(self.layers)[0].shape[0]
 
     def of_layer(self, layer: int) -> PagedCache:
         """A cache of one layer alone, which shares its pages."""
@@ -76,13 +84,14 @@ def init_cache(
     *,
     page: int | None = None,
     undone: int = 0,
+    layer: LayerShape | None = None,
 ) -> PagedCache:
     """A cache of zeros.
 
-    methods: the method of every layer. undone: see ``PageShape``.
+    methods: the method of every layer. undone, layer: see ``PageShape``.
     """
     page = page_size(methods, page)
-    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, undone)
+    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, undone, layer)
     layers = tuple(
         jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), method.pages(shape))
         for method in methods

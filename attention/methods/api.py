@@ -7,6 +7,7 @@ that a config names as ``package.module:Class``. ``method.Method`` says what a m
 from __future__ import annotations
 
 from attention.methods.dense import Dense
+from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
 from attention.methods.moba import MoBA
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
     "nsa": NSA,
     "squid": Squid,
     "gated_documents": GatedDocuments,
+    "gated_delta": GatedDelta,
 }
 
 # The methods of a model whose config names none.

@@ -92,6 +92,8 @@ class PageShape:
     dtype: Any
     # The most tokens at the end of a row that may be taken back after they were written.
     undone: int = 0
+    # Sizes of the layer.
+    layer: LayerShape | None = None
 
     def pair(self, length: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """The shape of (k, v) [pages, K, length, H], with ``length`` keys in a page."""
@@ -111,6 +113,10 @@ class Method:
     reads_all_pages = False
     # Reason why a config without the section ``documents`` is refused; "" for none.
     needs_documents = ""
+    # Whether the method takes the place of the layer's projections q, k, v and o too: it keeps a
+    # state that each token changes, in place of keys. It then has ``inputs``, ``mix``,
+    # ``mix_pages`` and ``output`` in place of what is from ``new_keys`` to ``attend_pages``.
+    mixes = False
 
     # --- Settings that shared code asks for ----------------------------------------------------
 
@@ -135,6 +141,15 @@ class Method:
         Such a method also has ``choose``, and ``choose_pages`` for the sampler.
         """
         return None
+
+    def chunk(self, page: int) -> int:
+        """The number of tokens of which the tokens of a prefill must be a multiple, so that results
+        do not depend on the chunks in which a prompt is prefilled.
+
+        page: tokens of a page; 0 for the number of which the first slot of a sequence in rows
+        without branches should be a multiple.
+        """
+        return 1
 
     def windows(self) -> tuple[int | None, ...]:
         """The windows of the attention that does not choose keys: tokens, or None for all keys."""
@@ -226,6 +241,39 @@ class Method:
     ) -> Float[Array, "B T N H"]:
         """With ``noted_picks``, the second half, which attends to these blocks."""
         raise NotImplementedError(f"{type(self).__name__}.attend_chosen_blocks")
+
+    # --- Methods that keep a state -------------------------------------------------------------
+
+    def inputs(self, parameters: Parameters, y: Float[Array, "B T D"]) -> tuple[jax.Array, ...]:
+        """With ``mixes``, the projections of normalised hidden states, [B, T, heads, ...] each,
+        where heads are cut as ``kv_heads``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.inputs")
+
+    def mix(
+        self, parameters: Parameters, inputs: tuple[jax.Array, ...], layout: Layout
+    ) -> Float[Array, "B T K V"]:
+        """With ``mixes``, the results of whole rows.
+
+        Under a mesh every device has its own rows and heads.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.mix")
+
+    def mix_pages(
+        self,
+        parameters: Parameters,
+        pages: LayerPages,
+        inputs: tuple[jax.Array, ...],
+        at: PageWriter,
+    ) -> tuple[Float[Array, "B T K V"], LayerPages]:
+        """With ``mixes``, (the results of new tokens, the pages with the states behind them)."""
+        raise NotImplementedError(f"{type(self).__name__}.mix_pages")
+
+    def output(
+        self, parameters: Parameters, mixed: Float[Array, "B T K V"]
+    ) -> Float[Array, "B T D"]:
+        """With ``mixes``, the projection of results back to hidden states."""
+        raise NotImplementedError(f"{type(self).__name__}.output")
 
     # --- Pages of a cache ----------------------------------------------------------------------
 

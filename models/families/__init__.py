@@ -12,8 +12,10 @@ from models.families import (
     mistral,
     qwen2,
     qwen3,
+    qwen3_5,
     qwen3_coder,
     qwen3_moe,
+    qwen3_next,
     smollm2,
 )
 from models.families.family import Family
@@ -27,6 +29,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.FAMILY,
     "qwen3_coder": qwen3_coder.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5": qwen3_5.FAMILY,
+    "qwen3_5_moe": qwen3_5.MOE_FAMILY,
     "dots1": dots1.FAMILY,
     "smollm2": smollm2.FAMILY,
     "compact": compact.FAMILY,
@@ -46,7 +51,7 @@ def of_architecture(architecture: str) -> Family:
       ValueError: no family has it; names those that there are.
     """
     for family in FAMILIES.values():
-        if family.architecture == architecture:
+        if architecture in (family.architecture, *(family.nested or ())[:1]):
             return family
     known = dict.fromkeys(family.architecture for family in FAMILIES.values())
     raise ValueError(f"{architecture!r} is not supported, only {', '.join(known)}")

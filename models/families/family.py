@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
 from models.model_config import ModelConfig, MoE
 
@@ -42,6 +43,10 @@ class Experts:
     options: Mapping[str, Any]
     # Key -> the name that it has in some files.
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Key that holds the size of the shared experts together; None where ``keys`` has their number.
+    shared_size: str | None = None
+    # Whether files may hold the matrices of all experts of a layer in one tensor.
+    fused: bool = False
 
     def describes(self, moe: MoE) -> bool:
         """True if config.json can say all that is special about these experts."""
@@ -50,6 +55,8 @@ class Experts:
             for f in dataclasses.fields(moe)
             if f.name not in self.keys and f.name not in _NOT_IN_FILES
         }
+        if self.shared_size:
+            del rest["shared"]
         return all(getattr(moe, name) == value for name, value in (rest | self.options).items())
 
     def read(self, hf: Mapping[str, Any], need: Callable[[str], Any]) -> MoE:
@@ -60,11 +67,20 @@ class Experts:
             found[name] = hf[alias] if key not in hf and alias in hf else need(key)
         # some files say null for no shared expert
         found = {name: 0 if value is None else value for name, value in found.items()}
+        if self.shared_size:
+            shared, size = need(self.shared_size), found["mlp_dim"]
+            if not isinstance(shared, int) or not isinstance(size, int) or shared % size:
+                raise ValueError(
+                    f"config.json has {self.shared_size}={shared!r}, which must be a multiple of "
+                    f"{self.keys['mlp_dim']}={size!r}"
+                )
+            found["shared"] = shared // size
         return MoE(**found, **self.options)
 
     def write(self, moe: MoE) -> dict[str, Any]:
         """Their part of a config.json."""
-        return {key: getattr(moe, name) for name, key in self.keys.items()}
+        shared = {self.shared_size: moe.shared * moe.mlp_dim} if self.shared_size else {}
+        return {key: getattr(moe, name) for name, key in self.keys.items()} | shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +122,19 @@ class Family:
     # whose layers from the second number on have the window without ``use_sliding_window``. Files
     # of ours say that they have none.
     windows: tuple[int, int] | None = None
+    # Whether layers that keep a state stand among the others (``hybrid``).
+    states: bool = False
+    # The share of each head that RoPE rotates where config.json does not say it.
+    partial_rotary: float = 1.0
+    # (``model_type``, class) of folders whose config.json has that of the text model under
+    # ``text_config``; None for none.
+    nested: tuple[str, str] | None = None
+    # How names begin in such folders, where those of others begin with "model.".
+    prefix: str | None = None
+    # Beginnings of the names of tensors that are not read.
+    skipped: tuple[str, ...] = ()
+    # Tensors that files group in another way.
+    regrouped: tuple[Regrouped, ...] = ()
 
     @property
     def end(self) -> str:
@@ -130,5 +159,9 @@ class Family:
         if (config.moe is None) != (self.experts is None):
             return False
         if config.moe is not None and not self.experts.describes(config.moe):
+            return False
+        if self.states and not any(method.mixes for method in config.attention):
+            return False
+        if config.partial_rotary != 1 and not self.states:
             return False
         return all(getattr(config, name) == value for name, value in self.options.items())

@@ -67,62 +67,64 @@ class Parameter:
         return read(tuple(blocks)).reshape(sizes)[tuple(inside)].transpose(np.argsort(order))
 
 
-_ROW = ((0,),)
+# Orders of axes: of a vector, a matrix with the outputs first, one with heads among its outputs or
+# inputs, and numbers of heads.
+ROW = ((0,),)
 _MATRIX = ((0,), (1,))
-_LINEAR = ((1,), (0,))
-_HEADS_OUT = ((1, 2), (0,))
-_HEADS_IN = ((2,), (0, 1))
-_HEADS = ((0, 1),)
-_HF, _GG = "model.layers.{}.", "blk.{}."
+LINEAR = ((1,), (0,))
+HEADS_OUT = ((1, 2), (0,))
+HEADS_IN = ((2,), (0, 1))
+HEADS = ((0, 1),)
+LAYER, _GG = "model.layers.{}.", "blk.{}."
 
 _BEFORE = {
     "embed.table": Parameter("model.embed_tokens.weight", "token_embd.weight", _MATRIX),
     "layers.attention_norm": Parameter(
-        _HF + "input_layernorm.weight", _GG + "attn_norm.weight", _ROW
+        LAYER + "input_layernorm.weight", _GG + "attn_norm.weight", ROW
     ),
-    "layers.q": Parameter(_HF + "self_attn.q_proj.weight", _GG + "attn_q.weight", _HEADS_OUT),
-    "layers.k": Parameter(_HF + "self_attn.k_proj.weight", _GG + "attn_k.weight", _HEADS_OUT),
-    "layers.v": Parameter(_HF + "self_attn.v_proj.weight", _GG + "attn_v.weight", _HEADS_OUT),
-    "layers.o": Parameter(_HF + "self_attn.o_proj.weight", _GG + "attn_output.weight", _HEADS_IN),
+    "layers.q": Parameter(LAYER + "self_attn.q_proj.weight", _GG + "attn_q.weight", HEADS_OUT),
+    "layers.k": Parameter(LAYER + "self_attn.k_proj.weight", _GG + "attn_k.weight", HEADS_OUT),
+    "layers.v": Parameter(LAYER + "self_attn.v_proj.weight", _GG + "attn_v.weight", HEADS_OUT),
+    "layers.o": Parameter(LAYER + "self_attn.o_proj.weight", _GG + "attn_output.weight", HEADS_IN),
 }
 _AFTER = {
     "layers.mlp_norm": Parameter(
-        _HF + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", _ROW
+        LAYER + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", ROW
     ),
-    "layers.gate": Parameter(_HF + "mlp.gate_proj.weight", _GG + "ffn_gate.weight", _LINEAR),
-    "layers.up": Parameter(_HF + "mlp.up_proj.weight", _GG + "ffn_up.weight", _LINEAR),
-    "layers.down": Parameter(_HF + "mlp.down_proj.weight", _GG + "ffn_down.weight", _LINEAR),
-    "final_norm": Parameter("model.norm.weight", "output_norm.weight", _ROW),
-    "unembed": Parameter("lm_head.weight", "output.weight", _LINEAR),
+    "layers.gate": Parameter(LAYER + "mlp.gate_proj.weight", _GG + "ffn_gate.weight", LINEAR),
+    "layers.up": Parameter(LAYER + "mlp.up_proj.weight", _GG + "ffn_up.weight", LINEAR),
+    "layers.down": Parameter(LAYER + "mlp.down_proj.weight", _GG + "ffn_down.weight", LINEAR),
+    "final_norm": Parameter("model.norm.weight", "output_norm.weight", ROW),
+    "unembed": Parameter("lm_head.weight", "output.weight", LINEAR),
 }
 
 # Biases of q, k and v.
 QKV_BIAS = {
-    "layers.q_bias": Parameter(_HF + "self_attn.q_proj.bias", _GG + "attn_q.bias", _HEADS),
-    "layers.k_bias": Parameter(_HF + "self_attn.k_proj.bias", _GG + "attn_k.bias", _HEADS),
-    "layers.v_bias": Parameter(_HF + "self_attn.v_proj.bias", _GG + "attn_v.bias", _HEADS),
+    "layers.q_bias": Parameter(LAYER + "self_attn.q_proj.bias", _GG + "attn_q.bias", HEADS),
+    "layers.k_bias": Parameter(LAYER + "self_attn.k_proj.bias", _GG + "attn_k.bias", HEADS),
+    "layers.v_bias": Parameter(LAYER + "self_attn.v_proj.bias", _GG + "attn_v.bias", HEADS),
 }
 # RMSNorm on q and k.
 QK_NORM = {
-    "layers.q_norm": Parameter(_HF + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", _ROW),
-    "layers.k_norm": Parameter(_HF + "self_attn.k_norm.weight", _GG + "attn_k_norm.weight", _ROW),
+    "layers.q_norm": Parameter(LAYER + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", ROW),
+    "layers.k_norm": Parameter(LAYER + "self_attn.k_norm.weight", _GG + "attn_k_norm.weight", ROW),
 }
 
 
 _MLP = ("layers.gate", "layers.up", "layers.down")
 # A router and its experts.
 EXPERTS = {
-    "layers.router": Parameter(_HF + "mlp.gate.weight", None, _LINEAR),
-    "layers.expert_gate": Parameter(_HF + "mlp.experts.{}.gate_proj.weight", None, _LINEAR),
-    "layers.expert_up": Parameter(_HF + "mlp.experts.{}.up_proj.weight", None, _LINEAR),
-    "layers.expert_down": Parameter(_HF + "mlp.experts.{}.down_proj.weight", None, _LINEAR),
+    "layers.router": Parameter(LAYER + "mlp.gate.weight", None, LINEAR),
+    "layers.expert_gate": Parameter(LAYER + "mlp.experts.{}.gate_proj.weight", None, LINEAR),
+    "layers.expert_up": Parameter(LAYER + "mlp.experts.{}.up_proj.weight", None, LINEAR),
+    "layers.expert_down": Parameter(LAYER + "mlp.experts.{}.down_proj.weight", None, LINEAR),
 }
 # What DeepSeek-V3's experts have besides: a bias that ranks, and an expert that all tokens share.
 SHARED_EXPERT = {
-    "layers.router_bias": Parameter(_HF + "mlp.gate.e_score_correction_bias", None, _ROW),
-    "layers.gate": Parameter(_HF + "mlp.shared_experts.gate_proj.weight", None, _LINEAR),
-    "layers.up": Parameter(_HF + "mlp.shared_experts.up_proj.weight", None, _LINEAR),
-    "layers.down": Parameter(_HF + "mlp.shared_experts.down_proj.weight", None, _LINEAR),
+    "layers.router_bias": Parameter(LAYER + "mlp.gate.e_score_correction_bias", None, ROW),
+    "layers.gate": Parameter(LAYER + "mlp.shared_experts.gate_proj.weight", None, LINEAR),
+    "layers.up": Parameter(LAYER + "mlp.shared_experts.up_proj.weight", None, LINEAR),
+    "layers.down": Parameter(LAYER + "mlp.shared_experts.down_proj.weight", None, LINEAR),
 }
 
 

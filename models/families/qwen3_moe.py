@@ -12,6 +12,14 @@ from models.families.family import HARMLESS, Experts
 from models.families.parameters import EXPERTS, QK_NORM, llama_like, with_experts
 from models.model_config import MoE
 
+# Fields of MoE and the keys of config.json that hold them.
+KEYS = {
+    "experts": "num_experts",
+    "active": "num_experts_per_tok",
+    "mlp_dim": "moe_intermediate_size",
+    "normalise": "norm_topk_prob",
+}
+
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     presets={
@@ -28,12 +36,7 @@ FAMILY = dataclasses.replace(
     huggingface_class="Qwen3MoeForCausalLM",
     parameters=with_experts(llama_like(QK_NORM), EXPERTS),
     experts=Experts(
-        keys={
-            "experts": "num_experts",
-            "active": "num_experts_per_tok",
-            "mlp_dim": "moe_intermediate_size",
-            "normalise": "norm_topk_prob",
-        },
+        keys=KEYS,
         options={},
         # transformers 5 writes it so
         aliases={"num_experts": "num_local_experts"},

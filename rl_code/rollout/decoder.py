@@ -101,8 +101,13 @@ class Decoder:
                 likely = chosen_by_model.pop("likely")
                 row.own.note(chosen_by_model.pop("alternatives"), likely)
             sampled = tokens[place, :count].tolist(), logprobs[place, :count].tolist()
-            if self._take(row, *sampled, version, chosen_by_model):
+            before = row.cached
+            if ended := self._take(row, *sampled, version, chosen_by_model):
                 over.append(row)
+            # At the end of every message, and not only where tokens are taken back: how far a
+            # dispatch went must not decide by which program keys are computed.
+            if self._engine.states and (ended or row.cached - before < counts[place]):
+                row.back_to(row.cached // c.page * c.page)
         return over
 
     def _kind(self, row: Row) -> Kind:

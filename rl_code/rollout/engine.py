@@ -87,6 +87,18 @@ class Engine:
             raise ValueError(
                 f"page={config.page} must be the block of attention={model_config.attention}"
             )
+        self.states = any(method.mixes for method in methods)
+        if self.states and config.draft_tokens:
+            raise ValueError(
+                f"draft_tokens={config.draft_tokens}: a state cannot take guessed tokens back, and "
+                f"attention={model_config.attention} has one; set draft_tokens=0"
+            )
+        multiple = math.lcm(*(method.chunk(config.page) for method in methods))
+        if config.prefill_tokens % multiple:
+            raise ValueError(
+                f"prefill_tokens={config.prefill_tokens} must be a multiple of {multiple}: "
+                f"pages of {config.page} tokens keep states behind chunks of so many"
+            )
         self._model_config = model_config
         self.vocab = model_config.vocab_size
         self._rows = NamedSharding(mesh, P(SAMPLER_AXES))

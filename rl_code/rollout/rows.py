@@ -51,6 +51,13 @@ class Row(Span):
     # True if its context was given up for one that begins with a summary of it.
     over: bool = False
 
+    def back_to(self, place: int) -> None:
+        """Forgets the keys from a place on, behind which its pages hold a state. They are computed
+        again by the weights of then.
+        """
+        self.cached = place
+        self.keys = [(min(at, place), version) for at, version in self.keys]
+
     def kinds(self) -> list[int] | None:
         """Kinds of the places that the episode has behind ``tokens``; None without documents.
 

@@ -69,6 +69,7 @@ def check(config: RunConfig) -> None:
         )
     if train.advantage.name == "process":
         _check_process(config, train.advantage)
+    check_states(config, config.model.known_methods())
     if config.mesh.context not in (None, 1):
         _check_context(config, config.mesh.context)
     if config.model.lora is not None:
@@ -366,6 +367,45 @@ def _check_documents(config: RunConfig, documents: DocumentsConfig) -> None:
                 f"rollout.engine.page={documents.page}: documents fill the same pages in "
                 "evaluations"
             )
+
+
+def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
+    """Raises ConfigError for settings that layers with a state do not have.
+
+    methods: of the model's layers.
+    """
+    states = [method for method in methods if method.mixes]
+    if not states:
+        return
+    train, model = config.train, config.model
+    engines = {"rollout": config.rollout.engine}
+    engines |= {f"suites[{at}]": suite.engine for at, suite in enumerate(config.suites)}
+    drafts = {
+        f"{name}.engine.draft_tokens": (engine.draft_tokens, 0)
+        for name, engine in engines.items()
+        if engine is not None
+    }
+    # each key, its value, and the values that it may have
+    refused = {
+        "documents": (config.documents, None),
+        **drafts,
+        "train.pack.prompt_slots": (train.pack.prompt_slots, 0),
+        "mesh.context": (config.mesh.context, None, 1),
+        "model.lora": (model.lora, None),
+        "model.pad_for": (model.pad_for, None),
+        "rollout.weights": (config.rollout.weights, None),
+    }
+    for key, (value, *allowed) in refused.items():
+        if value not in allowed:
+            raise ConfigError(
+                f"config.{key} = {value!r} is not supported beside layers that keep a state, as "
+                f"{type(states[0]).__name__} does; set it to {allowed[0]!r}"
+            )
+    if not train.pack.runs:
+        raise ConfigError(
+            f"config.train.pack.runs = 0: {type(states[0]).__name__} keeps a state, so a row must "
+            "have a bound on its runs; set it, or name the model's shape by config.model.preset"
+        )
 
 
 def check_chooses(methods: Sequence[Method], moe: MoE | None, picks: str | None) -> None:

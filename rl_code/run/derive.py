@@ -61,7 +61,7 @@ WHY = {
     "train.pack.rows": "a row for each group, or for each trajectory",
     "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.targets": "limits, train.group_size where groups share a row, and mesh.context",
-    "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
+    "train.pack.runs": "prompts and trajectories of a row, where layers have blocks or states",
     "train.teacher.slots": "a row of train.pack, and the feedback of its trajectories",
     "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
@@ -78,7 +78,7 @@ def settle(config: RunConfig) -> dict[str, Any]:
     documents = _documents(config.documents, config.limits, block or config.rollout.engine.page)
     rollout = _rollout(config, documents, block)
     temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
-    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents, block)
+    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents)
     return {
         "asynchrony": asynchrony,
         "rollout": rollout,
@@ -116,6 +116,13 @@ def block_of(methods: Sequence[Method]) -> int | None:
             "tokens; give them one size, since a page of the cache is one block"
         )
     return sizes[0] if sizes else None
+
+
+def bounds_runs(methods: Sequence[Method]) -> bool:
+    """True for layers that need a bound on the runs of a row: those that choose blocks or keep a
+    state.
+    """
+    return block_of(methods) is not None or any(method.mixes for method in methods)
 
 
 def engine(
@@ -179,7 +186,7 @@ def pack(
     prompt: int,
     tasks: int,
     group_size: int,
-    block: int | None = None,
+    bounded: bool = False,
     parts: int = 1,
     summaries: SummariesConfig | None = None,
     closing: Closing | None = None,
@@ -187,9 +194,10 @@ def pack(
 ) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
-    prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``. parts:
-    devices over which the slots and the targets of a row are cut. summaries, closing: what the run
-    asks episodes for, beside messages of work. late: rows for what is credited in a later step.
+    prompt: tokens of the longest prompt. tasks: groups of a step. bounded: whether layers need a
+    bound on the runs of a row. parts: devices over which its slots and targets are cut. summaries,
+    closing: what the run asks episodes for, beside messages of work. late: rows for what is
+    credited in a later step.
     """
     sampled = sampled_tokens(limits, summaries, closing)
     # Contexts that begin with a summary: each is one more run behind the prompt.
@@ -213,7 +221,7 @@ def pack(
         # A row for each trajectory at its longest. Shorter ones share rows, as far as they fit.
         shapes = {"rows": tasks * group_size, "slots": limits.tokens, "targets": sampled}
         prompts, together = 1, 1
-    if block is not None and not given.runs:
+    if bounded and not given.runs:
         # An aligned run takes up to three blocks more than its tokens, so there are no more runs
         # than this needs: a prompt, and what each trajectory adds to it.
         given = dataclasses.replace(given, runs=prompts + together * (1 + more))
@@ -258,7 +266,6 @@ def _train(
     max_staleness: int,
     temperature: float,
     documents: DocumentsConfig | None,
-    block: int | None,
 ) -> TrainConfig:
     train = config.train
     limits = config.limits
@@ -272,7 +279,8 @@ def _train(
     # Each group tells the worth of one store at most.
     late = train.tasks_per_step if config.memory.left_out else 0
     late += -late % (shards or 1)
-    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts, *asked, late)
+    bounded = bounds_runs(config.model.known_methods())
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, bounded, parts, *asked, late)
     packing = dataclasses.replace(
         packing,
         max_staleness=max_staleness,

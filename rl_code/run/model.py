@@ -23,7 +23,7 @@ from rl_code.environment.summaries import longest_context
 from rl_code.environment.tools.api import find_tools
 from rl_code.run import lineage
 from rl_code.run import origin as origin_lib
-from rl_code.run.agreement import check_chooses
+from rl_code.run.agreement import check_chooses, check_states
 from rl_code.run.config import RunConfig
 from rl_code.run.origin import Origin
 from rl_code.run.sections import LoraConfig, TokenizerConfig
@@ -89,6 +89,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     methods = spec.methods() or shape.attention
     origin.check_methods(methods, shape, spec.change_methods)
     check_chooses(methods, shape.moe, config.rollout.picks)
+    check_states(config, methods)
     moe = _balanced(config, shape.moe)
     shape = dataclasses.replace(
         shape,

@@ -23,7 +23,7 @@ from rl_code.learner.learner import Learner
 from rl_code.learner.teacher import averages, with_average
 from rl_code.learner.update import TrainState
 from rl_code.run import origin as origin_lib
-from rl_code.run.derive import block_of
+from rl_code.run.derive import bounds_runs
 from rl_code.types import Task
 
 if TYPE_CHECKING:  # a run checks its teacher when it is made
@@ -122,10 +122,10 @@ def check(run: Run) -> None:
             "tokens are others; take a teacher with the same tokenizer, or give the run the "
             "teacher's (config.tokenizer.path)"
         )
-    if block_of(shape.attention) and not run.config.train.pack.runs:
+    if bounds_runs(shape.attention) and not run.config.train.pack.runs:
         raise ConfigError(
-            f"{_KEY}.weights = {teacher.weights!r}: its layers choose blocks, so a row must have "
-            "a bound on its runs; set config.train.pack.runs"
+            f"{_KEY}.weights = {teacher.weights!r}: its layers choose blocks or keep a "
+            "state, so a row must have a bound on its runs; set config.train.pack.runs"
         )
 
 

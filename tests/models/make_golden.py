@@ -30,8 +30,11 @@ from transformers import (
     Dots1Config,
     LlamaConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -54,6 +57,25 @@ SCALED = {
     "original_max_position_embeddings": 128,
 }
 PLAIN = {"rope_theta": 1e4, "rope_type": "default"}
+# Three layers with a state and one with gated attention.
+HYBRID = SMALL | {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "rope_parameters": PLAIN | {"partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+}
+GATED_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 24,
+}
 MODELS = {
     "llama_scaled": LlamaConfig(
         **SMALL,
@@ -104,6 +126,9 @@ MODELS = {
         moe_intermediate_size=12,
         norm_topk_prob=True,
     ),
+    "qwen3_next": Qwen3NextConfig(**HYBRID, **GATED_EXPERTS, norm_topk_prob=True),
+    "qwen3_5": Qwen3_5TextConfig(**HYBRID | {"tie_word_embeddings": True}),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID, **GATED_EXPERTS),
     # DeepSeek-V3's experts
     "dots1": Dots1Config(
         **SMALL | {"num_hidden_layers": 3},
@@ -143,7 +168,13 @@ def make(name: str) -> None:
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if parameter_name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.3 * noise)
+                # in these models norms multiply by 1 and the weight
+                offset = hasattr(MODELS[name], "linear_num_key_heads")
+                offset = offset and not parameter_name.endswith("linear_attn.norm.weight")
+                parameter.copy_((0 if offset else 1) + 0.3 * noise)
+            elif parameter_name.endswith("dt_bias"):
+                # a state that remembers some tens of tokens
+                parameter.copy_(noise - 3)
             elif parameter.ndim == 1:
                 parameter.copy_(0.5 * noise)
             else:

@@ -97,9 +97,19 @@ def test_two_phases_on_a_mesh_make_the_update_of_one_phase_on_one_device():
     assert_close(found_metrics, metrics)
 
 
+@pytest.mark.long
+def test_layers_with_a_state_are_updated_as_on_one_device():
+    check("data 2 x fsdp 2 x tensor 2", "states", "plain")
+
+
 @pytest.mark.slow(reason="compiles for half an hour")
 @pytest.mark.parametrize("mesh, methods, feed_forward", CASES)
 def test_updates_are_those_of_one_device(mesh, methods, feed_forward):
+    check(mesh, methods, feed_forward)
+
+
+def check(mesh: str, methods: str, feed_forward: str) -> None:
+    """Raises AssertionError where a mesh makes another update than one device."""
     options = model_options(mesh, methods, feed_forward)
     model = make_model(**options)
     config = MESHES[mesh]

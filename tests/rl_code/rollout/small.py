@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from attention.methods.dense import Dense
+from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
@@ -56,6 +57,7 @@ METHODS = {
     "moba": ((MoBA(block=4, picks=2),), {}),
     "nsa": ((NSA(block=8, length=4, stride=4, picks=3, window=8),), dict(page=8)),
     "gated": ((GatedDocuments(),), {}),
+    "states and dense": ((GatedDelta(), Dense()), {}),
     "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
 }
 # What a test of every method tries: NSA alone is half of "dense and nsa".

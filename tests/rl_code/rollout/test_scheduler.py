@@ -366,10 +366,10 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
             assert whole[: len(first)] == first
 
 
-@pytest.mark.long
-def test_what_a_rule_on_text_cuts_off_overwrites_no_key_that_is_still_needed():
-    """The ring of NSA's raw keys, of which the next compressed key is made."""
-    attention, changes = METHODS["nsa"]
+@pytest.mark.parametrize("name", ["states and dense", pytest.param("nsa", marks=pytest.mark.long)])
+def test_what_a_rule_on_text_cuts_off_overwrites_nothing_that_is_still_needed(name):
+    """The ring of NSA's raw keys, of which the next compressed key is made, and a state."""
+    attention, changes = METHODS[name]
     model = dataclasses.replace(MODEL, attention=attention)
     groups, _ = play(
         [task_of(seed) for seed in range(6, 14)],
@@ -380,6 +380,34 @@ def test_what_a_rule_on_text_cuts_off_overwrites_no_key_that_is_still_needed():
     trajectories = [t for group in groups for t in group.trajectories]
     assert any(7 in t.tokens[t.prompt_length :] for t in trajectories)
     assert_trained_alike(trajectories, model)
+
+
+def test_a_message_has_the_same_bits_however_far_its_dispatches_go():
+    """Behind each message a row goes back to the state of a page, wherever it was cut."""
+    model = dataclasses.replace(MODEL, attention=METHODS["states and dense"][0])
+    tasks = [task_of(seed) for seed in range(6, 10)]
+    make = functools.partial(Episode, protocol=Protocol(rule=True))
+    one, _ = play(tasks, model=model, make=make)
+    other, _ = play(
+        tasks, model=model, make=make, engine=dataclasses.replace(ENGINE, decode_steps=7)
+    )
+    for a, b in zip(one, other, strict=True):
+        for x, y in zip(a.trajectories, b.trajectories, strict=True):
+            np.testing.assert_array_equal(x.tokens, y.tokens)
+            np.testing.assert_array_equal(x.logprobs, y.logprobs)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(draft_tokens=2), "draft_tokens=2: a state cannot take guessed tokens back"),
+        (dict(page=32, view_block=32, prefill_tokens=16), "prefill_tokens=16 must be a multiple"),
+    ],
+)
+def test_settings_that_states_do_not_have_are_refused(change, message):
+    model = dataclasses.replace(MODEL, attention=METHODS["states and dense"][0])
+    with pytest.raises(ValueError, match=message):
+        make_scheduler(dataclasses.replace(ENGINE, **change), model)
 
 
 def _first_message(trajectory, start: int) -> list[int]:

@@ -38,8 +38,8 @@ def test_an_engine_holds_one_context_and_a_batch_the_whole_tree():
     # six messages of 64 tokens, three summaries of 48
     assert derive.sampled_tokens(LIMITS, SUMMARIES) == packed.targets == 6 * 64 + 3 * 48
     # each context is a run behind the prompt where layers choose blocks
-    assert derive.pack(PackConfig(), LIMITS, 192, 2, 4, 16).runs == 2
-    assert derive.pack(PackConfig(), LIMITS, 192, 2, 4, 16, summaries=SUMMARIES).runs == 5
+    assert derive.pack(PackConfig(), LIMITS, 192, 2, 4, True).runs == 2
+    assert derive.pack(PackConfig(), LIMITS, 192, 2, 4, True, summaries=SUMMARIES).runs == 5
 
 
 def test_without_summaries_nothing_differs():

@@ -1,0 +1,445 @@
+"""Gated delta net (2412.06464): a recurrent state in place of keys.
+
+The layer keeps for every value head a matrix S [key size, value size], float32. With decay α and
+rate β of a token,
+
+    S_t = α_t S_{t-1} + k_t ⊗ β_t (v_t - (α_t S_{t-1})ᵀ k_t),    o_t = S_tᵀ q_t.
+
+q, k and v of a token come from one projection, a causal depthwise convolution over the last tokens
+of its sequence, and SiLU. The result passes through RMSNorm and the gate SiLU(z).
+
+Rows are computed in chunks (the WY form of the paper, section 3.3): inside a chunk by a unit
+triangular system, from chunk to chunk by the state. In packed rows every run of one segment and
+branch begins a chunk. Its first state, and the inputs of its first convolutions, are those at the
+end of the run that it continues, at any depth of a tree; zero where it continues none.
+
+In pages, every page keeps the state and the last inputs of the convolution behind its last token.
+So whatever shares, copies, moves or restores pages does the same with states: a prefix is shared up
+to its last whole page, as keys are. It costs the bytes of a state for every page, however many
+tokens a page has: models with large states need large pages (``rollout.engine.page``).
+
+Dimensions: B rows, T tokens, D model, K key heads, R value heads of a key head, H key size, V value
+size, W = 2 H + R V, N chunks, C tokens of a chunk, J runs of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.methods.method import (
+    LayerPages,
+    LayerShape,
+    Method,
+    PageShape,
+    Parameter,
+    Parameters,
+)
+from attention.products import project
+from pallas_kernels.tokens import nodes
+
+if TYPE_CHECKING:
+    from attention.cache.writer import PageWriter
+    from attention.layout import Layout
+
+_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+# Tokens of a chunk in rows, and at most in pages.
+CHUNK = 64
+
+
+class Sizes(NamedTuple):
+    """The sizes of a layer."""
+
+    # K, R, H and V.
+    key_heads: int
+    values_of_key: int
+    key_size: int
+    value_size: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """Rows cut into chunks of one run each."""
+
+    # The slot of the row of every place of a chunk, -1 for none.
+    slots: Int[Array, "B N*C"]
+    # The place of every slot, past the last one for padding.
+    places: Int[Array, "B T"]
+    # The slot of the token before each one on its path, -1 for none.
+    previous: Int[Array, "B T"]
+    # The chunk from whose last state each chunk begins, counted from 1; 0 for a state of zeros.
+    parents: Int[Array, "B N"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDelta(Method):
+    """A recurrent state that forgets (α) and corrects itself (β).
+
+    Sizes that are None are those of the layers' attention.
+    """
+
+    # Heads of q and k.
+    key_heads: int | None = None
+    # Heads of v, a multiple of the others.
+    value_heads: int | None = None
+    key_size: int | None = None
+    value_size: int | None = None
+    # Tokens that the convolution reads, the own one counted.
+    width: int = 4
+    # Added to mean squares by the RMSNorm of the result.
+    eps: float = 1e-6
+
+    mixes = True
+
+    def __post_init__(self):
+        for name in ("key_heads", "value_heads", "key_size", "value_size", "width"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"GatedDelta: {name}={value} must be at least 1")
+
+    def sizes(self, shape: LayerShape) -> Sizes:
+        """The sizes of a layer of the method."""
+        heads = self.key_heads or shape.num_kv_heads
+        values = self.value_heads or shape.num_heads
+        if values % heads:
+            raise ValueError(
+                f"GatedDelta: value_heads={values} must be a multiple of key_heads={heads}"
+            )
+        key, value = self.key_size or shape.head_dim, self.value_size or shape.head_dim
+        return Sizes(heads, values // heads, key, value)
+
+    def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
+        heads, each, key, value = self.sizes(shape)
+        embed = shape.embed_dim
+        values = each * value
+        inner = 2 * key + values
+        std = embed**-0.5
+        into = ("embed", "kv_heads", None)
+        of_head = ("kv_heads", None)
+        return {
+            # of each key head q, k, the values and their gates z
+            "qkvz": Parameter((embed, heads, inner + values), into, std),
+            # of each key head the b, and then the a, of its value heads
+            "ba": Parameter((embed, heads, 2 * each), into, std),
+            "convolution": Parameter(
+                (heads, inner, self.width), ("kv_heads", None, None), self.width**-0.5
+            ),
+            "decay": Parameter((heads, each), of_head, 0.0),
+            "step_bias": Parameter((heads, each), of_head, None),
+            "norm": Parameter((value,), (None,), None),
+            "out": Parameter(
+                (heads, values, embed),
+                ("kv_heads", None, "embed"),
+                (heads * values) ** -0.5,
+            ),
+        }
+
+    # --- The parts of a layer ------------------------------------------------------------------
+
+    def inputs(self, parameters: Parameters, y: Float[Array, "B T D"]) -> tuple[jax.Array, ...]:
+        """The projections of hidden states, [B, T, K, ...] each: (q, k, v and z; b and a)."""
+        return tuple(project(y, parameters[name].astype(y.dtype)) for name in ("qkvz", "ba"))
+
+    def output(self, parameters: Parameters, mixed: Float[Array, "B T K RV"]) -> jax.Array:
+        """The hidden states [B, T, D] of results."""
+        return project(mixed, parameters["out"].astype(mixed.dtype), 2)
+
+    def mix(
+        self, parameters: Parameters, inputs: tuple[jax.Array, ...], layout: Layout
+    ) -> Float[Array, "B T K RV"]:
+        """The results of whole rows. ``inputs``: of this device's heads."""
+        chunks: Chunks = layout.prepared_for(self)
+        x, z, b, a = self._split(parameters, *inputs)
+        # padding may hold anything
+        real = layout.tokens.segments > 0
+        x, b, a = (
+            jnp.where(real.reshape(*real.shape, *(1,) * (y.ndim - 2)), y, 0) for y in (x, b, a)
+        )
+        window = [x]
+        for _ in range(self.width - 1):
+            window.insert(0, _taken(window[0], chunks.previous))
+        q, k, v, g, beta = self._recurrent(parameters, jnp.stack(window, axis=-1), b, a)
+        cut = (_taken(y, chunks.slots) for y in (q, k, v, g, beta))
+        count = chunks.parents.shape[1]
+        cut = [y.reshape(y.shape[0], count, -1, *y.shape[2:]) for y in cut]
+        first = jnp.zeros((x.shape[0], *self._state(q, v)), q.dtype)
+        out, _ = chunked(*cut, first, chunks.parents)
+        out = out.reshape(out.shape[0], -1, *out.shape[3:])
+        return self._gated(parameters, _taken(out, chunks.places), z)
+
+    def _split(self, parameters: Parameters, qkvz: jax.Array, ba: jax.Array):
+        """(inputs of the convolution [B, T, K, W], z [B, T, K, R, V], b and a [B, T, K, R])."""
+        inner = parameters["convolution"].shape[1]
+        x, z = qkvz[..., :inner], qkvz[..., inner:]
+        b, a = jnp.split(ba, 2, axis=-1)
+        return x, z.reshape(*b.shape, -1), b, a
+
+    def _recurrent(self, parameters: Parameters, x: Float[Array, "B T K W w"], b, a):
+        """(q, k [B, T, K, H], v [B, T, K, R, V], logarithm of α and β [B, T, K, R]).
+
+        x: the inputs of the convolution, its own token last.
+        """
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        x, b, a = (y.astype(wide) for y in (x, b, a))
+        convolved = jnp.sum(x * parameters["convolution"].astype(wide), axis=-1)
+        convolved = jax.nn.silu(convolved)
+        each = b.shape[-1]
+        values = each * parameters["norm"].shape[0]
+        size = (convolved.shape[-1] - values) // 2
+        q, k, v = jnp.split(convolved, (size, 2 * size), axis=-1)
+        rate = jnp.exp(parameters["decay"].astype(wide))
+        g = -rate * jax.nn.softplus(a + parameters["step_bias"].astype(wide))
+        v = v.reshape(*b.shape, -1)
+        return _unit(q) * size**-0.5, _unit(k), v, g, jax.nn.sigmoid(b)
+
+    def _state(self, q: jax.Array, v: jax.Array) -> tuple[int, ...]:
+        """The shape of a state: [K, R, H, V]."""
+        return (*v.shape[2:4], q.shape[-1], v.shape[-1])
+
+    def _gated(self, parameters: Parameters, out, z):
+        """The normalised and gated results, [B, T, K, R V] in the dtype of z."""
+        wide = out.dtype
+        mean = jnp.mean(jnp.square(out), axis=-1, keepdims=True)
+        out = out * jax.lax.rsqrt(mean + self.eps) * parameters["norm"].astype(wide)
+        out = out * jax.nn.silu(z.astype(wide))
+        return out.astype(z.dtype).reshape(*z.shape[:3], -1)
+
+    # --- Rows ----------------------------------------------------------------------------------
+
+    def prepare(self, layout: Layout) -> Chunks:
+        # a row without branches that begins at slot 0 has one run, and padding behind it
+        runs = layout.runs or 2
+        count = -(-layout.tokens.shape[1] // CHUNK)
+        # where sequences begin at multiples of a chunk, none is cut by the border of another
+        count += runs if layout.align % CHUNK else 0
+        tokens, last = nodes(layout.tokens)
+        fields = tokens.segments, tokens.branches, last, tokens.order
+        found = jax.vmap(lambda *row: _cut(*row, runs, count))(*fields)
+        return jax.tree.map(lambda x: x.astype(jnp.int32), Chunks(*found))
+
+    # --- Pages ---------------------------------------------------------------------------------
+
+    def chunk(self, page: int) -> int:
+        return math.gcd(CHUNK, page)
+
+    def pages(self, shape: PageShape) -> LayerPages:
+        assert shape.layer is not None
+        heads, each, key, value = self.sizes(shape.layer)
+        state = (shape.num_pages, heads, each, key, value)
+        inner = 2 * key + each * value
+        inputs = (shape.num_pages, heads, self.width - 1, inner)
+        return {
+            "state": jax.ShapeDtypeStruct(state, jnp.promote_types(shape.dtype, jnp.float32)),
+            "inputs": jax.ShapeDtypeStruct(inputs, shape.dtype),
+        }
+
+    def mix_pages(
+        self,
+        parameters: Parameters,
+        pages: LayerPages,
+        inputs: tuple[jax.Array, ...],
+        at: PageWriter,
+    ) -> tuple[Float[Array, "B T K RV"], LayerPages]:
+        """(the results of new tokens, the pages with the states behind them)."""
+        x, z, b, a = self._split(parameters, *inputs)
+        real = (at.places >= 0)[..., None, None]
+        x, b, a = (jnp.where(real, y, 0) for y in (x, b, a))
+        before, _ = at.where(at.first - 1)
+        state, earlier = (
+            pages[name].at[before[:, 0]].get(mode="fill", fill_value=0)
+            for name in ("state", "inputs")
+        )
+        # [B, width - 1 + T, K, W]
+        whole = jnp.concatenate([jnp.moveaxis(earlier, 1, 2).astype(x.dtype), x], axis=1)
+        count = x.shape[1]
+        windows = jnp.stack([whole[:, i : i + count] for i in range(self.width)], axis=-1)
+        q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
+        # padding leaves the state as it is
+        g, beta, k = (jnp.where(real, y, 0) for y in (g, beta, k))
+        if count == 1:
+            out, state = step(state, *(y[:, 0] for y in (q, k, v, g, beta)))
+            out, states = out[:, None], state[:, None]
+            page, _ = at.where(at.first)
+            last = at.first
+            behind = jnp.zeros_like(page)
+        else:
+            # Chunks lie at multiples of their size, wherever the new tokens begin. So what is
+            # computed for a token does not depend on the chunks that a prompt is prefilled in.
+            size = self.chunk(at.page)
+            first = jnp.maximum(at.first, 0)
+            chunks = -(-(count + size - 1) // size)
+            at_chunk = first % size
+            slots = jnp.arange(chunks * size) - at_chunk
+            slots = jnp.where((slots >= 0) & (slots < count), slots, -1)
+            cut = (_taken(y, slots) for y in (q, k, v, g, beta))
+            cut = [y.reshape(y.shape[0], chunks, size, *y.shape[2:]) for y in cut]
+            parents = jnp.broadcast_to(jnp.arange(chunks), (x.shape[0], chunks))
+            out, states = chunked(*cut, state, parents)
+            out = out.reshape(out.shape[0], -1, *out.shape[3:])
+            out = _taken(out, at_chunk + jnp.arange(count))
+            page, starts = at.touched()
+            last = jnp.minimum(starts + at.page - 1, at.last)
+            behind = jnp.clip(last // size - first // size, 0, chunks - 1)
+        rows = jnp.arange(x.shape[0])[:, None]
+        # the inputs at the last ``width - 1`` places of each page, of which the row has ``whole``
+        index = jnp.clip(last - at.first, 0, count - 1)[..., None] + 1 + jnp.arange(self.width - 1)
+        kept = jnp.swapaxes(whole[rows[..., None], index], 2, 3)
+        pages = {
+            "state": pages["state"].at[page].set(states[rows, behind], mode="drop"),
+            "inputs": pages["inputs"].at[page].set(kept.astype(pages["inputs"].dtype), mode="drop"),
+        }
+        return self._gated(parameters, out, z), pages
+
+    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+        heads, each, key, value = self.sizes(shape)
+        return 4 * heads * each * key * value
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """Vectors divided by their norm."""
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+
+
+def _taken(x: jax.Array, slots: jax.Array) -> jax.Array:
+    """x [B, T, ...] at slots [B, S], zeros where the slot is -1 or past the last one."""
+    slots = jnp.where(slots < 0, x.shape[1], slots)
+    return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(x, slots)
+
+
+def _cut(segments, branches, last, order, runs: int, count: int):
+    """One row of ``Chunks``: its fields. Arguments [T]; runs: J, count: N."""
+    size = order.shape[0]
+    slots = jnp.arange(size)
+    changes = (segments != jnp.roll(segments, 1)) | (branches != jnp.roll(branches, 1))
+    changes = changes.at[0].set(True)
+    run = jnp.cumsum(changes) - 1
+    (first,) = jnp.nonzero(changes, size=runs, fill_value=size)
+
+    def of_run(x):
+        return x.at[first].get(mode="fill", fill_value=0)
+
+    segment, branch, until, start = map(of_run, (segments, branches, last, order))
+    length = jax.ops.segment_sum(jnp.ones_like(slots), run, num_segments=runs)
+    length = jnp.where(segment > 0, length, 0)
+    # the run that each one continues: of those that it sees the one that ends last
+    before = (length > 0)[None] & (segment[None] == segment[:, None])
+    before &= (branch[None] < branch[:, None]) & (branch[:, None] <= until[None])
+    ends = jnp.where(before, (start + length)[None], -1)
+    parent = jnp.where(jnp.any(before, axis=1), jnp.argmax(ends, axis=1), -1)
+    some = parent >= 0
+    # every run has chunks of its own
+    chunks = -(-length // CHUNK)
+    behind = jnp.cumsum(chunks)
+    begin = behind - chunks
+    number = jnp.arange(count)
+    of_chunk = jnp.minimum(jnp.searchsorted(behind, number, side="right"), runs - 1)
+    continued = jnp.where(some, behind[parent], 0)
+    parents = jnp.where(number == begin[of_chunk], continued[of_chunk], number)
+    parents = jnp.where(number < behind[-1], parents, 0)
+    inside = (number - begin[of_chunk])[:, None] * CHUNK + jnp.arange(CHUNK)
+    there = (inside < length[of_chunk][:, None]) & (number < behind[-1])[:, None]
+    chunk_slots = jnp.where(there, first[of_chunk][:, None] + inside, -1).reshape(-1)
+    own = jnp.minimum(run, runs - 1)
+    places = jnp.where(
+        (segments > 0) & (run < runs), begin[own] * CHUNK + slots - first[own], count * CHUNK
+    )
+    final = jnp.where(some, first[parent] + length[parent] - 1, -1)
+    previous = jnp.where(slots == first[own], final[own], slots - 1)
+    return chunk_slots, places, jnp.where(segments > 0, previous, -1), parents
+
+
+def step(
+    state: Float[Array, "B K R H V"],
+    q: Float[Array, "B K H"],
+    k: Float[Array, "B K H"],
+    v: Float[Array, "B K R V"],
+    g: Float[Array, "B K R"],
+    beta: Float[Array, "B K R"],
+) -> tuple[Float[Array, "B K R V"], Float[Array, "B K R H V"]]:
+    """One token of the recurrence: (its results, the next state).
+
+    Sums are made by multiplication and addition: every row has the same bits alone or with others.
+    """
+    state = state * jnp.exp(g)[..., None, None]
+    seen = jnp.sum(state * k[:, :, None, :, None], axis=-2)
+    change = beta[..., None] * (v - seen)
+    state = state + k[:, :, None, :, None] * change[..., None, :]
+    return jnp.sum(state * q[:, :, None, :, None], axis=-2), state
+
+
+def recurrence(q, k, v, g, beta, state):
+    """The definition: token by token, (results [B, T, K, R, V], the last state).
+
+    Arguments as of ``step``, with an axis of tokens behind that of the rows.
+    """
+
+    def one(state, x):
+        out, state = step(state, *x)
+        return state, out
+
+    moved = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)]
+    state, out = jax.lax.scan(one, state, moved)
+    return jnp.moveaxis(out, 0, 1), state
+
+
+def chunked(
+    q: Float[Array, "B N C K H"],
+    k: Float[Array, "B N C K H"],
+    v: Float[Array, "B N C K R V"],
+    g: Float[Array, "B N C K R"],
+    beta: Float[Array, "B N C K R"],
+    first: Float[Array, "B K R H V"],
+    parents: Int[Array, "B N"],
+) -> tuple[Float[Array, "B N C K R V"], Float[Array, "B N K R H V"]]:
+    """The recurrence by chunks: (results, the state behind every chunk).
+
+    first: the state 0. parents: the number of the state from which each chunk begins, counting
+    those behind chunks from 1; it is of a chunk before. Places without a token have zeros in k, g
+    and beta.
+    """
+    size = q.shape[2]
+    within = jnp.tril(jnp.ones((size, size), bool))
+    total = jnp.moveaxis(jnp.cumsum(g, axis=2), 2, -1)  # [B, N, K, R, C]
+    decay = jnp.exp(jnp.where(within, total[..., :, None] - total[..., None, :], -jnp.inf))
+    keys = _einsum("bncki,bndki->bnkcd", k, k)[:, :, :, None]
+    rates = jnp.moveaxis(beta, 2, -1)[..., None]  # [B, N, K, R, C, 1]
+    system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0) + jnp.eye(size, dtype=q.dtype)
+    values = rates * jnp.moveaxis(v, 2, 4)
+    k_C = jnp.moveaxis(k, 2, 3)[:, :, :, None]  # [B, N, K, 1, C, H]
+    q_C = jnp.moveaxis(q, 2, 3)[:, :, :, None]
+    grown = jnp.exp(total)[..., None]
+    right = jnp.concatenate([values, rates * grown * k_C], axis=-1)
+    solved = jax.lax.linalg.triangular_solve(
+        system, right, left_side=True, lower=True, unit_diagonal=True
+    )
+    width = v.shape[-1]
+    values, corrections = solved[..., :width], solved[..., width:]
+    scores = _einsum("bncki,bndki->bnkcd", q, k)[:, :, :, None] * decay
+    end = total[..., -1:]
+    to_end = jnp.exp(end - total)[..., None] * k_C
+
+    def one(states, x):
+        number, parent, values, corrections, scores, queries, to_end, end = x
+        state = jax.vmap(lambda row, at: row[at])(states, parent)
+        changes = values - _matmul(corrections, state)
+        out = _matmul(queries, state) + _matmul(scores, changes)
+        added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
+        state = jnp.exp(end)[..., None] * state + added
+        return states.at[:, number + 1].set(state), out
+
+    count = q.shape[1]
+    states = jnp.zeros((q.shape[0], count + 1, *first.shape[1:]), first.dtype).at[:, 0].set(first)
+    moved = [
+        jnp.moveaxis(x, 1, 0)
+        for x in (parents, values, corrections, scores, q_C * grown, to_end, end)
+    ]
+    states, out = jax.lax.scan(one, states, (jnp.arange(count), *moved))
+    return jnp.moveaxis(jnp.moveaxis(out, 0, 1), 4, 2), states[:, 1:]

@@ -1,0 +1,93 @@
+"""Qwen3.5: the layers of Qwen3-Next, dense or with experts, in a model that also sees pictures.
+
+Its folders nest the text model's config under ``text_config``. The part that sees is skipped, and
+so are the layers that guess further tokens. Files of ours are those of the text model alone. Shapes
+are those of the published ``config.json`` of each model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from models.families import hybrid, qwen3_coder, qwen3_next
+from models.families.family import Experts
+from models.families.parameters import QK_NORM, llama_like
+from models.model_config import ModelConfig, MoE
+
+
+def _shape(
+    embed: int,
+    mlp: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    value_heads: int,
+    *,
+    tied: bool = False,
+    moe: MoE | None = None,
+) -> ModelConfig:
+    state = dataclasses.replace(qwen3_next.STATE, value_heads=value_heads)
+    return dataclasses.replace(
+        qwen3_next.SHAPE_80B,
+        # with experts, Qwen3-Next's options are the same
+        architecture="qwen3_5_text" if moe is None else "qwen3_5_moe_text",
+        vocab_size=248_320,
+        embed_dim=embed,
+        mlp_dim=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        tied_embeddings=tied,
+        attention=(state,) * 3 + qwen3_next.SHAPE_80B.attention[3:],
+        moe=moe,
+    )
+
+
+def _experts(experts: int, active: int, mlp: int) -> MoE:
+    return MoE(experts=experts, active=active, mlp_dim=mlp, shared=1, shared_gate=True)
+
+
+FAMILY = dataclasses.replace(
+    qwen3_next.FAMILY,
+    presets={
+        "qwen3.5-4b": _shape(2560, 9216, 32, 16, 4, 32, tied=True),
+        "qwen3.5-9b": _shape(4096, 12_288, 32, 16, 4, 32),
+        "qwen3.5-27b": _shape(5120, 17_408, 64, 24, 4, 48),
+    },
+    architecture="qwen3_5_text",
+    huggingface_class="Qwen3_5ForCausalLM",
+    nested=("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    parameters=llama_like(QK_NORM, hybrid.STATE),
+    experts=None,
+    template=qwen3_coder.FAMILY.template,
+    protocol=qwen3_coder.FAMILY.protocol,
+    call_format=qwen3_coder.FAMILY.call_format,
+    harmless={**qwen3_next.FAMILY.harmless, "attn_output_gate": (True, None)},
+    regrouped=hybrid.BY_SECTIONS,
+    skipped=("mtp.", "model.visual."),
+    prefix="model.language_model.",
+)
+
+MOE_FAMILY = dataclasses.replace(
+    FAMILY,
+    presets={
+        "qwen3.5-35b-a3b": _shape(2048, 512, 40, 16, 2, 32, moe=_experts(256, 8, 512)),
+        "qwen3.5-122b-a10b": _shape(3072, 1024, 48, 32, 2, 64, moe=_experts(256, 8, 1024)),
+        "qwen3.5-397b-a17b": _shape(4096, 1024, 60, 32, 2, 64, moe=_experts(512, 10, 1024)),
+    },
+    architecture="qwen3_5_moe_text",
+    huggingface_class="Qwen3_5MoeForCausalLM",
+    nested=("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    parameters=qwen3_next.PARAMETERS,
+    experts=Experts(
+        keys={
+            "experts": "num_experts",
+            "active": "num_experts_per_tok",
+            "mlp_dim": "moe_intermediate_size",
+        },
+        options={"shared_gate": True},
+        aliases={"intermediate_size": "moe_intermediate_size"},
+        shared_size="shared_expert_intermediate_size",
+        fused=True,
+    ),
+)
