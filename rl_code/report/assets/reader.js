@@ -120,7 +120,7 @@ function drawTrajectory() {
       el("button", { onclick: () => move(-1), title: "previous (←)" }, "←"), el("button", { onclick: () => move(1), title: "next (→)" }, "→")),
     facts({
       from: nameOf(sample.source), group: group.group, trajectory: sample.index, reward: reward(sample.reward),
-      tokens: `${group.prompt_tokens} + ${sample.tokens.length}`, "mean log p": number(mean),
+      tokens: `${group.prompt_tokens} + ${sample.tokens.length}`, "mean log p": sampled.length ? number(mean) : "not on record",
       ...Object.fromEntries(Object.entries(sample.seconds).map(([k, v]) => [k, seconds(v)])),
       ...Object.fromEntries(Object.entries(group.task.meta).filter(([, v]) => typeof v !== "object").slice(0, 6)),
     }),
