@@ -233,14 +233,21 @@ def test_agents_of_others_solve_the_task_and_nothing_is_tokenised_twice(play, na
 
 @pytest.mark.long
 @needs_agents
-@pytest.mark.parametrize("name", ["codex", "opencode"])
-def test_histories_that_agents_of_others_compact_become_trees(play, name):
-    """Their limits are such that they ask for a summary after the first command."""
+@pytest.mark.parametrize(
+    ("name", "lines"), [("codex", 300), ("opencode", 300), ("claude_code", 3000)]
+)
+def test_histories_that_agents_of_others_compact_become_trees(play, name, lines):
+    """Their limits are such that they ask for a summary after so many lines of output."""
     limit = "model_auto_compact_token_limit = 4990\nmodel_context_window = 8000\n"
     codex = ("model_instructions_file", f"{limit}model_instructions_file")
     opencode = ('{"context": 131072, "output": 4096}', '{"context": 6400, "output": 500}')
-    episode = play(of_others(name, True, codex, opencode), limits=LARGE)
-    follows = answer(play, episode, shell(name, f"{GOOD}; seq 300"))
+    agent = of_others(name, True, codex, opencode)
+    claude = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "5"}
+    agent = dataclasses.replace(agent, environment=(*agent.environment, *claude.items()))
+    episode = play(agent, limits=LARGE)
+    follows = answer(play, episode, shell(name, f"{GOOD}; seq {lines}"))
+    if not isinstance(follows, Rewritten):
+        follows = answer(play, episode, shell(name, f"seq {lines}"))
     contexts = set()
     while follows is not None:
         if isinstance(follows, Rewritten):
