@@ -16,7 +16,7 @@ from rl_code.environment.documents import OUTSIDE, rope_positions, seen_as
 from rl_code.rollout.again import sample_again
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.rollout.spans import ContextRuns
+from rl_code.rollout.spans import ContextRuns, Document
 from tests.rl_code.rollout.small import (
     EVERY_METHOD,
     METHODS,
@@ -205,7 +205,8 @@ def _content(engine, model, prompt, file) -> list[np.ndarray]:
     scheduler.submit(task_of("one", prompt, [[], []]), make, group=0, group_size=1, key=(0, 0))
     while not scheduler._open.rows:
         scheduler.step()
-    pages = pool._documents[0].find(file, pool._weights)
+    wanted = Document(file, weights=pool._weights)
+    pages = pool._documents[0].find(wanted.key, len(file))
     padded = pool._padded(0, pages, fill=0)
     content = [
         np.asarray(x)[: len(pages)] for x in scheduler.engine.read_pages(pool._cache(), padded)
