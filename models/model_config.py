@@ -278,7 +278,7 @@ class ModelConfig:
         return tuple(at for at, method in enumerate(self.attention) if not method.mixes)
 
     def attending_of(self, layers: int) -> int:
-        """How many of so many layers, whole periods, have q, k, v and o."""
+        """Number of layers with q, k, v and o among so many, which are whole periods."""
         return layers // len(self.attention) * len(self.attending)
 
     @property

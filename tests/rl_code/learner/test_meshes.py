@@ -97,20 +97,34 @@ def test_two_phases_on_a_mesh_make_the_update_of_one_phase_on_one_device():
     assert_close(found_metrics, metrics)
 
 
+# In float64: gradients of decays are small differences of large sums.
+WIDE = dict(dtype="float64", param_dtype="float64")
+
+
 @pytest.mark.long
-def test_layers_with_a_state_are_updated_as_on_one_device():
-    check("data 2 x fsdp 2 x tensor 2", "states", "plain")
+def test_layers_with_a_state_are_updated_as_on_one_device(x64):
+    check("data 2 x fsdp 2 x tensor 2", "states", "plain", **WIDE)
 
 
 @pytest.mark.slow(reason="compiles for half an hour")
-@pytest.mark.parametrize("mesh, methods, feed_forward", CASES)
+@pytest.mark.parametrize(
+    "mesh, methods, feed_forward", [case for case in CASES if case[1] == "states"]
+)
+def test_every_mesh_updates_layers_with_a_state(x64, mesh, methods, feed_forward):
+    check(mesh, methods, feed_forward, **WIDE)
+
+
+@pytest.mark.slow(reason="compiles for half an hour")
+@pytest.mark.parametrize(
+    "mesh, methods, feed_forward", [case for case in CASES if case[1] != "states"]
+)
 def test_updates_are_those_of_one_device(mesh, methods, feed_forward):
     check(mesh, methods, feed_forward)
 
 
-def check(mesh: str, methods: str, feed_forward: str) -> None:
+def check(mesh: str, methods: str, feed_forward: str, **more: str) -> None:
     """Raises AssertionError where a mesh makes another update than one device."""
-    options = model_options(mesh, methods, feed_forward)
+    options = model_options(mesh, methods, feed_forward) | more
     model = make_model(**options)
     config = MESHES[mesh]
     batch, runs = batch_of(methods, config.context)
