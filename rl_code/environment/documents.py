@@ -27,7 +27,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pallas_kernels.tokens import TAIL
 from rl_code.config.read_config import at_least, follows
 
 # Kinds of places beside the numbers of documents, which count from 1.
@@ -137,6 +136,8 @@ def seen_as(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Segments are 1, and 0 for padding. Outside of documents the number is TAIL, so that everything
     outside sees all documents before it and no document sees anything outside.
     """
+    from pallas_kernels.tokens import TAIL  # loads jax, which commands that read records do without
+
     documents = np.asarray(documents, np.int32)
     segments = (documents != PADDING).astype(np.int32)
     numbers = np.where(documents == OUTSIDE, TAIL, np.maximum(documents, 0)).astype(np.int32)

@@ -449,7 +449,8 @@ def keep(
     folder = workdir / f".{FOLDER}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    architecture = families.of_config(config).architecture
+    family = families.of_config(config)
+    architecture = family.architecture
     path = folder / "tokenizer.json"
     tokenizer.save(path, chat_template=chat_template, architecture=architecture)
     # What the model was trained to end a turn with, here and before.
@@ -460,9 +461,12 @@ def keep(
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
-    dense = dataclasses.replace(config, attention=ModelConfig.attention, lora=None)
-    content = huggingface_config.config_to_dict(dense, max_positions=longest) | special
-    if set(config.attention) != set(dense.attention):
+    said = dataclasses.replace(
+        config, attention=config.attention if family.states else ModelConfig.attention, lora=None
+    )
+    content = huggingface_config.config_to_dict(said, max_positions=longest) | special
+    with_words = {method for method in config.attention if family.states and method.mixes}
+    if {*config.attention} - with_words - {*ModelConfig.attention}:
         content[ATTENTION] = repr(config.attention)
     if config.lora is not None:
         content[LORA] = dataclasses.asdict(config.lora)

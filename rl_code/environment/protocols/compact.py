@@ -94,7 +94,7 @@ class Compact(Protocol):
         bodies = [_body(call, words_of(tools[call.name])) for call in quoted]
         return "".join(f"<|call|>{body}<|end|>" for body in bodies) + "<|eot|>"
 
-    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
+    def parse(self, text: str, task: Task | None, tools: Mapping[str, Tool]) -> list[ToolCall]:
         known = _by_word(tools)
         before, *pieces = text.split("<|call|>")
         if not pieces:
@@ -186,14 +186,14 @@ def _unquoted(word: str) -> str:
         return word
 
 
-def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> ToolCall:
+def _call(tool: Tool, extra: list[str], content: str | None, task: Task | None) -> ToolCall:
     """One call from the words after the first one on its line, and the text below (None when there
     is no second line).
     """
     words = words_of(tool)
     arguments: dict[str, Any] = {}
-    # a client's tool has its path among its words, and no task of ours stands behind it
-    if "path" in Arguments(tool.schema).required and "path" not in {*words.line, *words.below}:
+    # no task of ours stands behind a client's tools
+    if task is not None and "path" in Arguments(tool.schema).required:
         arguments["path"] = task.path
     separator = _SEPARATOR
     if len(words.below) > 1 and extra and _LONGER.fullmatch(extra[-1]):

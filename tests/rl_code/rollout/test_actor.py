@@ -143,6 +143,7 @@ class FakeScheduler:
         key: Sequence[int],
         tag: Any = None,
         adapter: int = -1,
+        owner: str = "",
         ways: Sequence | None = None,
         forks: Any = None,
         on_finished: Callable = lambda trajectory: None,
