@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import dataclasses
 import os
 import signal
@@ -26,8 +25,18 @@ from rl_code.store.processes import ProcessId, incarnations
 from rl_code.store.sealed import unseal
 
 ROOT = Path(__file__).resolve().parents[1]
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here, since little may be done between fork and exec
+# The beginning of a role's process: the kernel kills it when the process that started it ends, and
+# the signals that Ray blocks reach it. It is a program, since Python code between fork and exec may
+# wait for ever for a lock that another thread had at the fork.
+_BEGINNING = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 _LAST_BYTES = 2000  # of a log that tell why a role ended
 _LOOK_S = 1.0  # between two looks at a heartbeat
 
@@ -82,7 +91,8 @@ class RoleProcess:
             raise RuntimeError(f"{self._name} runs already, as process {self._process.pid}")
         begin = time.monotonic()
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, *arguments]
+        command = [sys.executable, "-I", "-S", "-c", _BEGINNING, str(os.getpid())]
+        command += [sys.executable, *arguments]
         if host is not None:
             command.append(f"--host={host or node_address()}")
         with open(self._log, "ab") as log:
@@ -94,7 +104,6 @@ class RoleProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         watch = asyncio.create_task(self._kill_when_hung(self._process.pid))
         try:
@@ -199,10 +208,3 @@ def node_id() -> str:
     import ray
 
     return ray.get_runtime_context().get_node_id()
-
-
-def _end_with_parent() -> None:
-    """Between fork and exec: the kernel kills this process when the one that started it ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Ray blocks SIGINT in what it starts.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())

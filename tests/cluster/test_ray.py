@@ -198,8 +198,10 @@ def role(tmp_path, monkeypatch):
     return RoleProcess("actor-0", str(tmp_path), str(tmp_path / "logs" / "a.log"), 1.5)
 
 
-async def started(folder: Path) -> int:
+async def started(folder: Path, run: asyncio.Task) -> int:
+    """The number of the process that says it, unless it ends before."""
     while not (folder / "pid").exists() or not (folder / "pid").read_text():
+        assert not run.done(), run
         await asyncio.sleep(0.01)
     return int((folder / "pid").read_text())
 
@@ -213,7 +215,7 @@ def test_the_end_of_a_role_has_its_code_and_its_last_lines(role):
 def test_a_role_is_stopped_by_a_signal(role, tmp_path):
     async def play() -> int:
         run = asyncio.create_task(role.run(["-m", "a_role", "joins"], "127.0.0.9"))
-        await started(tmp_path)
+        await started(tmp_path, run)
         await role.stop(signal.SIGTERM)
         return (await asyncio.wait_for(run, LONG_S)).code
 
@@ -226,7 +228,7 @@ def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
 ):
     async def play():
         run = asyncio.create_task(role.run(["-m", "a_role", what], "127.0.0.9"))
-        os.kill(await started(tmp_path), signal.SIGSTOP)
+        os.kill(await started(tmp_path, run), signal.SIGSTOP)
         return await asyncio.wait_for(run, LONG_S)
 
     end = asyncio.run(play())
@@ -237,7 +239,7 @@ def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
 def test_a_role_that_has_no_heartbeat_but_runs_is_left_alone(role, tmp_path):
     async def play():
         run = asyncio.create_task(role.run(["-m", "a_role", "starts"], "127.0.0.9"))
-        await started(tmp_path)
+        await started(tmp_path, run)
         await asyncio.sleep(4.0)  # more than twice the bound
         assert not run.done()
         await role.stop(signal.SIGTERM)
