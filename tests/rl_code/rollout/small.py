@@ -62,6 +62,8 @@ METHODS = {
 }
 # What a test of every method tries: NSA alone is half of "dense and nsa".
 EVERY_METHOD = [name for name in METHODS if name != "nsa"]
+# Those without a state, which can neither have documents nor take guesses back.
+STATELESS = [name for name in EVERY_METHOD if not any(method.mixes for method in METHODS[name][0])]
 
 
 class Letters:

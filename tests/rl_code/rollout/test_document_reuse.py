@@ -18,10 +18,10 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.spans import ContextRuns, Document
 from tests.rl_code.rollout.small import (
-    EVERY_METHOD,
     METHODS,
     MODEL,
     SAMPLING,
+    STATELESS,
     STOP,
     Letters,
     assert_same,
@@ -178,7 +178,7 @@ def test_weights_that_change_between_documents_are_stated_and_sampled_again(chan
     scheduler.close()
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", STATELESS)
 @pytest.mark.quick(first=1)
 def test_a_documents_keys_depend_on_nothing_but_its_tokens(name):
     """Other documents, tokens before it and its own place change no bit on its pages."""

@@ -18,11 +18,11 @@ from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
-    EVERY_METHOD,
     FOR_ONE_GROUP,
     METHODS,
     MODEL,
     SAMPLING,
+    STATELESS,
     STOP,
     Episode,
     Letters,
@@ -164,7 +164,7 @@ def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_g
     assert_alike(some, without)
 
 
-@pytest.mark.parametrize("name", ["dense", "experts", *EVERY_METHOD])
+@pytest.mark.parametrize("name", ["dense", "experts", *STATELESS])
 @pytest.mark.long
 def test_every_method_samples_the_same_with_and_without_guesses(name):
     attention, changes = METHODS.get(name, ((Dense(),), {}))
