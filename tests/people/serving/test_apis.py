@@ -184,7 +184,7 @@ def test_a_streamed_message_is_the_whole_one(served):
             400,
             "messages.0.tool_call_id",
         ),
-        (dict(messages=HI * 2000), 400, "prompt is too long"),
+        (dict(messages=[{"role": "user", "content": "hi " * 4000}]), 400, "prompt is too long"),
     ],
 )
 def test_errors_of_messages_have_their_own_form(served, changes, status, words):
