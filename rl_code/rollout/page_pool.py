@@ -278,7 +278,8 @@ class PagePool:
         if span.saved is not None:
             self._put(span, cached)
             span.cached, span.saved = cached, None
-            self._filling.pop(span, None)
+            if cached >= span.prompt - 1:
+                self._filling.pop(span, None)
 
     def _open(self, span: Span, tokens: list[int], length: int) -> None:
         """Gives a span pages for prompt tokens, on the shard with the most free pages, and takes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 import types
 
 import jax
@@ -12,18 +13,22 @@ import pytest
 
 from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.spans import Span
 from tests.rl_code.rollout.small import (
     ENGINE,
     MODEL,
     SAMPLING,
     SCARCE,
     STOP,
+    VOCAB,
     Episode,
     Letters,
     assert_all_free,
     assert_same,
     assert_trained_alike,
+    engine_of,
     make_scheduler,
     model_on,
     play,
@@ -177,3 +182,60 @@ def test_a_new_group_shares_no_prompt_that_older_weights_computed():
     )
     fresh.close()
     assert_same([finished["new"]], alone)
+
+
+def test_a_prompt_that_lost_its_pages_half_written_is_not_found_by_others():
+    tokens = [*range(1, 15)]
+    pool = PagePool(engine_of(MODEL, ENGINE))
+    model = model_on(pool.engine.mesh)
+    first, second = (Span(tokens=list(tokens), prompt=len(tokens)) for _ in range(2))
+    pool.restore(first)
+    pool.prefill(model, [first])
+    written = first.cached
+    pool.save(first, on_device=False)
+    pool.restore(first)
+    pool.restore(second)
+    assert second.cached == written == ENGINE.prefill_tokens
+    for _ in range(3):
+        pool.prefill(model, [first, second])
+    third = Span(tokens=list(tokens), prompt=len(tokens))
+    pool.restore(third)
+    assert third.cached > written
+
+
+@pytest.mark.long
+def test_recomputed_keys_are_those_of_the_weights_that_sample_however_scarce_pages_are():
+    scheduler = make_scheduler(dataclasses.replace(ENGINE, pages=22, decode_steps=2))
+    plain = model_on(scheduler.engine.mesh)
+    models = [jax.tree.map(lambda x, k=k: (-1) ** k * (1 + k / 10) * x, plain) for k in range(6)]
+    preempted = 0
+    for seed in range(70, 80):
+        rng = random.Random(seed)
+        episodes = []
+
+        def make(*which, episodes=episodes):
+            episodes.append(Episode(*which))
+            return episodes[-1]
+
+        scheduler.load(models[0], 0)
+        for group in range(rng.randint(1, 4)):
+            prompt = np.random.default_rng([seed, group]).integers(1, VOCAB, rng.randint(10, 16))
+            task = types.SimpleNamespace(id=str(group), prompt=prompt.tolist())
+            scheduler.submit(task, make, group=group, group_size=rng.randint(1, 4), key=(seed, 7))
+        version = 0
+        while scheduler.groups:
+            scheduler.step()
+            if version < 5 and rng.random() < 0.6:
+                version += 1
+                scheduler.load(models[version], version, recompute=True)
+        preempted += scheduler.take_stats().preempted
+        trajectories = [episode.finish() for episode in episodes]
+        for number in range(version + 1):
+            logprobs = trainer_logprobs(trajectories, models[number])
+            for row, t in zip(logprobs, trajectories, strict=True):
+                at = np.flatnonzero(t.versions == number)
+                np.testing.assert_allclose(
+                    t.logprobs[at], row[at - 1, t.tokens[at]], rtol=1e-3, atol=1e-3
+                )
+    assert preempted
+    scheduler.close()
