@@ -209,7 +209,7 @@ def test_recomputed_keys_are_those_of_the_weights_that_sample_however_scarce_pag
     plain = model_on(scheduler.engine.mesh)
     models = [jax.tree.map(lambda x, k=k: (-1) ** k * (1 + k / 10) * x, plain) for k in range(6)]
     preempted = 0
-    for seed in range(70, 80):
+    for seed in (40, 76, 125, 193):
         rng = random.Random(seed)
         episodes = []
 
