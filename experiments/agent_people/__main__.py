@@ -19,9 +19,13 @@ from launch import command
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 2 or not (Path(argv[1]) / "people.db").is_file():
-        command.refuse("name the workdir of a run of configs/realtime_agent.py")
+    if len(argv) != 2:
+        command.refuse("name the workdir of a run of configs/realtime_agent.py, and nothing else")
     folder = Path(argv[1])
+    if not (folder / "people.db").is_file():
+        command.refuse(
+            f"{folder} has no people.db; name the workdir of a run of configs/realtime_agent.py"
+        )
     periods = report.read(folder)
     if not periods:
         command.refuse(f"{folder} holds no answer that people got from the deployed version")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from models.marks import encodable_all
@@ -28,6 +28,8 @@ _ANSWER = "the answer of the assistant"
 # A special token at the end of a text, and at its beginning.
 _ENDS = re.compile(r"<\|[^<>|]*\|>\Z")
 _BEGINS = re.compile(r"<\|[^<>|]*\|>")
+# The messages at the end of a request whose ends are looked for.
+_LAST = 256
 _BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER})
 
 
@@ -113,14 +115,15 @@ class ChatText:
         schemas = [{"type": "function", "function": schema} for schema in quoted]
         given = self._for_template(messages)
         whole = self._render(given, schemas, True)
-        marks: list[int | None] = []
-        for count in range(1, len(given) + 1):
+
+        def written(count: int) -> str | None:
             # Templates may refuse a beginning, such as a system message alone.
             try:
-                text = self._render(given[:count], schemas, False)
+                return self._render(given[:count], schemas, False)
             except ApiError:
-                text = None
-            marks.append(len(text) if text is not None and whole.startswith(text) else None)
+                return None
+
+        marks = _marks(whole, len(given), written, kept)
         start = 0
         if kept:
             if marks[kept - 1] is None:
@@ -148,10 +151,7 @@ class ChatText:
         whole = written(len(given), True)
         if whole is None:
             raise ApiError(f"the chat template does not end a message with {end!r}")
-        marks: list[int | None] = []
-        for count in range(1, len(given) + 1):
-            text = written(count, False)
-            marks.append(len(text) if text is not None and whole.startswith(text) else None)
+        marks = _marks(whole, len(given), lambda count: written(count, False))
         closing = end if cut else ""
         ends = [mark and mark + len(closing) for mark in marks]
         return self._cut(closing + whole, ends, messages, behind)
@@ -280,6 +280,24 @@ class ChatText:
                 continue
             return True
         return False
+
+
+def _marks(
+    whole: str, count: int, written: Callable[[int], str | None], kept: int = 0
+) -> list[int | None]:
+    """Where each of ``count`` messages ends in the text of all; None where that does not show.
+
+    Only the ends of the last messages are looked for, and that of message ``kept``. Each takes one
+    more rendering, so the time would grow with the square of the number of messages.
+
+    written: gives the text of so many first messages, None where they cannot be written alone.
+    """
+    marks: list[int | None] = [None] * count
+    for number in {*range(max(1, count - _LAST + 1), count + 1), *([kept] if kept else [])}:
+        text = written(number)
+        if text is not None and whole.startswith(text):
+            marks[number - 1] = len(text)
+    return marks
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:

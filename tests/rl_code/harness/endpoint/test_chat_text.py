@@ -156,3 +156,23 @@ def test_calls_of_a_strict_tool_have_its_schema():
     with pytest.raises(ApiError, match="cannot be followed"):
         asked = ChatRequest(messages=request.messages, tools=wrong)
         start_forms(asked, text.protocol, text.grammars)
+
+
+def test_a_long_conversation_is_rendered_a_bounded_number_of_times(monkeypatch):
+    chat = text_of("hermes")
+    long = [Message(("user", "assistant")[at % 2], f"message {at}") for at in range(600)]
+    before = chat.begin(long[:100], ())
+    rendered = []
+    render = chat._render
+
+    def counted(messages, *rest):
+        rendered.append(len(messages))
+        return render(messages, *rest)
+
+    monkeypatch.setattr(chat, "_render", counted)
+    pieces = chat.begin(long, ())
+    assert len(rendered) < 300 and None not in pieces.ends[-256:]
+    assert TOKENIZER.decode(pieces.tokens).count("message ") == 600
+    behind = chat.begin(long, (), kept=100)
+    assert before.tokens[: before.ends[-1]] + behind.tokens == pieces.tokens
+    assert behind.ends[-1] + before.ends[-1] == pieces.ends[-1]
