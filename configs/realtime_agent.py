@@ -86,7 +86,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dict(metric="reward/follow_up", harm="down", scale=0.1, allowed=0.05),
             dict(metric="latency", harm="up", scale=1.0, allowed=2.0),
         ),
-        most_s=30.0 if smoke else 90.0,
+        # some 300 sessions of each arm show 20 points (docs/results/realtime_agent.md)
+        most_sessions=None if smoke else 640,
+        most_s=30.0 if smoke else 900.0,
     )
     config.cycle.monitors.update(
         rates=(

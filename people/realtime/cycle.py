@@ -358,7 +358,7 @@ class Cycle:
         if found.decision != "promote" or not held:
             return found.decision, found.reason
         names = ", ".join(held)
-        if self._clock() - row.watched_from < self._config.watch.most_s:
+        if not found.over:
             return "wait", f"held by {names}; {found.reason}"
         return "roll_back", f"alarms that nobody acknowledged: {names}"
 

@@ -61,12 +61,17 @@ class WatchConfig:
     # Seconds that it is watched at least before it is promoted, and at most.
     least_s: float = 0.0
     most_s: float = 86_400.0
+    # Sessions of both arms together after which it ends too, so that a test is as long on a slow
+    # machine as on a fast one where people are simulated. None for no such end.
+    most_sessions: int | None = None
     # Fate of a candidate about which the longest time proves nothing. "promote" takes what may be
     # worse, so it is for rehearsals. One that too few users had is always rolled back.
     at_end: Literal["promote", "roll_back"] = "roll_back"
 
     def __post_init__(self) -> None:
         at_least(self, margin=0, least_users=2, least_s=0, most_s=0)
+        if self.most_sessions is not None:
+            at_least(self, most_sessions=1)
         if not 0 < self.share < 1:
             raise ValueError(f"{self.share=} must be above 0 and below 1")
         if not self.scale > 0:
@@ -94,6 +99,8 @@ class Look:
     difference: Interval
     # Guardrail -> lower bound of its harm, and harm that is allowed.
     harms: Mapping[str, tuple[float, float]]
+    # True after the longest time, or the most sessions.
+    over: bool
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, null for what is not finite."""
@@ -122,15 +129,20 @@ def look(config: WatchConfig, deployed: Sessions, candidate: Sessions, watched_s
             **users,
         )
         harms[name] = (bound, guardrail.allowed)
-    decision, reason = _decide(config, found, harms, watched_s)
+    sessions = len(deployed.session), len(candidate.session)
+    most = math.inf if config.most_sessions is None else config.most_sessions
+    over = watched_s >= config.most_s or sum(sessions) >= most
+    length = f"{watched_s:.0f} s and {sum(sessions)} sessions"
+    decision, reason = _decide(config, found, harms, watched_s, length if over else "")
     return Look(
         decision,
         reason,
-        (len(deployed.session), len(candidate.session)),
+        sessions,
         (before.users, after.users),
         (_around(config, before), _around(config, after)),
         found,
         harms,
+        over,
     )
 
 
@@ -147,7 +159,9 @@ def _decide(
     found: Interval,
     harms: Mapping[str, tuple[float, float]],
     watched_s: float,
+    over: str,
 ) -> tuple[Literal["wait", "promote", "roll_back"], str]:
+    """Decision and reason. over: how long the test was if it is over, else empty."""
     # a bound without end: fewer than least_users of an arm have the metric
     unknown = [name for name, (bound, _) in harms.items() if math.isinf(bound)]
     for name, (bound, allowed) in harms.items():
@@ -160,13 +174,13 @@ def _decide(
         return "roll_back", f"{shown}: worse than the deployed version"
     if found.low > -config.margin and watched_s >= config.least_s and not unknown:
         return "promote", f"{shown}: the lower end is above {-config.margin:+.4f}"
-    if watched_s >= config.most_s:
+    if over:
         # an interval without ends: an arm has fewer than least_users
         if math.isinf(found.low):
-            return "roll_back", f"fewer than {config.least_users} users in {watched_s:.0f} s"
+            return "roll_back", f"fewer than {config.least_users} users in {over}"
         if unknown:
-            return "roll_back", f"{shown}: {_says_nothing(config, unknown)} in {watched_s:.0f} s"
-        return config.at_end, f"{shown}: nothing proven in {watched_s:.0f} s"
+            return "roll_back", f"{shown}: {_says_nothing(config, unknown)} in {over}"
+        return config.at_end, f"{shown}: nothing proven in {over}"
     return "wait", f"{shown}; {_says_nothing(config, unknown)}" if unknown else shown
 
 

@@ -87,3 +87,15 @@ def test_nothing_is_promoted_past_a_guardrail_that_nobody_reported(watched_s, de
     found = look(config, DEPLOYED, dataclasses.replace(better, values=values), watched_s)
     assert found.decision == decision
     assert "guardrail latency says nothing, fewer than 20 users of an arm" in found.reason
+
+
+def test_a_test_ends_after_its_sessions_however_fast_they_came():
+    config = dataclasses.replace(CONFIG, margin=0.0, most_sessions=3_200)
+    same = sessions(2, 400, 0.5)
+    found = look(config, DEPLOYED, same, 11.0)
+    assert found.over and found.decision == "roll_back"
+    assert "nothing proven in 11 s and 3200 sessions" in found.reason
+    found = look(dataclasses.replace(config, most_sessions=3_201), DEPLOYED, same, 11.0)
+    assert not found.over and found.decision == "wait"
+    with pytest.raises(ValueError, match="most_sessions=0"):
+        dataclasses.replace(config, most_sessions=0)
