@@ -30,6 +30,9 @@ from rl_code.rewards.noted import MEASURES
 from rl_code.rollout.actor import ActorStats
 from rl_code.types import Group, Trajectory
 
+# What is counted of ``Trajectory.status``; faults, which are masked, are counted apart.
+_WAYS_TO_END = ("submitted", "turn_limit", "token_limit", "time_limit", "agent_ended")
+
 type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -190,8 +193,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         ),
         **({"episode/summaries": mean(summaries)} if any(summaries) else {}),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
-        "episode/submitted": mean(t.status == "submitted" for t in trajectories),
-        "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),
+        **{f"episode/{way}": mean(t.status == way for t in trajectories) for way in _WAYS_TO_END},
         "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
         "episode/rebuilt": float(sum(t.rebuilt or 0 for t in trajectories)),
         "rollout/sampled_tokens": float(len(ages)),

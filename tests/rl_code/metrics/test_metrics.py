@@ -294,6 +294,20 @@ def test_a_group_has_a_signal_if_its_rewards_differ_by_more_than_rounding():
     assert found["reward/signal_groups"] == 0.5
 
 
+def test_ways_in_which_episodes_end_are_counted():
+    group = _group()
+    (one,) = group.trajectories
+    ways = ("agent_ended", "agent_ended", "token_limit", "submitted")
+    group = dataclasses.replace(
+        group, trajectories=tuple(dataclasses.replace(one, status=way) for way in ways)
+    )
+    found = episode_metrics([group], 7)
+    ended = {way: found[f"episode/{way}"] for way in (*ways, "turn_limit", "time_limit")}
+    assert ended == dict(
+        agent_ended=0.5, token_limit=0.25, submitted=0.25, turn_limit=0.0, time_limit=0.0
+    )
+
+
 def test_steps_without_a_signal_are_told_in_the_line_of_training():
     notes = []
     journal = Journal.__new__(Journal)
