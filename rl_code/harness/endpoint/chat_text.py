@@ -285,7 +285,7 @@ class ChatText:
 def _marks(
     whole: str, count: int, written: Callable[[int], str | None], kept: int = 0
 ) -> list[int | None]:
-    """Where each of ``count`` messages ends in the text of all; None where that does not show.
+    """The end of each of ``count`` messages in the text of all; None where it does not show.
 
     Only the ends of the last messages are looked for, and that of message ``kept``. Each takes one
     more rendering, so the time would grow with the square of the number of messages.
