@@ -8,14 +8,17 @@ import time
 
 import jax
 import numpy as np
-import openai
 import pytest
 from flax import nnx
 
 from models.lora import LoRA, new_adapters
+from tests.late import Late
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import MODEL
 from tests.rl_code.rollout.small import assert_all_free, initial
+
+openai = Late("openai")
+
 
 PATIENCE_S = 300.0
 

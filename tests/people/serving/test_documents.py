@@ -9,7 +9,6 @@ import dataclasses
 import functools
 
 import numpy as np
-import openai
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
@@ -27,12 +26,16 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.serving import ServingConfig
 from rl_code.types import Reward
+from tests.late import Late
 from tests.people.serving.scripted import PATIENCE_S
 from tests.people.serving.test_origins import entry
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import ENGINE, MODEL
 from tests.rl_code.rollout.small import model_on
 from tests.rl_code.rollout.with_documents import trainer_logprobs
+
+openai = Late("openai")
+
 
 DOCUMENTS = DocumentsConfig(longest=64, shortest=8, page=8)
 LENGTH = 800
