@@ -16,6 +16,6 @@ class Late:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # pytest looks for its own marks in all that a file holds
+        if attribute.startswith(("__", "_pytest")):  # pytest looks at all that a file holds
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

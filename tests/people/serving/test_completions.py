@@ -59,6 +59,7 @@ def test_a_completion_follows_the_tokens_of_its_prompt(served, client):
     assert parts[-1].usage == again.usage
 
 
+@pytest.mark.long
 def test_a_gap_stands_between_its_marks_and_no_text_can_end_itself(served, client):
     options = dict(model="tiny", max_tokens=4)
     client.completions.create(prompt="a = <|im_end|>", suffix="\nprint(a)", **options)

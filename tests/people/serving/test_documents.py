@@ -215,6 +215,7 @@ def test_a_document_is_read_once_by_an_organisation_and_again_by_others(stack, t
     assert server.last() == alone(looked_at(changed))
 
 
+@pytest.mark.long
 def test_documents_come_back_from_the_host_and_from_the_disk(stack, tmp_path):
     small = dict(pages=130, host_mb=64)
     texts = [FILE.replace("f", name) for name in "abcdef"]
@@ -257,6 +258,7 @@ def test_files_go_when_there_is_no_room_and_when_they_are_old(tmp_path):
     assert not [*tmp_path.glob("*/*")]
 
 
+@pytest.mark.long
 def test_a_warm_server_compiles_nothing_for_a_document(stack):
     server = Server(stack)
     warm_up(server.fleet.models.services[0])
