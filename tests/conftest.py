@@ -17,10 +17,12 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.costs import Costs
 from tests.programs import CACHE, QUICKLY
+from tests.rewriting import rewrite_a_share
 
 SLOW = os.environ.get("RUN_SLOW") == "1"
 FLAGS = {"--xla_force_host_platform_device_count": "8"} | ({} if SLOW else QUICKLY)
@@ -37,6 +39,10 @@ for name, value in CACHE.items():
 # Examples are the same in every run, and may take any time, as on a machine that has much to do.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=not SLOW)
 hypothesis.settings.load_profile("tests")
+# Hypothesis would also try numbers and texts of those modules of the project that are imported: other
+# examples in each worker, after seconds of reading all of them.
+if not SLOW:
+    providers._get_local_constants = lambda: providers._local_constants
 
 # as in the background of a script; tests stop what they start
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -96,6 +102,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> Blocks:
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of -n auto: one more than cores, since some tests wait, up to what memory allows."""
     return min(len(os.sched_getaffinity(0)) + 1, 8)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    rewrite_a_share(session.config)
 
 
 def pytest_collection_finish() -> None:

@@ -116,6 +116,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)  # for the reasons of tests/conftest.py
     while True:
         data, streams, _, _ = socket.recv_fds(control, _MAX_REQUEST, 3)
         if not data:

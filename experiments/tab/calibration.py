@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy  # reads scipy.optimize when it is first used
 
 from experiments.tab.asked import suggested
 from people.simulated.fit import embedded
@@ -23,7 +23,9 @@ def reading(shown: Sequence[tuple[Task, str]]) -> Reading:
     """From (task, text) of what was shown."""
     matches = [match(text, task.meta["wanted"]) for task, text in shown]
     kept = tuple(float(m) for m in np.quantile(matches, np.linspace(0, 1, _QUANTILES)).round(4))
-    leniency = brentq(lambda x: rate(shown, Reading(kept, x)) - RECORDED, -6, 6, xtol=1e-3)
+    leniency = scipy.optimize.brentq(
+        lambda x: rate(shown, Reading(kept, x)) - RECORDED, -6, 6, xtol=1e-3
+    )
     return Reading(kept, round(leniency, 3))
 
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from scipy.special import expit, logit
+import scipy  # reads scipy.special when it is first used
 
 from people.feedback.records import HORIZONS_S
 from people.feedback.rewards.follow_up_data import messages
@@ -214,4 +214,6 @@ class AgentPerson:
 
 def _moved(chance: float, logits: float) -> float:
     """A chance that is moved in logits; 0 and 1 stay."""
-    return chance if chance in (0.0, 1.0) else float(expit(logit(chance) + logits))
+    if chance in (0.0, 1.0):
+        return chance
+    return float(scipy.special.expit(scipy.special.logit(chance) + logits))

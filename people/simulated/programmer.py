@@ -22,7 +22,7 @@ import math
 import random
 import re
 
-from scipy.special import expit
+import scipy  # reads scipy.special when it is first used
 
 from people.feedback.records import HORIZONS_S
 from people.simulated.fit import Fit
@@ -209,4 +209,4 @@ class Programmer:
         score = self._fit.acceptance.logit(seen, seconds / habits.pace) + self._leaning
         score += self._reading.leniency + habits.leniency + habits.taste * (2 * agreed - 1)
         score += habits.length * math.log2(seen.characters / 16)
-        return float(expit(score))
+        return float(scipy.special.expit(score))

@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import scipy  # reads scipy.optimize when it is first used: only a fit does
-from scipy.special import expit, log_expit
+import scipy  # reads its parts when they are first used
 
 # Points of the Gauss-Hermite rule that averages over what is not known.
 _POINTS = 31
@@ -51,7 +50,7 @@ def fit_logistic(rows: np.ndarray, labels: np.ndarray, blocks: Sequence[int]) ->
         value = _log_joint(rows, labels, mean, precision)
         hessian = np.diag(precision)
         for _ in range(_STEPS):
-            chances = expit(rows @ mean)
+            chances = scipy.special.expit(rows @ mean)
             gradient = rows.T @ (labels - chances) - precision * mean
             hessian = (rows.T * (chances * (1 - chances))) @ rows + np.diag(precision)
             step = np.linalg.solve(hessian, gradient)
@@ -96,7 +95,7 @@ def mean_chance(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The average of the logistic function over Gaussians: chances [n]."""
     points, weights = np.polynomial.hermite_e.hermegauss(_POINTS)
     at = mean[:, None] + np.sqrt(variance)[:, None] * points
-    return expit(at) @ (weights / weights.sum())
+    return scipy.special.expit(at) @ (weights / weights.sum())
 
 
 def _spread(scales: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
@@ -107,9 +106,8 @@ def _spread(scales: np.ndarray, blocks: Sequence[int]) -> np.ndarray:
 
 def _log_joint(rows, labels, mean, precision) -> float:
     scores = rows @ mean
-    return float(
-        log_expit(np.where(labels > 0, scores, -scores)).sum() - 0.5 * (precision * mean**2).sum()
-    )
+    chances = scipy.special.log_expit(np.where(labels > 0, scores, -scores))
+    return float(chances.sum() - 0.5 * (precision * mean**2).sum())
 
 
 def _best_scales(evidence: Callable[[np.ndarray], float], blocks: Sequence[int]) -> np.ndarray:

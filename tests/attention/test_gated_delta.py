@@ -117,6 +117,7 @@ def test_nothing_leaks(monkeypatch):
     properties.nothing_leaks(METHOD)
 
 
+@pytest.mark.long
 def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, monkeypatch):
     monkeypatch.setattr(properties, "model", lambda method, dtype: model(dtype))
     properties.packed_equals_separate(METHOD)
@@ -129,6 +130,7 @@ def test_prefill_and_decoding_equal_the_full_forward(poison, monkeypatch):
     properties.cached_equals_full(METHOD, cache, poison)
 
 
+@pytest.mark.long
 def test_a_tree_of_any_depth_equals_its_paths_apart(x64):
     size = 64
     where, paths = pack_trees(TREES, size)

@@ -17,10 +17,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models import (
-    IoK8sApiCoreV1PodTemplateSpec,
-    JobsetV1alpha2JobSet,
-)
 
 from cluster import render as cluster_render
 from cluster.render import ROLES, Job, networks, render
@@ -30,6 +26,10 @@ from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.run.config import RunConfig
 from tests import programs
+from tests.late import Late
+
+kubeflow = Late("kubeflow_trainer_api.models")
+
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = (
@@ -263,7 +263,7 @@ def unknown(given: Any, known: Any, path: str = "") -> list[str]:
 
 def check_jobset(manifest: dict[str, Any]) -> list[str]:
     """Problems of a JobSet; raises pydantic's error where a field is missing or of another type."""
-    model = JobsetV1alpha2JobSet.from_dict(manifest).to_dict()
+    model = kubeflow.JobsetV1alpha2JobSet.from_dict(manifest).to_dict()
     return unknown(manifest, model) + unknown(model, manifest)  # what is missing is "" in the model
 
 
@@ -299,7 +299,7 @@ def check_ray_cluster(manifest: dict[str, Any]) -> list[str]:
         problems += [f"{kind}.{field} is missing" for field in RAY_NEEDED[kind] - group.keys()]
         parameters = group["rayStartParams"]
         problems += [f"{name}: no text" for name in parameters if type(parameters[name]) is not str]
-        pod = IoK8sApiCoreV1PodTemplateSpec.from_dict(group["template"])
+        pod = kubeflow.IoK8sApiCoreV1PodTemplateSpec.from_dict(group["template"])
         problems += unknown(group["template"], pod.to_dict())
         problems += unknown(pod.to_dict(), group["template"])
     return problems

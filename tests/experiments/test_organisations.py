@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 
 from experiments.organisations import isolation, report
 from experiments.organisations.holes import AskedAtHome, Holes, of
@@ -93,6 +92,8 @@ def test_the_table_compares_home_with_shared():
 
 def test_the_figure_has_the_numbers_of_the_table(tmp_path, monkeypatch):
     """On made-up results: each adapter earns at home, the shared one half of it."""
+    from matplotlib.axes import Axes  # slow to import
+
     rng = np.random.default_rng(0)
     whose = BOTH * 30
     means = np.array([[0.3, -0.2], [-0.1, 0.2], [0.15, 0.1]])  # [adapters, organisations]

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
-import openai
 import pytest
 
 from launch import serve
@@ -26,8 +25,12 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.host.files import write_atomically
 from rl_code.run.workdir import CONFIG_FILE
 from tests import programs
+from tests.late import Late
 from tests.people.editor.test_server import ask, change, talk
 from tests.people.feedback.people import answer
+
+openai = Late("openai")
+
 
 PATIENCE_S = 300.0
 

@@ -37,6 +37,7 @@ def prefix(batch, length: int):
 
 
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.quick(first=1)
 def test_a_packed_text_has_the_score_that_it_has_alone(tied):
     model = random_head(tied)
     assert not hasattr(model.backbone, "unembed")

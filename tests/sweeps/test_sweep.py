@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import ml_collections
 import pytest
 import rich.console
-from matplotlib import figure
 
 from rl_code.config.read_config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult
@@ -26,7 +25,10 @@ from sweeps import running, table
 from sweeps import runs as sweep_runs
 from sweeps.runs import SweepRun
 from tests import sweep_programs
+from tests.late import Late
 from tests.sweep_programs import TRAINER
+
+figure = Late("matplotlib.figure")
 
 
 @dataclasses.dataclass(frozen=True)

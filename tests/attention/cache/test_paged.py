@@ -95,6 +95,7 @@ def test_prefill_in_chunks_and_decoding_equal_the_full_forward(chunks):
         assert relative(np.concatenate(out), wanted) < 1e-5
 
 
+@pytest.mark.long
 def test_shared_prefixes_and_copies_on_write_change_nothing():
     allocator = PageAllocator(PAGES, PAGE)
     paged = dirty(cache(PAGES))

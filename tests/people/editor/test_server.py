@@ -11,18 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from lsprotocol import types
-from pygls.lsp.client import LanguageClient
 
-from people.editor.server import EditorConfig, EditorServer, _Workspace
 from tests import programs
+from tests.late import Late
 from tests.people.simulated.fake_server import FakeServer
+
+editor = Late("people.editor.server")
+types = Late("lsprotocol.types")
+lsp_client = Late("pygls.lsp.client")
+
 
 ROOT = Path(__file__).resolve().parents[3]
 URI = "file:///nowhere/a.py"
 # A form feed and a line separator end no line of the protocol.
 TEXT = "# ü😀\f\u2028\ndef f(x):\n    return \n"
-CURSOR = types.Position(2, 11)
+CURSOR = (2, 11)
 # Generous: the machine may be busy with other things.
 PATIENCE_S = 240.0
 
@@ -43,7 +46,7 @@ def talk(url: str, conversation) -> None:
     """Runs a conversation with a language server, from its start to its exit."""
 
     async def run() -> None:
-        client = LanguageClient("test", "1")
+        client = lsp_client.LanguageClient("test", "1")
         program, *arguments = command(url)
         environment = {**os.environ, "RL_CODE_KEY": "key-7"}
         await client.start_io(program, *arguments, cwd=ROOT, env=environment)
@@ -66,13 +69,15 @@ async def ask(client, position=CURSOR):
     params = types.InlineCompletionParams(
         types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic),
         types.TextDocumentIdentifier(URI),
-        position,
+        types.Position(*position),
     )
     return (await client.text_document_inline_completion_async(params)).items
 
 
 def change(client, version: int, text: str, start=CURSOR, end=CURSOR) -> None:
-    part = types.TextDocumentContentChangePartial(types.Range(start, end), text)
+    part = types.TextDocumentContentChangePartial(
+        types.Range(types.Position(*start), types.Position(*end)), text
+    )
     document = types.VersionedTextDocumentIdentifier(version, URI)
     client.text_document_did_change(types.DidChangeTextDocumentParams(document, [part]))
 
@@ -96,7 +101,7 @@ def test_an_accepted_suggestion_is_reported_with_its_survival(server):
         # the command that the editor runs after the insertion is no second acceptance
         assert await execute(client, item.command.command, *item.command.arguments) is False
         await execute(client, "rlCode.moveClock", 30.0)
-        change(client, 3, "2", types.Position(2, 15), types.Position(2, 16))
+        change(client, 3, "2", (2, 15), (2, 16))
         await execute(client, "rlCode.moveClock", 3600.0)
 
     talk(server.url, conversation)
@@ -116,9 +121,9 @@ def test_rejections_and_faults_of_the_endpoint_are_reported_once_it_is_back(serv
         await asyncio.to_thread(server.wait_for, "rejected", 1, PATIENCE_S)
         # nothing is shown where the server has nothing, or refuses
         server.complete = lambda prefix, suffix: ""
-        assert not await ask(client, types.Position(2, 12))
+        assert not await ask(client, (2, 12))
         server.complete = lambda prefix, suffix: None
-        assert not await ask(client, types.Position(2, 12))
+        assert not await ask(client, (2, 12))
 
     talk(server.url, conversation)
     (rejected,) = server.of_kind("rejected")
@@ -151,14 +156,14 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
         # the parameter is renamed letter by letter; its uses are not yet
         for version, (letter, at) in enumerate(zip("tot", (6, 7, 8), strict=True), start=3):
             end = at + 1 if at == 6 else at
-            change(client, version, letter, types.Position(1, at), types.Position(1, end))
+            change(client, version, letter, (1, at), (1, end))
         found = await execute(client, "rlCode.nextEdit", URI, {"line": 1, "character": 9})
         assert (found["newText"], found["uri"]) == ("total", URI)
         assert found["range"]["start"] == {"line": 2, "character": 11}
         assert found["range"]["end"] == {"line": 2, "character": 12}
         _, body, _ = [one for one in server.requests if one[0] == "/v1/completions"][-1]
         assert body["prompt"].endswith("return ") and body["suffix"] == " + x\n"
-        change(client, 6, "total", types.Position(2, 11), types.Position(2, 12))
+        change(client, 6, "total", (2, 11), (2, 12))
         await execute(client, "rlCode.moveClock", 0.0)
 
     talk(server.url, conversation)
@@ -231,7 +236,7 @@ def test_neovim_is_a_client(server, tmp_path):
 
 
 def test_a_request_behind_shutdown_is_answered_with_an_error():
-    server = EditorServer(EditorConfig("http://127.0.0.1:1/v1", "key-7"))
+    server = editor.EditorServer(editor.EditorConfig("http://127.0.0.1:1/v1", "key-7"))
     sent = []
     server.protocol._send_data = sent.append
     server.protocol._shutdown = True
@@ -243,8 +248,10 @@ def test_a_request_behind_shutdown_is_answered_with_an_error():
 
 def test_other_open_files_are_sent_as_documents(server):
     async def run():
-        made = EditorServer(EditorConfig(server.url, "key-7", open_files=2, prefix=20))
-        made.protocol._workspace = _Workspace(None)
+        made = editor.EditorServer(
+            editor.EditorConfig(server.url, "key-7", open_files=2, prefix=20)
+        )
+        made.protocol._workspace = editor._Workspace(None)
         for name in "abcd":
             item = types.TextDocumentItem(f"file:///{name}.py", "python", 1, f"{name} = 1\n" * 4)
             made.workspace.put_text_document(item)

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import uvicorn
-from matplotlib import image
 from starlette.applications import Starlette
 
 from people.feedback.poisoning import Suspect
@@ -25,8 +24,12 @@ from people.feedback.store import FeedbackStore
 from people.realtime import dashboard
 from people.realtime.dashboard import PAGE, Dashboard
 from people.realtime.tables import ALARMS
+from tests.late import Late
 from tests.people.feedback.people import answer
 from tests.people.realtime.rehearsed import Rehearsed
+
+image = Late("matplotlib.image")
+
 
 KEY = "a key of sixteen or more"
 HOSTILE = "</script><script>alert(1)</script>"

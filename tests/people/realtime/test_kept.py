@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import openai
 import pytest
 
 from models.tokenizer import Tokenizer
@@ -25,8 +24,12 @@ from rl_code.harness.endpoint.completions import FillInTheMiddle
 from rl_code.tasks import records
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
+from tests.late import Late
 from tests.people.feedback import people
 from tests.people.serving.scripted import scripted
+
+openai = Late("openai")
+
 
 TOKENIZER = Tokenizer.train(
     ["return x + 1"], 330, Infill.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>"

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.integrate
-import scipy.stats
+import scipy
 
 from configs import realtime
 from experiments.ab import simulate, study

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import openai
 import pytest
 
 from configs import realtime
@@ -40,9 +39,13 @@ from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.rewards.combine import SignalConfig
 from rl_code.types import Group
+from tests.late import Late
 from tests.people.realtime.test_training import ANSWER
 from tests.people.serving.scripted import SECRET as SCRIPTED_SECRET
 from tests.people.serving.scripted import Scripted, scripted
+
+openai = Late("openai")
+
 
 SECRET = bytes(range(32))
 

@@ -11,10 +11,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import openai
 import pytest
 
+from tests.late import Late
 from tests.people.serving.scripted import scripted
+
+openai = Late("openai")
+
 
 CLIENT = Path(__file__).parents[2] / "rl_code/harness/endpoint/anthropic_client.py"
 PYTHON = os.environ.get("ANTHROPIC_PYTHON", "")

@@ -8,14 +8,17 @@ import time
 
 import jax
 import numpy as np
-import openai
 import pytest
 from flax import nnx
 
 from models.lora import LoRA, new_adapters
+from tests.late import Late
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import MODEL
 from tests.rl_code.rollout.small import assert_all_free, initial
+
+openai = Late("openai")
+
 
 PATIENCE_S = 300.0
 
@@ -56,6 +59,7 @@ def test_a_completion_follows_the_tokens_of_its_prompt(served, client):
     assert parts[-1].usage == again.usage
 
 
+@pytest.mark.long
 def test_a_gap_stands_between_its_marks_and_no_text_can_end_itself(served, client):
     options = dict(model="tiny", max_tokens=4)
     client.completions.create(prompt="a = <|im_end|>", suffix="\nprint(a)", **options)

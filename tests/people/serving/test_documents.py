@@ -9,7 +9,6 @@ import dataclasses
 import functools
 
 import numpy as np
-import openai
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
@@ -27,12 +26,16 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.serving import ServingConfig
 from rl_code.types import Reward
+from tests.late import Late
 from tests.people.serving.scripted import PATIENCE_S
 from tests.people.serving.test_origins import entry
 from tests.rl_code.harness.chats import chat_tokenizer
 from tests.rl_code.harness.test_rollout import ENGINE, MODEL
 from tests.rl_code.rollout.small import model_on
 from tests.rl_code.rollout.with_documents import trainer_logprobs
+
+openai = Late("openai")
+
 
 DOCUMENTS = DocumentsConfig(longest=64, shortest=8, page=8)
 LENGTH = 800
@@ -212,6 +215,7 @@ def test_a_document_is_read_once_by_an_organisation_and_again_by_others(stack, t
     assert server.last() == alone(looked_at(changed))
 
 
+@pytest.mark.long
 def test_documents_come_back_from_the_host_and_from_the_disk(stack, tmp_path):
     small = dict(pages=130, host_mb=64)
     texts = [FILE.replace("f", name) for name in "abcdef"]
@@ -254,6 +258,7 @@ def test_files_go_when_there_is_no_room_and_when_they_are_old(tmp_path):
     assert not [*tmp_path.glob("*/*")]
 
 
+@pytest.mark.long
 def test_a_warm_server_compiles_nothing_for_a_document(stack):
     server = Server(stack)
     warm_up(server.fleet.models.services[0])

@@ -6,14 +6,17 @@ import json
 import typing
 
 import pytest
-from openai.types import completion_create_params as completions
-from openai.types.chat import completion_create_params as chats
 
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.harness.endpoint.completions import read_completion
 from rl_code.harness.endpoint.fields import ApiError
 from rl_code.harness.endpoint.requests import read_request
 from rl_code.harness.endpoint.stops import stopping
+from tests.late import Late
+
+completions = Late("openai.types.completion_create_params")
+chats = Late("openai.types.chat.completion_create_params")
+
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

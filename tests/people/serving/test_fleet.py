@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 
-import openai
 import pytest
 
 from people.feedback.identity import AnswerIds, user_key
@@ -25,7 +24,11 @@ from people.serving.router import Shares, Thompson
 from people.serving.running import Running
 from rl_code.harness.endpoint.answers import Pending
 from rl_code.harness.endpoint.fields import ApiError
+from tests.late import Late
 from tests.people.serving.scripted import PATIENCE_S, SECRET, scripted
+
+openai = Late("openai")
+
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -6,7 +6,6 @@ import json
 import math
 
 import numpy as np
-import openai
 import pytest
 
 from people.realtime.training import groups_of
@@ -16,7 +15,11 @@ from rl_code.harness.endpoint.completions import read_completion
 from rl_code.harness.endpoint.grammars import Grammars, json_grammar
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Reward
+from tests.late import Late
 from tests.rl_code.harness.chats import chat_tokenizer
+
+openai = Late("openai")
+
 
 PATIENCE_S = 300.0
 HELLO = [{"role": "user", "content": "hello"}]

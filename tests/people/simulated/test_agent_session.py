@@ -150,6 +150,7 @@ def test_a_conversation_that_is_too_long_is_begun_anew(server, persons):
     assert first.turn.answers != second.turn.answers
 
 
+@pytest.mark.long
 def test_every_signal_has_a_sender_and_nothing_else_is_sent(server, persons, tmp_path):
     """Several kinds with an agent that is right now and then: all kinds of events are sent, and
     nowhere stands how content somebody truly is.
@@ -184,6 +185,7 @@ def test_every_signal_has_a_sender_and_nothing_else_is_sent(server, persons, tmp
     assert all(event.keys() == kept for event in server.events.values())
 
 
+@pytest.mark.long
 def test_persons_come_from_a_process_of_their_own(server, tmp_path):
     server.chat = lambda body: writes("def f(xs):\n    return xs\n")
     config = AgentCrowdConfig(SOURCE, TOOLS, people=2, at_once=2, late_s=0.0)

@@ -6,12 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.special import expit
 
 from people.simulated.fit import Acceptance, Fit, Parts, Share, Survival, Timing, embedded
 from people.simulated.regression import fit_linear, mean_chance
 from people.simulated.telemetry import Decision, Seen
+from tests.late import Late
+
+special, stats = Late("scipy.special"), Late("scipy.stats")
+
 
 LEANINGS = {person: leaning for person, leaning in enumerate(np.linspace(-1.5, 1.5, 10))}
 
@@ -24,7 +26,7 @@ def decisions(count: int, seed: int, people=LEANINGS) -> list[Decision]:
         person = rng.choice(list(people))
         confidence = rng.random()
         seconds = rng.lognormvariate(0.5 + 0.4 * people[person], 0.8)
-        chance = expit(4 * confidence - 2 + people[person])
+        chance = special.expit(4 * confidence - 2 + people[person])
         seen = Seen(confidence, rng.randint(4, 80), 1, rng.randint(0, 40), "other")
         accepted = rng.random() < chance
         alive = rng.choice(((1.0,) * 5, (1.0, 1.0, 0.5, 0.5, 0.0))) if accepted else ()
@@ -66,7 +68,7 @@ def test_a_stranger_is_predicted_with_less_certainty(train):
     fit = Acceptance.fit(train, Parts(bends=False))
     sure = Seen(0.99, 20, 1, 10, "other")
     known = [Decision(9, 0.0, sure, 1.0, True, ()), Decision(99, 0.0, sure, 1.0, True, ())]
-    average = expit(fit.logit(sure, 1.0))
+    average = special.expit(fit.logit(sure, 1.0))
     chances = fit.chances(known)
     assert chances[0] > average > chances[1]
 
@@ -87,7 +89,7 @@ def test_a_linear_regression_with_wide_priors_is_least_squares():
 
 
 def test_the_average_of_the_logistic_function_is_that_of_draws():
-    draws = expit(1.0 + 2.0 * np.random.default_rng(0).normal(size=200_000))
+    draws = special.expit(1.0 + 2.0 * np.random.default_rng(0).normal(size=200_000))
     assert abs(mean_chance(np.array([1.0]), np.array([4.0]))[0] - draws.mean()) < 0.01
 
 

@@ -427,6 +427,7 @@ for kill in range(kills + 1):
 """
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_a_run_continues_bit_identically(tmp_path):
     arguments = [sys.executable, "-c", KILLED, str(tmp_path), "12"]
     run = subprocess.run(arguments, capture_output=True, text=True)

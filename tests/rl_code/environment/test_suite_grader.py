@@ -223,6 +223,7 @@ def test_an_honest_wrong_answer_is_no_cheat_where_a_canary_expects_it(graded, na
     assert result.flags == () and result.canaries == 8 and any(result.errors), result
 
 
+@pytest.mark.long
 def test_a_reference_that_only_deletes_is_one(task, sandboxes):
     text = (
         "import contextlib\nimport importlib.util\n\n\n@contextlib.contextmanager\n"

@@ -171,7 +171,7 @@ GUARDED_PATH = "test_rows.py"
 ALL = [f"{GUARDED_PATH}::{one}" for one in GUARDED_IDS]
 
 
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("seed", range(6))
 def test_canaries_of_rows_fail_and_all_other_rows_pass(tmp_path, seed):
     ids, path = ALL, GUARDED_PATH

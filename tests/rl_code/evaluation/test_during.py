@@ -156,6 +156,7 @@ def test_a_run_that_is_killed_while_it_evaluates_ends_as_one_that_was_not(
     assert audit.check(tmp_path / "killed" / STORE, 1).problems == []
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_between_evaluations_repeats_none(tmp_path, played, monkeypatch):
     config = configured(best=None)
     strike(monkeypatch, 3, fail)

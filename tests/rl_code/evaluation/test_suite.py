@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 import rich.console
-import scipy.stats
+import scipy
 
 from launch.train import show_difference
 from rl_code import types

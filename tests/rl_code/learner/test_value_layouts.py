@@ -99,7 +99,7 @@ def make_trees(build):
     "methods, config",
     [
         ("dense-window", SHARED),
-        ("dense-window", SEPARATE),
+        pytest.param("dense-window", SEPARATE, marks=pytest.mark.long),
         pytest.param("nsa", SHARED, marks=pytest.mark.long),
         pytest.param("moba-documents", SEPARATE, marks=pytest.mark.long),
     ],

@@ -191,6 +191,7 @@ def test_without_a_weight_the_policy_learns_what_it_learns_without_values(build,
     assert_close(state.model, plain.model)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("config", [SHARED, SEPARATE])
 def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, config):
     batch = packed(build)
@@ -285,6 +286,7 @@ def learner_of(model, value, **train):
     return config, Learner(config, here, model)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("config", [SHARED, SEPARATE])
 def test_steps_pretrain_the_values_and_then_train_both(build, model, config, tmp_path):
     value = dataclasses.replace(config, pretrain_steps=2, pretrain_epochs=3)

@@ -79,6 +79,7 @@ def weights(workdir: Path) -> list[str]:
     return [store.consumption(step)["weights"] for step in store.consumed()]
 
 
+@pytest.mark.quick(first=1)
 def test_pretraining_keeps_the_policy_and_the_record_replays(whole, backbone):
     config = config_of(backbone)
     made = weights(whole)

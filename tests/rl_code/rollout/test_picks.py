@@ -168,6 +168,7 @@ def test_a_query_that_several_trajectories_continue_counts_once():
         )
 
 
+@pytest.mark.long
 def test_records_keep_picks_and_records_without_them_are_the_same_bytes():
     noted = sampled()[0].trajectories[0]
     (context,) = noted.contexts

@@ -366,7 +366,8 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
             assert whole[: len(first)] == first
 
 
-@pytest.mark.parametrize("name", ["states and dense", pytest.param("nsa", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["states and dense", "nsa"])
 def test_what_a_rule_on_text_cuts_off_overwrites_nothing_that_is_still_needed(name):
     """The ring of NSA's raw keys, of which the next compressed key is made, and a state."""
     attention, changes = METHODS[name]

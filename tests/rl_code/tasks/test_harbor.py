@@ -28,6 +28,7 @@ def source(path, packages, **settings):
     return find_source(Named("harbor", settings), "tasks")
 
 
+@pytest.mark.long
 def test_a_folder_becomes_a_task_that_works(layered_pool, packages, tmp_path):
     write(tmp_path / "sum", SUM)
     (task,) = source(tmp_path / "sum", packages).load(layered_pool, tmp_path)

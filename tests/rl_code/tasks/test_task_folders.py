@@ -126,6 +126,7 @@ QUIXBUGS = {
 }
 
 
+@pytest.mark.long
 def test_quixbugs_programs_become_tasks_that_work(layered_pool, packages, tmp_path):
     projects.write(tmp_path / "quixbugs", QUIXBUGS)
     tasks = source("quixbugs", tmp_path / "quixbugs", places={"packages": packages})
