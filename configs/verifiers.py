@@ -66,12 +66,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.train.update(steps=60, tasks_per_step=8, group_size=8)
         config.train.optimizer = dict(learning_rate=1e-3, schedule="constant", warmup_steps=3)
         config.train.loss = dict(entropy_coef=0.01)
+        config.train.pack = dict(drop_uninformative=False)
         config.checkpoint = dict(every=20)
     if arg == "smoke":
         config.suites[0].update(count=2, samples=1)
         config.rollout.engine.update(slots=4, prefill_rows=2)
         config.train.update(steps=2, tasks_per_step=2, group_size=2)
-        # a random model says no number, and what cannot be told apart would be dropped
-        config.train.pack = dict(drop_uninformative=False)
         config.checkpoint = dict(every=1)
     return config

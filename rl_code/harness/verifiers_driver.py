@@ -2,7 +2,7 @@
 and uses nothing else but the standard library.
 
 As a program it reads from standard input which environment is meant, ``{"taskset": ..., "env":
-{...}, "select": {...}, "folder": ...}``, and writes ``{"rows": [...]}`` or ``{"error": ...}``.
+{...}, "select": {...}, "folder": ..., "sandboxed": ...}``, and writes ``{"rows": [...]}`` or ``{"error": ...}``.
 Episodes are run by ``forking_driver``: they are told the same, ``"index"`` (the task's place in the
 selection), the most ``"turns"``, the folder ``"here"`` that paths are relative to, and the endpoint.
 They end with ``{"scores": {...}}``, and ``"error"`` where the environment failed over what the
@@ -12,6 +12,7 @@ policy did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import importlib
 import itertools
@@ -19,7 +20,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Package:
         """The environment and the tasks of its selection, loaded once. Raises NoEnvironment, and
         whatever its own code raises.
         """
-        parts = ("taskset", "env", "select", "folder", "turns")
+        parts = ("taskset", "env", "select", "folder", "sandboxed", "turns")
         key = json.dumps([place.get(part) for part in parts])
         if key not in self._loaded:
             if place["folder"] and place["folder"] not in sys.path:
@@ -78,7 +79,8 @@ class Package:
             vf = self._vf
             config = vf.resolve_env_config(self._block(place))
             environment = vf.load_environment(config)
-            self._check(environment)
+            if place["sandboxed"]:
+                self._check(environment)
             taskset = environment.taskset.select(vf.SelectConfig(**place["select"]))
             if not taskset.bounded:
                 raise NoEnvironment("its tasks never end: say how many with select.limit")
@@ -114,22 +116,22 @@ class Package:
         return block
 
     def _check(self, environment: Any) -> None:
-        """Raises NoEnvironment where a role would run the policy's commands on this machine, or a
-        task needs a container that no role has.
+        """Raises NoEnvironment where a program of a role would run the policy's commands on this
+        machine, or needs a container that the role has not.
         """
         vf = self._vf
-        needs = type(environment.taskset).task_type().NEEDS_CONTAINER
+        default = vf.default_agent_harness(environment.config.taskset.id)
         for name, spec in roles_of(environment.config, vf):
-            here = isinstance(spec.runtime, vf.SubprocessConfig)
-            harness = vf.load_harness(spec.harness or vf.default_agent_harness(
-                environment.config.taskset.id
-            ))
-            if here and (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER or needs):
-                who = "its tasks need" if needs else f"the harness {harness.config.id!r} needs"
+            harness = vf.load_harness(spec.harness or default)
+            if not isinstance(spec.runtime, vf.SubprocessConfig) or harness.config.id == _IN_PROCESS:
+                continue
+            if harness.EXECUTES_CODE or harness.NEEDS_CONTAINER:
                 raise NoEnvironment(
-                    f"{who} a sandbox, which runtime=dict(type='subprocess') is not: say "
-                    f"env.{name}.runtime=dict(type='docker'), 'podman' or 'apptainer', or a "
-                    f"harness that runs no commands, env.{name}.harness=dict(id='{_IN_PROCESS}')"
+                    f"the program of its harness {harness.config.id!r} would run the policy's "
+                    f"commands on this machine: give env.{name}.runtime=dict(type='docker'), "
+                    "'podman' or 'apptainer', or have them run in the episode's sandbox by "
+                    f"env.{name}.harness=dict(id='{_IN_PROCESS}', bash=True); sandboxed=False "
+                    "lets it"
                 )
 
     def prepare(self, job: dict[str, Any]) -> Callable[[], dict[str, Any]]:
@@ -148,6 +150,8 @@ class Package:
         os.environ[_KEY] = job["key"]
         client = vf.EvalClientConfig(base_url=job["base_url"], api_key_var=_KEY)
         context = vf.ModelContext(model=job["model"], client=client)
+        if job["sandboxed"]:
+            self._use_sandbox(job["base_url"])
         set_up = environment.setup
 
         async def set_up_and_check(agents: Any) -> None:
@@ -162,6 +166,31 @@ class Package:
         environment.setup = set_up_and_check
         async with environment.serving():
             return outcome(await environment.run_episode(task, context))
+
+    def _use_sandbox(self, url: str) -> None:
+        """Puts the episode's sandbox in the place of rollouts' runtimes of this machine."""
+        made = importlib.import_module("episode_sandbox").EpisodeSandbox
+        subprocess = self._vf.SubprocessConfig
+        rollout = importlib.import_module("verifiers.v1.rollout")
+        agent = importlib.import_module("verifiers.v1.agent")
+        make, provision = rollout.make_runtime, agent.provision_runtime
+
+        def make_here(config: Any, name: str | None = None) -> Any:
+            here = isinstance(config, subprocess)
+            return made(url, config, name) if here else make(config, name)
+
+        @contextlib.asynccontextmanager
+        async def provision_here(config: Any, *rest: Any) -> AsyncIterator[Any]:
+            if not isinstance(config, subprocess):
+                async with provision(config, *rest) as runtime:
+                    yield runtime
+                return
+            runtime = made(url, config)
+            await runtime.start()
+            yield runtime
+
+        # servers of tools keep the package's own: they are no code of the policy's
+        rollout.make_runtime, agent.provision_runtime = make_here, provision_here
 
 
 def roles_of(config: Any, vf: Any) -> list[tuple[str, Any]]:

@@ -37,6 +37,10 @@ class Verifiers(Source):
     select: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # A folder of modules, for tasksets that are not installed there; "" for none.
     folder: str = ""
+    # Whether what a rollout runs, where its runtime is the package's "subprocess", runs in the
+    # episode's sandbox. False: on this machine, with this user's rights, as the package does it,
+    # the policy's commands and its code among it.
+    sandboxed: bool = True
     # Least reward of an episode that counts as solved.
     solved_at: float = 1.0
     # Reward of an episode in which the environment's own code failed over what the policy did. It
@@ -61,6 +65,7 @@ class Verifiers(Source):
             "env": plain(self.env),
             "select": plain(self.select),
             "folder": self.folder and os.path.abspath(self.folder),
+            "sandboxed": self.sandboxed,
         }
         try:
             rows = list_rows(self.python, place)

@@ -22,8 +22,25 @@ _FAILED = 1
 _LONGEST_ERROR = 2000
 
 
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a bash command and return its stdout and stderr.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The command."}},
+            "required": ["command"],
+        },
+    },
+}
+
+
 class InProcessConfig(vf.HarnessConfig):
-    """The settings of every harness, of which it reads ``tool_timeout``."""
+    """Of the settings of every harness it reads ``tool_timeout`` and ``disabled_tools``."""
+
+    bash: bool = False
+    """Whether the model has the tool ``bash``, whose commands run in the rollout's runtime."""
 
 
 class InProcess(vf.Harness[InProcessConfig]):
@@ -32,8 +49,11 @@ class InProcess(vf.Harness[InProcessConfig]):
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
     SUPPORTS_RESUME = True
-    EXECUTES_CODE = False
     NEEDS_CONTAINER = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.EXECUTES_CODE = config.bash
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
         """As ``Harness.launch``: one segment, up to a message without a call."""
@@ -54,7 +74,7 @@ class InProcess(vf.Harness[InProcessConfig]):
             schemas, places, connections = await connect_mcp({"mcpServers": servers}, stack)
             schemas = [
                 schema
-                for schema in schemas
+                for schema in [BASH] * self.config.bash + schemas
                 if schema["function"]["name"] not in (self.config.disabled_tools or ())
             ]
             while True:
@@ -73,13 +93,15 @@ class InProcess(vf.Harness[InProcessConfig]):
                 if not calls:
                     return vf.ProgramResult(0, "", "")
                 for call in calls:
-                    content = await result_of(call["function"], schemas, places, connections)
+                    content = await result_of(
+                        call["function"], schemas, places, connections, runtime
+                    )
                     messages.append(
                         {"role": "tool", "tool_call_id": call["id"], "content": content}
                     )
 
 
-async def result_of(function, schemas, places, connections):
+async def result_of(function, schemas, places, connections, runtime):
     """The result of a call, or what was wrong with it, for the model to read."""
     name = function["name"]
     names = [schema["function"]["name"] for schema in schemas]
@@ -91,6 +113,12 @@ async def result_of(function, schemas, places, connections):
         return f"error: the arguments are no JSON: {error}"
     if not isinstance(arguments, dict):
         return "error: the arguments are no object of JSON"
+    if name == "bash" and name not in places:
+        command = arguments.get("command")
+        if not isinstance(command, str):
+            return "error: 'command' must be a string"
+        done = await runtime.run(["bash", "-c", command], {})
+        return done.stdout + done.stderr
     try:
         return await call_mcp(connections, places, name, arguments)
     except Exception as error:  # of the tool's own code, which the call may have provoked
