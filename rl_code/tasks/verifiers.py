@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,9 +54,6 @@ class Verifiers(Source):
                 json.dumps(plain(getattr(self, key)))
             except TypeError as error:
                 raise ValueError(f"{key}={getattr(self, key)!r} is no JSON: {error}") from error
-        for key in ("solved_at", "failed_reward"):
-            if not math.isfinite(getattr(self, key)):
-                raise ValueError(f"{key}={getattr(self, key)} must be a finite number")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         place = {

@@ -1,8 +1,8 @@
 """Environments of the package verifiers play tasks through the endpoint; what is sampled is written by
 the test.
 
-The driver is tested with a stand-in for the package, and where there is a Python that has it
-(VERIFIERS_PYTHON=path/to/python), with the package.
+The driver is tested with a stand-in for the package, and in long tests with the package: that of
+VERIFIERS_PYTHON=path/to/python, or one that is installed for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
-from rl_code.harness.verifiers import Verifiers
+from rl_code.harness.verifiers import EnvironmentHost, Verifiers
 from rl_code.metrics.values import read_metrics
 from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
@@ -29,15 +30,9 @@ from rl_code.train import train
 from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokenizer, say
 
 ENVIRONMENTS = Path(__file__).with_name("environments")
-PYTHON = os.environ.get("VERIFIERS_PYTHON", "")
+REQUIREMENT = EnvironmentHost.requirement
+INSTALL_S = 300
 REWARD = ("tests", dict(name="score", weight=2.0))
-
-needs_package = pytest.mark.skipif(
-    not PYTHON,
-    reason="no Python with verifiers: python -m venv vf; vf/bin/pip install verifiers==0.4.0; "
-    "VERIFIERS_PYTHON=vf/bin/python",
-)
-
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> str:
@@ -54,13 +49,37 @@ def rows_of(python, taskset="sums", folder="", **settings):
     return find_source(Named("verifiers", settings), "config.tasks").load(None, None)
 
 
-@functools.cache
-def _real(taskset, settings):
-    return rows_of(PYTHON, taskset, str(ENVIRONMENTS), **dict(eval(settings)))
+@pytest.fixture(scope="session")
+def package(tmp_path_factory) -> str:
+    """A Python that has the package. Where there is none, uv installs it, in seconds."""
+    if python := os.environ.get("VERIFIERS_PYTHON"):
+        return python
+    folder = tmp_path_factory.mktemp("verifiers")
+    python = str(folder / "bin" / "python")
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "-q", "uv"],
+        [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", python, REQUIREMENT],
+    ):
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=INSTALL_S
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{REQUIREMENT} was not installed within {INSTALL_S} s")
+        if done.returncode:
+            pytest.skip(f"{REQUIREMENT} cannot be installed here: {done.stderr.strip()[-300:]}")
+    return python
 
 
-def real_rows(taskset="sums", **settings):
-    return _real(taskset, repr(settings))
+@pytest.fixture
+def real_rows(package):
+    """Tasks of the environments of these tests, of the package's own."""
+    return functools.partial(_real, package)
+
+
+def _real(python, taskset="sums", **settings):
+    return rows_of(python, taskset, str(ENVIRONMENTS), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +199,6 @@ def test_what_cannot_be_played_is_named(stand_in, harness, sandboxes, task):
         rows_of(sys.executable)
     with pytest.raises(ValueError, match=r"env=.* is no JSON"):
         rows_of(stand_in, env=dict(taskset=dict(does=print)))
-    with pytest.raises(ValueError, match=r"failed_reward=nan must be a finite number"):
-        rows_of(stand_in, failed_reward=float("nan"))
     episode = agent_episode(task, sandboxes, harness)
     with pytest.raises(HarnessError, match="is of no environment of verifiers"):
         episode.start()
@@ -231,8 +248,8 @@ def test_tasks_of_an_environment_need_its_harness():
         build(RunConfig, config)
 
 
-@needs_package
-def test_a_single_turn_of_the_package_is_scored(play, monkeypatch):
+@pytest.mark.long
+def test_a_single_turn_of_the_package_is_scored(play, real_rows, monkeypatch):
     encoded = []
     encode = type(chat_tokenizer()).encode
     monkeypatch.setattr(
@@ -255,8 +272,8 @@ def test_a_single_turn_of_the_package_is_scored(play, monkeypatch):
     assert sum("1 + 2 = ?" in text for text in encoded) == 4
 
 
-@needs_package
-def test_tools_of_the_package_are_called(play):
+@pytest.mark.long
+def test_tools_of_the_package_are_called(play, real_rows):
     (task, *_) = real_rows(env=dict(taskset=dict(task=dict(tools=True))))
     body = '{"name": "adding_add", "arguments": {"a": 0, "b": 1}}'
     bad = '{"name": "adding_add", "arguments": {"a": "x"}}'
@@ -273,8 +290,8 @@ def test_tools_of_the_package_are_called(play):
     assert [call.name for call in calls] == ["adding_add"] * 2
 
 
-@needs_package
-def test_an_environment_of_several_turns_plays(play):
+@pytest.mark.long
+def test_an_environment_of_several_turns_plays(play, real_rows):
     env = dict(taskset=dict(split="eval"), guesses=3)
     (task, *_) = real_rows("guessed_sums", env=env)
     a, b = map(int, task.id.partition("/")[2].split("+"))
@@ -289,8 +306,8 @@ def test_an_environment_of_several_turns_plays(play):
     assert episode.session.whole(0) == context.tokens.tolist()
 
 
-@needs_package
-def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play):
+@pytest.mark.long
+def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play, real_rows):
     agent = dict(harness=dict(id="in_process", bash=True))
     (task, *_) = real_rows("written_files", env=dict(agent=agent))
     command = "echo $((6*7)) > answer.txt; cat given.txt; ls / | wc -l; test -e " + str(
@@ -304,11 +321,11 @@ def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play):
     assert trajectory.scores["seen"] == 0.0 and trajectory.scores["read"] == 70024.0
 
 
-@needs_package
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("limits", "status"), [(dict(turns=1), "submitted"), (dict(tokens=110), "token_limit")]
 )
-def test_the_package_scores_what_a_limit_ended(play, limits, status):
+def test_the_package_scores_what_a_limit_ended(play, real_rows, limits, status):
     (task, *_) = real_rows("guessed_sums", env=dict(guesses=5))
     answers = ["777777777777"] * (1 if status == "submitted" else 2)
     trajectory, *_ = play(task, answers, **limits)
@@ -316,24 +333,24 @@ def test_the_package_scores_what_a_limit_ended(play, limits, status):
     assert trajectory.scores["reward"] == pytest.approx(0.1)
 
 
-@needs_package
+@pytest.mark.long
 @pytest.mark.parametrize("does", ["raise", "nan"])
-def test_a_reward_of_the_package_that_fails_is_counted(play, does):
+def test_a_reward_of_the_package_that_fails_is_counted(play, real_rows, does):
     settings = dict(env=dict(taskset=dict(task=dict(does=does))))
     trajectory, *_ = play(real_rows(**settings)[0], ["1"])
     assert (trajectory.status, trajectory.scores["failed"]) == ("submitted", 1.0)
     assert trajectory.scores["reward"] == 0.0
 
 
-@needs_package
-def test_an_environment_of_the_package_that_dies_is_a_fault(play):
+@pytest.mark.long
+def test_an_environment_of_the_package_that_dies_is_a_fault(play, real_rows):
     settings = dict(env=dict(taskset=dict(task=dict(does="exit"))))
     trajectory, _, episode = play(real_rows(**settings)[0], ["1"])
     assert trajectory.status == "fault" and "killed" in episode._cause
 
 
-@needs_package
-def test_what_the_package_refuses_is_named():
+@pytest.mark.long
+def test_what_the_package_refuses_is_named(real_rows):
     for settings, message in (
         (dict(taskset="no_such_taskset"), "no_such_taskset.* not found"),
         (dict(env=dict(taskset=dict(split=1))), "split"),
@@ -345,8 +362,7 @@ def test_what_the_package_refuses_is_named():
 
 
 @pytest.mark.long
-@needs_package
-def test_a_run_trains_on_an_environment_of_the_package(tmp_path):
-    train(build(RunConfig, smoke(PYTHON)), tmp_path)
+def test_a_run_trains_on_an_environment_of_the_package(package, tmp_path):
+    train(build(RunConfig, smoke(package)), tmp_path)
     rows = read_metrics(tmp_path)
     assert len(rows) == 2 and all("scores/closeness" in row for row in rows)
