@@ -63,11 +63,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.rollout = dict(
             engine=dict(slots=32, page=16, prefill_rows=8, prefill_tokens=32, prompt_length=64)
         )
-        config.train.update(steps=60, tasks_per_step=8, group_size=8)
+        config.train.update(steps=24, tasks_per_step=8, group_size=8)
         config.train.optimizer = dict(learning_rate=1e-3, schedule="constant", warmup_steps=3)
         config.train.loss = dict(entropy_coef=0.01)
         config.train.pack = dict(drop_uninformative=False)
-        config.checkpoint = dict(every=20)
+        config.checkpoint = dict(every=8)
     if arg == "smoke":
         config.suites[0].update(count=2, samples=1)
         config.rollout.engine.update(slots=4, prefill_rows=2)

@@ -58,7 +58,12 @@ class Package:
             raise ImportError(
                 f"verifiers {version} has no tasksets and harnesses, which came with 0.4"
             ) from error
+        # before it has children, each of which would
+        for name in ("httpcore", "anyio._backends._asyncio"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)
         sys.path.append(str(_PLUGINS))
+        importlib.import_module("episode_sandbox")
         # programs of harnesses are prepared by the uv that is installed beside the package
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         if _FOLDER in os.environ:
@@ -123,7 +128,10 @@ class Package:
         default = vf.default_agent_harness(environment.config.taskset.id)
         for name, spec in roles_of(environment.config, vf):
             harness = vf.load_harness(spec.harness or default)
-            if not isinstance(spec.runtime, vf.SubprocessConfig) or harness.config.id == _IN_PROCESS:
+            if (
+                not isinstance(spec.runtime, vf.SubprocessConfig)
+                or harness.config.id == _IN_PROCESS
+            ):
                 continue
             if harness.EXECUTES_CODE or harness.NEEDS_CONTAINER:
                 raise NoEnvironment(

@@ -15,9 +15,9 @@ from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes import ProgramResult, SubprocessRuntime
 
 # Bytes that travel in one command or its output, and the most of an output that is kept.
-_CHUNK = 60_000
-_MOST_OUTPUT = 48_000
-_MOST_ERRORS = 16_000
+_CHUNK = 10_000
+_MOST_OUTPUT = 9_000
+_MOST_ERRORS = 2_000
 # Seconds within which the endpoint answers, beyond any limit of an episode.
 _LONGEST_S = 3600.0
 _TIMED_OUT = 124

@@ -69,7 +69,7 @@ class InProcess(vf.Harness[InProcessConfig]):
         }
         async with contextlib.AsyncExitStack() as stack:
             client = await stack.enter_async_context(
-                httpx.AsyncClient(timeout=None, trust_env=False)
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=False)
             )
             schemas, places, connections = await connect_mcp({"mcpServers": servers}, stack)
             schemas = [

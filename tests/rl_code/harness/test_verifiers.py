@@ -34,6 +34,7 @@ REQUIREMENT = EnvironmentHost.requirement
 INSTALL_S = 300
 REWARD = ("tests", dict(name="score", weight=2.0))
 
+
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> str:
     """A Python that has the stand-in."""
@@ -212,9 +213,7 @@ def test_what_cannot_be_played_is_named(stand_in, harness, sandboxes, task):
         (dict(taskset=dict(does="judge")), "its role 'agent' is not to be trained"),
     ],
 )
-def test_an_environment_that_cannot_begin_ends_the_run(
-    stand_in, harness, sandboxes, env, message
-):
+def test_an_environment_that_cannot_begin_ends_the_run(stand_in, harness, sandboxes, env, message):
     (*_, last) = rows_of(stand_in)
     meta = {**last.meta, "verifiers": {**last.meta["verifiers"], "env": env}}
     episode = agent_episode(dataclasses.replace(last, meta=meta), sandboxes, harness)
@@ -323,7 +322,7 @@ def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play, real_rows
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("limits", "status"), [(dict(turns=1), "submitted"), (dict(tokens=110), "token_limit")]
+    ("limits", "status"), [(dict(turns=1), "submitted"), (dict(tokens=70), "token_limit")]
 )
 def test_the_package_scores_what_a_limit_ended(play, real_rows, limits, status):
     (task, *_) = real_rows("guessed_sums", env=dict(guesses=5))

@@ -111,7 +111,11 @@ class Sums:
         self.config = config
         rows = config.taskset.rows
         self.taskset = Taskset(
-            Thing(data=Thing(id=f"row-{n}", prompt=f"{n} + {n + 1} = ?", system_prompt=None, answer=2 * n + 1))
+            Thing(
+                data=Thing(
+                    id=f"row-{n}", prompt=f"{n} + {n + 1} = ?", system_prompt=None, answer=2 * n + 1
+                )
+            )
             for n in range(max(rows, 0))
         )
         self.taskset.bounded = rows >= 0
