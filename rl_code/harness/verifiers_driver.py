@@ -1,12 +1,12 @@
-"""Calls of the package verifiers, 0.4 (see ``verifiers``). It runs in a Python that has the package,
+"""Calls of the package verifiers 0.4 (see ``verifiers``). It runs in a Python that has the package
 and uses nothing else but the standard library.
 
 As a program it reads from standard input which environment is meant, ``{"taskset": ..., "env":
-{...}, "select": {...}, "folder": ..., "sandboxed": ...}``, and writes ``{"rows": [...]}`` or ``{"error": ...}``.
-Episodes are run by ``forking_driver``: they are told the same, ``"index"`` (the task's place in the
-selection), the most ``"turns"``, the folder ``"here"`` that paths are relative to, and the endpoint.
-They end with ``{"scores": {...}}``, and ``"error"`` where the environment failed over what the
-policy did.
+{...}, "select": {...}, "folder": ..., "sandboxed": ...}``, and writes ``{"rows": [...]}`` or
+``{"error": ...}``. Episodes are run by ``forking_driver``: they are told the same, ``"index"`` (the
+place in the selection), the most ``"turns"``, the folder ``"here"`` that paths are relative to, and
+the endpoint. They end with ``{"scores": {...}}``, and ``"error"`` where the environment failed over
+what the policy did.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Package:
         # programs of harnesses are prepared by the uv that is installed beside the package
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         if _FOLDER in os.environ:
-            runtime = importlib.import_module("verifiers.v1.runtimes.subprocess")
+            runtime: Any = importlib.import_module("verifiers.v1.runtimes.subprocess")
             runtime.CACHE_DIR = Path(os.environ[_FOLDER])
         self._loaded: dict[str, tuple[Any, list[Any]]] = {}
 
@@ -179,8 +179,8 @@ class Package:
         """Puts the episode's sandbox in the place of rollouts' runtimes of this machine."""
         made = importlib.import_module("episode_sandbox").EpisodeSandbox
         subprocess = self._vf.SubprocessConfig
-        rollout = importlib.import_module("verifiers.v1.rollout")
-        agent = importlib.import_module("verifiers.v1.agent")
+        rollout: Any = importlib.import_module("verifiers.v1.rollout")
+        agent: Any = importlib.import_module("verifiers.v1.agent")
         make, provision = rollout.make_runtime, agent.provision_runtime
 
         def make_here(config: Any, name: str | None = None) -> Any:
@@ -225,14 +225,14 @@ def outcome(episode: Any) -> dict[str, Any]:
             return {"scores": scores}
         why = f"its {bad[0]} is {scores[bad[0]]!r}, no finite number"
     else:
-        error = errors[-1] if errors else None
-        kind = error.type if error else "no trace"
-        why = f"{kind}: {error.message if error else 'the policy played no role'}"
-        why = why[:_LONGEST_ERROR]
+        if not errors:
+            return {"status": "NoTrace", "error": "the policy played no role of its own"}
+        error = errors[-1]
+        why = f"{error.type}: {error.message}"[:_LONGEST_ERROR]
         spoke = any(trace.num_turns for trace in episode.traces)
-        refused = kind == "ProviderError" and error.status_code in _REFUSED
-        if not spoke or not (refused or kind in _PROVOKED):
-            return {"status": kind, "error": why}
+        refused = error.type == "ProviderError" and error.status_code in _REFUSED
+        if not spoke or not (refused or error.type in _PROVOKED):
+            return {"status": error.type, "error": error.message[:_LONGEST_ERROR]}
     finite = {name: value for name, value in scores.items() if math.isfinite(value)}
     return {"scores": finite, "error": why}
 

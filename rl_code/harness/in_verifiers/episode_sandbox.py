@@ -14,10 +14,12 @@ import urllib.request
 from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes import ProgramResult, SubprocessRuntime
 
-# Bytes that travel in one command or its output, and the most of an output that is kept.
-_CHUNK = 10_000
-_MOST_OUTPUT = 9_000
-_MOST_ERRORS = 2_000
+# Bytes that are written by one command, and read by one: what a sandbox shows of an output is
+# little (``sandbox.output_bytes``), and base64 makes it longer.
+_WRITTEN = 60_000
+_READ = 2_400
+# The most bytes of an output that are kept.
+_MOST_OUTPUT = 1 << 16
 # Seconds within which the endpoint answers, beyond any limit of an episode.
 _LONGEST_S = 3600.0
 _TIMED_OUT = 124
@@ -42,16 +44,18 @@ class EpisodeSandbox(SubprocessRuntime):
         settings = [f"{name}={value}" for name, value in self.process_env(env).items()]
         line = shlex.join(["env", *settings, *argv])
         code, said = await self._execute(
-            "o=$(mktemp); e=$(mktemp)\n"
-            f'{line} > "$o" 2> "$e" < /dev/null; code=$?\n'
-            f'head -c {_MOST_OUTPUT} "$o" | base64 -w0; echo\n'
-            f'head -c {_MOST_ERRORS} "$e" | base64 -w0; echo\n'
-            'rm -f "$o" "$e"; exit $code'
+            f'd=$(mktemp -d)\n{line} > "$d/out" 2> "$d/errors" < /dev/null\n'
+            'code=$?; echo "$d"; exit $code'
         )
         if code == _TIMED_OUT and not said:
             return ProgramResult(code, "", "stopped at limits.command_s")
-        lines = said.split("\n") + [""]
-        out, errors = (decoded(part).decode(errors="replace") for part in lines[:2])
+        folder = said.strip()
+        try:
+            parts = [await self._read(f"{folder}/{n}", _MOST_OUTPUT) for n in ("out", "errors")]
+        except SandboxError:  # the command has removed them
+            parts = [b"", b""]
+        await self._execute(f"rm -rf {shlex.quote(folder)}")
+        out, errors = (part.decode(errors="replace") for part in parts)
         return ProgramResult(code, out, errors)
 
     async def open_process(self, argv, env):
@@ -72,7 +76,7 @@ class EpisodeSandbox(SubprocessRuntime):
     async def _read(self, path, max_bytes=None):
         data = b""
         while max_bytes is None or len(data) < max_bytes:
-            count = _CHUNK if max_bytes is None else min(_CHUNK, max_bytes - len(data))
+            count = _READ if max_bytes is None else min(_READ, max_bytes - len(data))
             code, said = await self._execute(
                 f"test -f {shlex.quote(path)} || exit 9\n"
                 f"tail -c +{len(data) + 1} {shlex.quote(path)} | head -c {count} | base64 -w0"
@@ -89,10 +93,10 @@ class EpisodeSandbox(SubprocessRuntime):
         """As ``Runtime.write``."""
         place = shlex.quote(path)
         code, _ = await self._execute(f'mkdir -p "$(dirname {place})" && : > {place}')
-        for start in range(0, len(data), _CHUNK):
+        for start in range(0, len(data), _WRITTEN):
             if code:
                 break
-            text = base64.b64encode(data[start : start + _CHUNK]).decode()
+            text = base64.b64encode(data[start : start + _WRITTEN]).decode()
             code, _ = await self._execute(f"echo {text} | base64 -d >> {place}")
         if code:
             raise SandboxError(f"write {path!r}: it cannot be written (code {code})")
@@ -122,9 +126,8 @@ class EpisodeSandbox(SubprocessRuntime):
 
 
 def decoded(text):
-    """Bytes of base64 that may have been cut off."""
-    text = text.strip()
+    """Bytes of base64, which a command of the model's may have garbled. Raises SandboxError."""
     try:
-        return base64.b64decode(text[: len(text) // 4 * 4])
-    except ValueError as error:  # written by a command of the model's
-        raise SandboxError(f"a command garbled the output: {error}") from error
+        return base64.b64decode(text.strip(), validate=True)
+    except ValueError as error:
+        raise SandboxError(f"an output cannot be read: {error}") from error

@@ -1,9 +1,8 @@
-"""A harness of verifiers that talks to the model in the process of the rollout, with the tools that a
-taskset serves.
+"""A harness of verifiers that asks the model in the rollout's own process, with a taskset's tools.
 
-It does what the package's own ``null`` does, whose program is a process for each turn, which uv
-makes an environment for. ``verifiers_driver`` puts this folder on the path of the package's plugins,
-whose id is the module's name. It is imported by a Python that has verifiers.
+It does what the package's ``null`` does, whose program is a process for each turn in an environment
+that uv makes. ``verifiers_driver`` puts this folder on the path of the package's plugins, whose id
+is the module's name. It is imported by a Python that has verifiers.
 """
 
 import contextlib

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import http.server
+import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -346,6 +349,53 @@ def test_an_environment_of_the_package_that_dies_is_a_fault(play, real_rows):
     settings = dict(env=dict(taskset=dict(task=dict(does="exit"))))
     trajectory, _, episode = play(real_rows(**settings)[0], ["1"])
     assert trajectory.status == "fault" and "killed" in episode._cause
+
+
+class Gym(http.server.BaseHTTPRequestHandler):
+    """As much of a resource server of NeMo Gym as an episode asks for: it adds, and verifies."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/verify":
+            (*_, last) = body["response"]["output"]
+            right = last["content"][0]["text"] == body["answer"]
+            said = body | {"reward": float(right), "calls": len(body["response"]["output"]) - 1}
+        else:
+            said = {"sum": body["a"] + body["b"]} if self.path == "/add" else {}
+        data = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.mark.long
+def test_a_task_of_nemo_gym_is_played_and_verified_by_its_server(play, real_rows, tmp_path):
+    number = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}}
+    tool = {"type": "function", "name": "add", "description": "Adds.", "parameters": parameters}
+    asked = {"input": [{"role": "user", "content": "2 + 3 = ?"}], "tools": [tool]}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"responses_create_params": asked, "answer": "5"}))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gym)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        taskset = dict(dataset=str(rows), task=dict(resources_url=url))
+        (task,) = real_rows("nemo_gym", env=dict(taskset=taskset))
+        body = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
+        said = [f"<tool_call>\n{body}\n</tool_call>", "5"]
+        trajectory, (prompt, result, end), _ = play(task, said)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert '"name": "add"' in prompt and '"sum": 5' in result and end is None
+    assert (trajectory.status, trajectory.solved) == ("submitted", True)
+    assert (trajectory.scores["nemo_gym"], trajectory.scores["calls"]) == (1.0, 2.0)
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ import types
 import urllib.error
 import urllib.request
 from types import SimpleNamespace as Thing
+from typing import ClassVar
 
 __version__ = "0.4.0"
 for name in ("", ".v1", ".v1.types", ".v1.rollout", ".v1.agent", ".v1.runtimes.subprocess"):
@@ -45,7 +46,7 @@ class EnvConfig:
         self.taskset = Thing(**{"does": "play", "rows": 3, **taskset})
         self.agent = AgentConfig(**agent)
 
-    model_fields = {"taskset": Thing(default=None), "agent": Thing(default=AgentConfig())}
+    model_fields: ClassVar = {"taskset": Thing(default=None), "agent": Thing(default=AgentConfig())}
 
     def __iter__(self):
         return iter(vars(self).items())
@@ -172,7 +173,8 @@ class Sums:
                 break
             less = said.isdecimal() and int(said) < row.answer
             messages.append({"role": "user", "content": "more" if less else "less"})
-        right = float(said == str(row.answer))
+        found = said.split() if does == "search" else [said]
+        right = float(str(row.answer) in found)
         reward = float("nan") if does == "no number" else max(right, 0.25)
         return Thing(
             rewards={"right": Thing(score=right)},
