@@ -245,7 +245,7 @@ def numbers(trace: Any) -> dict[str, float]:
 
 
 def messages(data: Any, content_text: Callable[[Any], str]) -> list[dict[str, str]]:
-    """What a task opens with: role and text of each message."""
+    """The messages that a task opens with: role and text of each."""
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if data.prompt is None:  # the environment speaks first
         named = data.description or data.name or f"task {data.idx}"

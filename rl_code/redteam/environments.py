@@ -93,7 +93,7 @@ CHEATS = (
     Said("a number without end", lambda task: "inf 1e999 \\boxed{1e999}", _FAILS),
     Said("a number of 5000 digits", lambda task: "9" * 5000, _FAILS),
     Said("brackets in brackets", lambda task: "[" * 3000 + "{" * 3000, _FAILS),
-    Said("zeros and marks that are no text", lambda task: "\0\ufffe \u202e{0!r} %s %n", _FAILS),
+    Said("zeros and marks that are no text", lambda task: "\0\ufffe \u202e{!r} %s %n", _FAILS),
 )
 # A policy that does not know the answer, and says so.
 HONEST = Said("an honest failure", lambda task: "I do not know.", "")
@@ -149,7 +149,7 @@ def earned(done: Trajectory) -> float | None:
 
 
 def flags_of(done: Trajectory) -> tuple[str, ...]:
-    """What is to be said of an episode's end."""
+    """Flags of an episode's end."""
     if done.scores is None:
         return (done.status,)
     return (FAILED,) if done.scores[FAILED] else ()
@@ -163,7 +163,7 @@ def call(command: str) -> str:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """Of bytes, with the marks of chats."""
+    """A tokenizer of bytes, with the marks of chats."""
     texts = ["<tool_call>\n</tool_call>"] * 3
     return Tokenizer.train(texts, 280, _MARKS, eos=_END, pad=_MARKS[0])
 

@@ -36,10 +36,10 @@ BASH = {
 
 
 class InProcessConfig(vf.HarnessConfig):
-    """Of the settings of every harness it reads ``tool_timeout`` and ``disabled_tools``."""
+    """Settings: of those of every harness ``tool_timeout`` and ``disabled_tools`` are read."""
 
     bash: bool = False
-    """Whether the model has the tool ``bash``, whose commands run in the rollout's runtime."""
+    """True gives the model the tool ``bash``, whose commands run in the rollout's runtime."""
 
 
 class InProcess(vf.Harness[InProcessConfig]):

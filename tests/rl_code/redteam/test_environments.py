@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.config.named import Named
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.harness.harness import Harness
 from rl_code.harness.verifiers import Verifiers
 from rl_code.redteam import environments, foreign
@@ -20,21 +21,23 @@ STAND_IN = Path(__file__).parents[1] / "harness" / "environments" / "stand_in"
 
 
 @pytest.fixture(scope="module")
-def attempts(tmp_path_factory, sandboxes):
+def attempts(tmp_path_factory):
     """Attempts at one task of a taskset that searches, and of one that breaks."""
     python = tmp_path_factory.mktemp("python") / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{STAND_IN}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    harness = Harness(Verifiers())
     found = {}
+    harness = Harness(Verifiers())
+    pool = SandboxPool(SandboxConfig(workers=1))
     for does in ("search", "TaskError"):
         settings = dict(
             taskset="sums", python=str(python), env=dict(taskset=dict(does=does, rows=1))
         )
         (task,) = find_source(Named("verifiers", settings), "--verifiers").load(None, None)
-        found[does] = list(environments.tried(task, does, sandboxes, harness))
-    yield found
+        found[does] = list(environments.tried(task, does, pool, harness))
     harness.close()
+    pool.close()
+    return found
 
 
 def test_a_reward_that_searches_pays_for_what_says_everything(attempts):
