@@ -106,7 +106,9 @@ def tried(
     honest, offered = played(task, (HONEST.text(task),), pool, harness, limits)
     nothing = earned(honest)
     yield Paid(task.id, NOTHING, name, nothing, nothing or 0.0, flags_of(honest))
-    attempts = [(said.name, (said.text(task),)) for said in CHEATS]
+    attempts: list[tuple[str, tuple[str, ...]]] = [
+        (said.name, (said.text(task),)) for said in CHEATS
+    ]
     if f'"name": "{_BASH}"' in offered:
         attempts += [(one.name, (call(one.command), "Done.")) for one in foreign_cheats.CHEATS]
     for attempt, messages in attempts:
