@@ -18,8 +18,8 @@ import ml_collections
 
 WEIGHTS = "weights/Qwen2.5-Coder-0.5B-Instruct"
 PYTHON = "vf/bin/python"
-# of the tests
-SUMS = dict(taskset="guessed_sums", folder="tests/rl_code/harness/environments")
+# of the tests; a guess counts as solved within 3 of the sum, or a second one within 1
+SUMS = dict(taskset="guessed_sums", folder="tests/rl_code/harness/environments", solved_at=0.5)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
