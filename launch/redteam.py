@@ -8,6 +8,7 @@
     python -m launch.redteam --only=chooser     # how well canaries hide, in minutes
     python -m launch.redteam --harbor=tasks     # what graders of these tasks pay for
     python -m launch.redteam --swe=tasks.jsonl --settings='{"places": {"repositories": "repos"}}'
+    python -m launch.redteam --verifiers=my_taskset --settings='{"python": "vf/bin/python"}'
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
 scripted policy. The column "suite alone" is a suite without canaries and without values checked by
@@ -24,6 +25,10 @@ is closed, and what follows names solutions and tests that lie in the world that
 --settings, --first, --layers and --seconds are those of launch.validate; packages are pytest's and
 the layer store a temporary one where they name none.
 It ends with code 1 if a grader of this project's pays for a cheat.
+
+With --verifiers the rewards of tasksets of the package verifiers are tried: messages that know
+nothing about a task, and the commands of --harbor where a task offers bash. --settings are those of
+the source verifiers. It ends with code 1 if a reward pays for a cheat.
 """
 
 from __future__ import annotations
@@ -82,16 +87,19 @@ flags.DEFINE_integer("files", 400, "Files of either that are read, drawn at rand
 flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
 flags.DEFINE_string("harbor", None, "Folder of tasks in Harbor's format to try cheats on.")
 flags.DEFINE_string("swe", None, "File of rows in SWE-bench's format to try cheats on.")
+flags.DEFINE_list("verifiers", None, "Tasksets of verifiers to try cheats on, with commas between.")
 
 
 def main(argv: list[str]) -> None:
-    others: dict[str, str] = {"harbor": FLAGS.harbor, "swe": FLAGS.swe}
-    others = {kind: path for kind, path in others.items() if path is not None}
+    given = {kind: FLAGS[kind].value for kind in ("harbor", "swe", "verifiers")}
+    others = {kind: value for kind, value in given.items() if value is not None}
     if others and len(others) + bool(FLAGS.only) > 1:
         named = " and ".join(f"--{kind}" for kind in (*others, *(["only"] if FLAGS.only else [])))
         command.refuse(f"{named} cannot stand together: give one of them")
-    for kind, path in others.items():
-        sys.exit(redteam_tasks.run(kind, path))
+    for kind, value in others.items():
+        if kind == "verifiers":
+            sys.exit(redteam_tasks.run_environments(value))
+        sys.exit(redteam_tasks.run(kind, value))
     parts = FLAGS.only or PARTS
     if CHOOSER in parts:
         choose()

@@ -23,9 +23,12 @@ from rl_code.environment.layers.packages import PackagesError
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.environment.suite_grader import SuiteError
+from rl_code.harness.agent import HarnessError
+from rl_code.harness.harness import Harness
+from rl_code.harness.verifiers import Verifiers
 from rl_code.host.stop import INTERRUPTED
 from rl_code.metrics.progress import Progress
-from rl_code.redteam import foreign
+from rl_code.redteam import environments, foreign
 from rl_code.redteam.foreign import ALONE, AS_HARBOR, AS_SWE, Left, Paid
 from rl_code.tasks.api import find_source
 from rl_code.tasks.source import Refusal, SourceOfWorlds
@@ -73,6 +76,53 @@ def run(kind: str, path: str) -> int:
     return int(any(one.paid for one in own if one.is_cheat))
 
 
+def run_environments(names: Sequence[str]) -> int:
+    """Tries cheats on the rewards of tasksets of verifiers, prints the tables, and returns the exit
+    code, which is 1 if one is paid for.
+    """
+    attempts: list[Paid] = []
+    refused: dict[str, str] = {}
+    finished = False
+    try:
+        settings = task_flags.settings()
+        tasks = {
+            name: find_source(
+                Named("verifiers", {**settings, "taskset": name}), "--verifiers"
+            ).load(None, None)
+            for name in names
+        }
+        tasks = {name: own[: FIRST.value or len(own)] for name, own in tasks.items()}
+        count = sum(map(len, tasks.values()))
+        with (
+            contextlib.closing(Harness(Verifiers())) as harness,
+            SandboxPool(SandboxConfig()) as pool,
+            Progress("cheats", count) as progress,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            for task, name in [(task, name) for name, own in tasks.items() for task in own]:
+                try:
+                    for one in environments.tried(task, name, pool, harness):
+                        attempts.append(one)
+                        progress.update(len({each.task for each in attempts}) - 1, task=task.id)
+                except HarnessError as error:
+                    refused[task.id] = str(error)
+            finished = True
+    except (SandboxUnavailable, OSError, ValueError) as error:
+        command.refuse(f"--verifiers={','.join(names)}: {error}")
+    if JSON.value:
+        records = [{**dataclasses.asdict(one), "paid": one.paid} for one in attempts]
+        Path(JSON.value).write_text(json.dumps({"attempts": records, "refused": refused}, indent=1))
+    said = [(one.name, one.close) for one in environments.CHEATS]
+    tables = (foreign.ranked(attempts), foreign.by_cheat(attempts, said)) if attempts else ()
+    _show_tables(attempts, tables, refused)
+    for id, why in refused.items():
+        print(f"{id}: not tried: {why}")
+    if not finished:
+        print("stopped: these are the attempts so far")
+        return INTERRUPTED
+    return int(any(one.paid for one in attempts if one.is_cheat))
+
+
 def _settings(store: LayerStore) -> dict[str, Any]:
     """Settings of the source, with a folder of pytest where they name no packages and no images.
     Raises ValueError, PackagesError.
@@ -117,10 +167,24 @@ def _try(
 
 def _show(attempts: Sequence[Paid], left: Sequence[Left], refused: dict[str, str]) -> None:
     """Prints the tables."""
+    tables = (foreign.ranked(attempts), foreign.by_cheat(attempts)) if attempts else ()
+    _show_tables(attempts, tables, refused)
+    for one in left:
+        print(f"{one.task}: the agent's world holds the {one.what} {one.path}: {one.found}")
+    if attempts and not left:
+        print("No solution and no hidden test lies, whole, in a world that an agent sees.")
+    for id, why in refused.items():
+        print(f"{id}: not tried: {why}")
+
+
+def _show_tables(
+    attempts: Sequence[Paid], tables: Sequence[list[list[str]]], refused: dict[str, str]
+) -> None:
+    """Prints how many tasks were tried, and tables with their first row as the head."""
     console = command.console()
     tasks = len({one.task for one in attempts})
     console.print(f"{tasks} tasks tried, {len(refused)} not.")
-    for rows in (foreign.ranked(attempts), foreign.by_cheat(attempts)) if attempts else ():
+    for rows in tables:
         if FLAGS.markdown:
             lines = ["| " + " | ".join(row) + " |" for row in rows]
             lines.insert(1, "|---" * len(rows[0]) + "|")
@@ -130,9 +194,3 @@ def _show(attempts: Sequence[Paid], left: Sequence[Left], refused: dict[str, str
         for row in rows[1:]:
             shown.add_row(*row)
         console.print(shown)
-    for one in left:
-        print(f"{one.task}: the agent's world holds the {one.what} {one.path}: {one.found}")
-    if attempts and not left:
-        print("No solution and no hidden test lies, whole, in a world that an agent sees.")
-    for id, why in refused.items():
-        print(f"{id}: not tried: {why}")

@@ -59,7 +59,11 @@ ROLES = ("train", "act", "prefill", "sft", "schedule")
 # folders that may import nothing from outside but this and the standard library
 OUTSIDE = {"configs": {"ml_collections"}, "pallas_kernels": {"jax", "numpy"}}
 # What a program imports that has an environment of its own (requirements/peers.txt).
-OF_PEERS = {"benchmarks/peer_trl.py": ("torch", "trl")}
+OF_PEERS = {
+    "benchmarks/peer_trl.py": ("torch", "trl"),
+    "rl_code/harness/in_verifiers/episode_sandbox.py": ("verifiers.v1",),
+    "rl_code/harness/in_verifiers/in_process.py": ("httpx", "verifiers.v1"),
+}
 
 
 def sources() -> list[Path]:

@@ -1,25 +1,26 @@
 """verifiers: an environment of the package verifiers plays its own episodes.
 
 It is no dependency of this project. Put it into an environment of its own, with the packages of the
-environments (0.3.1 is the last version with ``load_environment(**args)``):
+environments (0.4 has tasksets, harnesses and environments in ``verifiers.v1``):
 
-    python -m venv vf && vf/bin/pip install verifiers==0.3.1
+    python -m venv vf && vf/bin/pip install verifiers==0.4.0
 
-    tasks=dict(name="verifiers", python="vf/bin/python", environment="my_env", split="train")
+    tasks=dict(name="verifiers", python="vf/bin/python", taskset="my_taskset")
     harness="verifiers"
     reward=dict(signals=("score",))
 
-The environment is unmodified: it writes the prompts, answers the policy's messages and calls of its
-tools, ends the episode and says what it is worth (``verifiers_driver.py``). Its reward and metrics
-are ``Trajectory.scores``, which the signal ``score`` reads; a task is solved where the reward
-reaches the environment's ``pass_threshold``. What it does with the text of a message it does beside
-the sandbox, with this user's rights, so it must be one that executes none of it here.
+All of it is unmodified: the taskset says what is asked, the harness of a role asks the policy, the
+environment answers, ends the episode and says what it is worth (``verifiers_driver.py``). Rewards
+and metrics are ``Trajectory.scores``, which the signal ``score`` reads. What an environment does
+with the text of a message it does beside the sandbox, with this user's rights, so it must be one
+that executes none of it here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import subprocess
@@ -34,6 +35,8 @@ from rl_code.harness.forking import LAST_WORDS, ForkingHost, find_python
 
 # The key of a task's meta that says where its environment is, as the source wrote it.
 META = "verifiers"
+# The name of the score that is 1 where an environment failed over what the policy did.
+FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +62,40 @@ class VerifiersHost(Host):
                 f"task {job.task.id} is of no environment of verifiers: with harness='verifiers' "
                 "all tasks are of the source 'verifiers'"
             )
-        python = job.task.meta[META]["python"]
+        place = job.task.meta[META]
         with self._lock:
-            if python not in self._hosts:
-                self._hosts[python] = EnvironmentHost(python)
-            host = self._hosts[python]
-        return host.start(job, on_end)
+            if place["python"] not in self._hosts:
+                self._hosts[place["python"]] = EnvironmentHost(place["python"])
+            host = self._hosts[place["python"]]
+        return host.start(job, lambda ending: on_end(judged(ending, place, job.task.id)))
 
     def close(self) -> None:
         for host in self._hosts.values():
             host.close()
 
 
+def judged(ending: Ending, place: Mapping[str, Any], name: str) -> Ending:
+    """An ending with what the task's settings say of it: whether it is solved, and what an episode
+    is worth over which the environment failed.
+    """
+    if ending.scores is None:
+        return ending
+    scores = dict(ending.scores)
+    failed = bool(ending.cause)
+    if failed:
+        message = "%s: the environment failed over what the policy did: %s"
+        logging.warning(message, name, ending.cause)
+        scores["reward"] = place["failed_reward"]
+    scores[FAILED] = float(failed)
+    solved = not failed and scores["reward"] >= place["solved_at"]
+    return dataclasses.replace(ending, scores=scores, solved=solved)
+
+
 class EnvironmentHost(ForkingHost):
     """The process that has imported the package, and loads environments."""
 
     package = "verifiers"
-    requirement = "verifiers==0.3.1"
+    requirement = "verifiers==0.4.0"
     driver = Path(__file__).with_name("verifiers_driver.py")
     key = "tasks.python"
 
@@ -94,11 +114,12 @@ class EnvironmentHost(ForkingHost):
         return own | {
             "NO_PROXY": around,
             "no_proxy": around,
+            "RL_CODE_VERIFIERS_FOLDER": folder,
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         }
 
     def describe(self, job: EpisodeFacts) -> dict[str, Any]:
-        return dict(job.task.meta[META])
+        return dict(job.task.meta[META]) | {"turns": job.limits.turns, "here": os.getcwd()}
 
     def ending(self, said: Mapping[str, Any]) -> Ending:
         if "scores" not in said:
@@ -107,13 +128,13 @@ class EnvironmentHost(ForkingHost):
             if type(value) not in (int, float) or not math.isfinite(value):
                 return Ending(False, f"its {name} is {value!r}, no finite number", fault=True)
         scores = {name: float(value) for name, value in said["scores"].items()}
-        return Ending(True, scores=scores, solved=said["solved"])
+        return Ending(True, said.get("error", ""), scores=scores)
 
 
 def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an environment, each ``{"id": ..., "messages": [...]}``.
+    """The tasks of an environment, each ``{"id": ..., "messages": [...]}``.
 
-    place: environment, args, split and folder, as in a task's meta. Raises HarnessError.
+    place: taskset, env, select and folder, as in a task's meta. Raises HarnessError.
     """
     python = find_python(python)
     host = EnvironmentHost
@@ -133,5 +154,5 @@ def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise HarnessError(host.missing(python, done.stderr.strip()[-LAST_WORDS:]))
     said = json.loads(done.stdout)
     if "error" in said:
-        raise HarnessError(f"tasks.environment = {place['environment']!r}: {said['error']}")
+        raise HarnessError(f"tasks.taskset = {place['taskset']!r}: {said['error']}")
     return said["rows"]

@@ -9,4 +9,5 @@ trial.py      tries them, against each grader and in whole episodes
 honest.py     references of tasks, which must pass
 foreign.py    tries cheats on anybody's tasks, against their own graders and this project's
 foreign_cheats.py    what needs to know nothing about a task
+environments.py      tries cheats on the rewards of others' environments
 """

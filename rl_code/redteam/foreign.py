@@ -282,16 +282,19 @@ def ranked(attempts: Sequence[Paid]) -> list[list[str]]:
     return [head, *(row for _, row in rows)]
 
 
-def by_cheat(attempts: Sequence[Paid]) -> list[list[str]]:
-    """A row for each cheat: on how many tasks each grader pays for it, and how it is closed."""
+def by_cheat(attempts: Sequence[Paid], said: Sequence[tuple[str, str]] = ()) -> list[list[str]]:
+    """A row for each cheat: on how many tasks each grader pays for it, and how it is closed.
+
+    said: name of cheats that are no commands, and how they are closed.
+    """
     graders = list(dict.fromkeys(one.grader for one in attempts))
     rows = [["cheat", *graders, "how to close it"]]
-    for cheat in CHEATS:
-        own = [one for one in attempts if one.attempt == cheat.name]
+    for name, close in (*said, *((cheat.name, cheat.close) for cheat in CHEATS)):
+        own = [one for one in attempts if one.attempt == name]
         cells = []
         for grader in graders:
             here = [one for one in own if one.grader == grader and one.earned is not None]
             cells.append(f"{sum(one.paid for one in here)} of {len(here)}" if here else "-")
         if own:
-            rows.append([cheat.name, *cells, cheat.close])
+            rows.append([name, *cells, close])
     return rows

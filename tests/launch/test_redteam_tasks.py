@@ -40,6 +40,7 @@ def test_kinds_of_tasks_stand_alone(capsys):
     for given, named in (
         (dict(harbor="x", swe="y"), "--harbor and --swe"),
         (dict(swe="y", only=["chooser"]), "--swe and --only"),
+        (dict(swe="y", verifiers=["z"]), "--swe and --verifiers"),
     ):
         with flagsaver.flagsaver(**given), pytest.raises(SystemExit) as ended:
             redteam.main([])
@@ -66,3 +67,15 @@ def test_attempts_before_ctrl_c_are_kept(monkeypatch, tmp_path, capsys, stops, c
     said = capsys.readouterr().out
     assert ("stopped" in said) == stops
     assert stops or "b: not tried: its image is missing" in said
+
+
+def test_a_taskset_that_cannot_be_loaded_is_said(capsys):
+    with (
+        flagsaver.flagsaver(verifiers=["a"], settings='{"python": "no_such_python"}'),
+        pytest.raises(SystemExit) as ended,
+    ):
+        redteam.main([])
+    assert ended.value.code == 2
+    assert "--verifiers=a: tasks.python = 'no_such_python' cannot be started" in (
+        capsys.readouterr().err
+    )

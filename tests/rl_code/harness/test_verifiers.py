@@ -1,16 +1,20 @@
 """Environments of the package verifiers play tasks through the endpoint; what is sampled is written by
 the test.
 
-The driver is tested with a stand-in for the package, and where there is a Python that has it
-(VERIFIERS_PYTHON=path/to/python), with the package.
+The driver is tested with a stand-in for the package, and in long tests with the package: that of
+VERIFIERS_PYTHON=path/to/python, or one that is installed for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import http.server
+import json
 import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,23 +24,18 @@ from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
-from rl_code.harness.verifiers import Verifiers
+from rl_code.harness.verifiers import EnvironmentHost, Verifiers
 from rl_code.metrics.values import read_metrics
 from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train
-from tests.rl_code.harness.chats import LIMITS, agent_episode, chat_tokenizer, say
+from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokenizer, say
 
 ENVIRONMENTS = Path(__file__).with_name("environments")
-PYTHON = os.environ.get("VERIFIERS_PYTHON", "")
+REQUIREMENT = EnvironmentHost.requirement
+INSTALL_S = 300
 REWARD = ("tests", dict(name="score", weight=2.0))
-
-needs_package = pytest.mark.skipif(
-    not PYTHON,
-    reason="no Python with verifiers: python -m venv vf; vf/bin/pip install verifiers==0.3.1; "
-    "VERIFIERS_PYTHON=vf/bin/python",
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,42 @@ def stand_in(tmp_path_factory) -> str:
     return str(script)
 
 
-def rows_of(python, environment="sums", split="train", folder="", **args):
-    settings = dict(environment=environment, split=split, python=python, args=args, folder=folder)
+def rows_of(python, taskset="sums", folder="", **settings):
+    settings = dict(taskset=taskset, python=python, folder=folder, **settings)
     return find_source(Named("verifiers", settings), "config.tasks").load(None, None)
 
 
-@functools.cache
-def real_rows(**args):
-    return rows_of(PYTHON, "small_sums", folder=str(ENVIRONMENTS), **args)
+@pytest.fixture(scope="session")
+def package(tmp_path_factory) -> str:
+    """A Python that has the package. Where there is none, uv installs it, in seconds."""
+    if python := os.environ.get("VERIFIERS_PYTHON"):
+        return python
+    folder = tmp_path_factory.mktemp("verifiers")
+    python = str(folder / "bin" / "python")
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "-q", "uv"],
+        [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", python, REQUIREMENT],
+    ):
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=INSTALL_S
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"{REQUIREMENT} was not installed within {INSTALL_S} s")
+        if done.returncode:
+            pytest.skip(f"{REQUIREMENT} cannot be installed here: {done.stderr.strip()[-300:]}")
+    return python
+
+
+@pytest.fixture
+def real_rows(package):
+    """Tasks of the environments of these tests, of the package's own."""
+    return functools.partial(_real, package)
+
+
+def _real(python, taskset="sums", **settings):
+    return rows_of(python, taskset, str(ENVIRONMENTS), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +114,19 @@ def play(harness, sandboxes):
         episode.close()
 
 
+def kind(does="play", **taskset):
+    """Settings of the stand-in's taskset."""
+    return dict(env=dict(taskset=dict(does=does, **taskset)))
+
+
 def test_an_environment_plays_and_says_what_it_is_worth(stand_in, play):
     tasks = rows_of(os.path.relpath(stand_in))  # from here, wherever the driver runs
-    assert [task.id for task in tasks] == [f"sums/train/{n}" for n in range(3)]
+    assert [task.id for task in tasks] == [f"sums/row-{n}" for n in range(3)]
     assert tasks[1].messages == ({"role": "user", "content": "1 + 2 = ?"},)
     trajectory, (prompt, hint, end), _ = play(tasks[1], ["5", "3"])
     assert "1 + 2 = ?" in prompt and "less" in hint and end is None
     assert (trajectory.status, trajectory.solved) == ("submitted", True)
-    assert trajectory.scores == {"reward": 1.0, "guesses": 2.0}
+    assert trajectory.scores == {"right": 1.0, "reward": 1.0, "guesses": 2.0, "failed": 0.0}
     assert trajectory.reward.components == {"tests": 1.0, "score": 2.0}
     (context,) = trajectory.contexts
     said = [chat_tokenizer().encode(f"{n}<|im_end|>") for n in (5, 3)]
@@ -109,7 +141,7 @@ def test_an_episode_that_reaches_a_limit_is_scored(stand_in, play, limits, statu
     numbers = {"turn_limit": ["7", "6"], "token_limit": ["7" * 12] * 2}[status]
     trajectory, *_ = play(rows_of(stand_in)[0], numbers, **limits)
     assert (trajectory.status, trajectory.solved) == (status, False)
-    assert trajectory.scores == {"reward": 0.25, "guesses": 2.0}
+    assert trajectory.scores["reward"] == 0.25 and trajectory.scores["guesses"] == 2.0
     assert trajectory.reward.components == {"tests": 0.0, "score": 0.5}
 
 
@@ -118,53 +150,77 @@ def test_an_episode_that_reaches_a_limit_is_scored(stand_in, play, limits, statu
     [
         ("exit", "killed"),
         ("raise", "KeyError: 'its own bug'"),
-        ("SandboxError", "SandboxError"),
-        ("no number", "its reward is nan, no finite number"),
+        ("SandboxError", "SandboxError: its words"),
     ],
 )
 def test_an_episode_without_a_result_is_a_fault(stand_in, play, does, cause):
-    trajectory, _, episode = play(rows_of(stand_in, does=does)[0], ["1"])
+    trajectory, _, episode = play(rows_of(stand_in, **kind(does))[0], ["1"])
     assert (trajectory.status, trajectory.reward.flags) == ("fault", ("fault",))
     assert cause in episode._cause and trajectory.scores is None
 
 
-def test_an_error_that_the_policy_brought_about_is_scored(stand_in, play):
-    trajectory, *_ = play(rows_of(stand_in, does="ToolError")[0], ["1"])
-    assert (trajectory.status, trajectory.reward.components["score"]) == ("submitted", 2.0)
+@pytest.mark.parametrize("does", ["TaskError", "EnvError", "HarnessError", "no number"])
+def test_a_failure_that_the_policy_can_bring_about_is_worth_what_the_config_says(
+    stand_in, play, does
+):
+    (task, *_) = rows_of(stand_in, failed_reward=-0.5, **kind(does))
+    trajectory, *_ = play(task, ["1"])
+    assert (trajectory.status, trajectory.solved) == ("submitted", False)
+    assert (trajectory.scores["failed"], trajectory.scores["reward"]) == (1.0, -0.5)
+    assert trajectory.reward.components["score"] == -1.0
+
+
+def test_a_program_that_ends_over_a_limit_is_scored_and_one_over_the_endpoint_is_a_fault(
+    stand_in, play
+):
+    trajectory, *_ = play(rows_of(stand_in, **kind("ProviderError 400"))[0], ["1"])
+    assert (trajectory.status, trajectory.scores["reward"]) == ("submitted", 0.0)
+    trajectory, *_ = play(rows_of(stand_in, **kind("ProviderError 503"))[0], ["1"])
+    assert trajectory.status == "fault"
+
+
+def test_one_that_hangs_is_ended_and_worth_nothing(stand_in, play):
+    trajectory, *_ = play(rows_of(stand_in, **kind("hang"))[0], ["1"], tools_s=3.0)
+    assert (trajectory.status, trajectory.scores) == ("time_limit", None)
+    assert trajectory.reward.components["score"] == 0.0
 
 
 def test_what_cannot_be_played_is_named(stand_in, harness, sandboxes, task):
     for settings, message in (
+        (dict(select=dict(skip=9)), "no task of it is selected by select={'skip': 9}"),
+        (dict(taskset="products"), "tasks.taskset = 'products': .*not found"),
+        (kind(rows=-1), "its tasks never end: say how many with select.limit"),
         (
-            dict(split="eval"),
-            "no rows of the split 'eval': load_environment gave eval_dataset None",
+            dict(env=dict(agent=dict(harness=dict(id="bash")))),
+            "'bash' would run the policy's commands on this machine: give env.agent.runtime",
         ),
-        (dict(rows=0), "gave dataset no rows"),
-        (dict(group=True), "compares the episodes of a group"),
-        (dict(environment="products"), "tasks.environment = 'products': .*Could not import"),
-        (dict(sums=1), "unexpected keyword argument 'sums'"),
     ):
         with pytest.raises(TaskFileError, match=message):
             rows_of(stand_in, **settings)
     with pytest.raises(TaskFileError, match=r"tasks.python = 'no_such_python' cannot be started"):
         rows_of("no_such_python")
-    if not PYTHON:
-        with pytest.raises(TaskFileError, match=r"pip install verifiers==0.3.1"):
-            rows_of(sys.executable)
-    with pytest.raises(ValueError, match=r"self.split='test' is not one of train, eval"):
-        rows_of(stand_in, split="test")
+    with pytest.raises(TaskFileError, match=r"pip install verifiers==0.4.0"):
+        rows_of(sys.executable)
+    with pytest.raises(ValueError, match=r"env=.* is no JSON"):
+        rows_of(stand_in, env=dict(taskset=dict(does=print)))
     episode = agent_episode(task, sandboxes, harness)
     with pytest.raises(HarnessError, match="is of no environment of verifiers"):
         episode.start()
     episode.close()
 
 
-def test_a_row_that_the_environment_has_no_more_is_named(stand_in, harness, sandboxes):
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (dict(taskset=dict(rows=2)), "it had a task 2 when tasks were listed, and has 2 now"),
+        (dict(taskset=dict(does="judge")), "its role 'agent' is not to be trained"),
+    ],
+)
+def test_an_environment_that_cannot_begin_ends_the_run(stand_in, harness, sandboxes, env, message):
     (*_, last) = rows_of(stand_in)
-    gone = {**last.meta["verifiers"], "args": {"rows": 2}}
-    task = dataclasses.replace(last, meta={**last.meta, "verifiers": gone})
-    episode = agent_episode(task, sandboxes, harness)
-    with pytest.raises(HarnessError, match="IndexError"):
+    meta = {**last.meta, "verifiers": {**last.meta["verifiers"], "env": env}}
+    episode = agent_episode(dataclasses.replace(last, meta=meta), sandboxes, harness)
+    with pytest.raises(HarnessError, match=message):
         episode.start()
     episode.close()
 
@@ -178,13 +234,13 @@ def smoke(python, **tasks):
 
 @pytest.mark.long
 def test_a_run_trains_on_an_environment(stand_in, tmp_path):
-    config = smoke(stand_in, environment="sums", folder="")
+    config = smoke(stand_in, taskset="sums", folder="")
     train(build(RunConfig, config), tmp_path)
     rows = read_metrics(tmp_path)
     assert len(rows) == 2
     for row in rows:
         assert row["scores/reward"] == row["reward/total"] > 0
-        assert row["episode/faults"] == 0
+        assert row["episode/faults"] == row["scores/failed"] == 0
 
 
 def test_tasks_of_an_environment_need_its_harness():
@@ -194,8 +250,8 @@ def test_tasks_of_an_environment_need_its_harness():
         build(RunConfig, config)
 
 
-@needs_package
-def test_a_single_turn_of_the_package_is_scored(play, monkeypatch):
+@pytest.mark.long
+def test_a_single_turn_of_the_package_is_scored(play, real_rows, monkeypatch):
     encoded = []
     encode = type(chat_tokenizer()).encode
     monkeypatch.setattr(
@@ -208,56 +264,154 @@ def test_a_single_turn_of_the_package_is_scored(play, monkeypatch):
         trajectory, (prompt, end), _ = play(tasks[1], [answer])
         assert "Answer with a number." in prompt and "1 + 2 = ?" in prompt and end is None
         assert (trajectory.status, trajectory.solved) == ("submitted", reward == 1.0)
-        assert trajectory.scores["correct"] == trajectory.scores["reward"] == reward
-        assert trajectory.reward.components["score"] == 2 * reward
+        # the weight is the task's, the rest is told as it is
+        assert trajectory.scores["correct"] == reward and trajectory.scores["turns"] == 1.0
+        assert trajectory.scores["reward"] == 2 * reward and trajectory.scores["failed"] == 0.0
+        assert trajectory.reward.components["score"] == 4 * reward
         (context,) = trajectory.contexts
         assert context.sampled.sum() == len(encode(chat_tokenizer(), f"{answer}<|im_end|>"))
     # each prompt once, and what the test itself wrote
     assert sum("1 + 2 = ?" in text for text in encoded) == 4
 
 
-@needs_package
-def test_tools_of_the_package_are_called(play):
-    (task, *_) = real_rows(kind="tools", rows=1)
-    body = '{"name": "add", "arguments": {"a": 0, "b": 1}}'
-    trajectory, (prompt, result, end), episode = play(
-        task, [f"<tool_call>\n{body}\n</tool_call>", "1"]
-    )
-    assert '"name": "add"' in prompt and "<tool_response>\n1\n</tool_response>" in result
-    assert end is None and (trajectory.status, trajectory.solved) == ("submitted", True)
-    assert trajectory.scores["add_calls"] == 1.0 and trajectory.scores["num_turns"] == 2.0
+@pytest.mark.long
+def test_tools_of_the_package_are_called(play, real_rows):
+    (task, *_) = real_rows(env=dict(taskset=dict(task=dict(tools=True))))
+    body = '{"name": "adding_add", "arguments": {"a": 0, "b": 1}}'
+    bad = '{"name": "adding_add", "arguments": {"a": "x"}}'
+    said = [f"<tool_call>\n{one}\n</tool_call>" for one in (body, bad)]
+    trajectory, (prompt, result, wrong, end), episode = play(task, [*said, "1"])
+    assert '"name": "adding_add"' in prompt and "<tool_response>\n1\n</tool_response>" in result
+    assert "rror" in wrong and end is None
+    assert (trajectory.status, trajectory.solved) == ("submitted", True)
+    assert trajectory.scores["turns"] == 3.0
     # one context: the history went on word by word, and nothing of it was tokenised again
     (context,) = trajectory.contexts
     assert episode.session.whole(0) == context.tokens.tolist()
-    (call,) = [call for turn in trajectory.turns for call in turn.calls]
-    assert (call.name, call.arguments) == ("add", {"a": 0, "b": 1})
+    calls = [call for turn in trajectory.turns for call in turn.calls]
+    assert [call.name for call in calls] == ["adding_add"] * 2
 
 
-@needs_package
+@pytest.mark.long
+def test_an_environment_of_several_turns_plays(play, real_rows):
+    env = dict(taskset=dict(split="eval"), guesses=3)
+    (task, *_) = real_rows("guessed_sums", env=env)
+    a, b = map(int, task.id.partition("/")[2].split("+"))
+    answers = [str(a + b + 2), "what", str(a + b)]
+    trajectory, (prompt, less, again, end), episode = play(task, answers)
+    assert f"{a}+{b}=" in prompt and "less" in less and "number?" in again and end is None
+    # a distance of 2 at once, or the sum at the third guess
+    best = max(0.1 + 0.6 * 0.8, 0.8**2)
+    assert trajectory.scores["reward"] == pytest.approx(best)
+    assert trajectory.scores["guesses"] == 3.0
+    (context,) = trajectory.contexts
+    assert episode.session.whole(0) == context.tokens.tolist()
+
+
+@pytest.mark.long
+def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play, real_rows):
+    agent = dict(harness=dict(id="in_process", bash=True))
+    (task, *_) = real_rows("written_files", env=dict(agent=agent))
+    command = "echo $((6*7)) > answer.txt; cat given.txt; ls / | wc -l; test -e " + str(
+        ENVIRONMENTS
+    )
+    told = call(command).removesuffix("<|im_end|>")
+    trajectory, (prompt, result, end), _ = play(task, [told, "done"])
+    assert '"name": "bash"' in prompt and "a secret of 70000 bytes" in result and end is None
+    assert (trajectory.status, trajectory.scores["reward"]) == ("submitted", 1.0)
+    # what tests/rl_code/harness/environments has is on this machine, and not in there
+    assert trajectory.scores["seen"] == 0.0 and trajectory.scores["read"] == 70024.0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("limits", "status"), [(dict(turns=2), "turn_limit"), (dict(tokens=110), "token_limit")]
+    ("limits", "status"), [(dict(turns=1), "submitted"), (dict(tokens=70), "token_limit")]
 )
-def test_the_package_scores_what_a_limit_ended(play, limits, status):
-    number = "7" if status == "turn_limit" else "7" * 12
-    trajectory, *_ = play(real_rows(kind="guesses")[0], [number] * 2, **limits)
+def test_the_package_scores_what_a_limit_ended(play, real_rows, limits, status):
+    (task, *_) = real_rows("guessed_sums", env=dict(guesses=5))
+    answers = ["777777777777"] * (1 if status == "submitted" else 2)
+    trajectory, *_ = play(task, answers, **limits)
     assert (trajectory.status, trajectory.solved) == (status, False)
-    assert trajectory.scores["reward"] == 0.25
+    assert trajectory.scores["reward"] == pytest.approx(0.1)
 
 
-@needs_package
-def test_errors_of_the_package_are_told_apart(play):
-    # the environment ends the episode over what the policy said
-    trajectory, *_ = play(real_rows(kind="guesses")[0], ["no number"])
-    assert (trajectory.status, trajectory.scores["reward"]) == ("submitted", 0.0)
-    # it relies on something that fails
-    trajectory, _, episode = play(real_rows(kind="broken")[0], ["2"])
-    assert trajectory.status == "fault" and "its machine is gone" in episode._cause
-    with pytest.raises(TaskFileError, match="compares the episodes of a group"):
-        real_rows(kind="group")
+@pytest.mark.long
+@pytest.mark.parametrize("does", ["raise", "nan"])
+def test_a_reward_of_the_package_that_fails_is_counted(play, real_rows, does):
+    settings = dict(env=dict(taskset=dict(task=dict(does=does))))
+    trajectory, *_ = play(real_rows(**settings)[0], ["1"])
+    assert (trajectory.status, trajectory.scores["failed"]) == ("submitted", 1.0)
+    assert trajectory.scores["reward"] == 0.0
 
 
-@needs_package
-def test_a_run_trains_on_an_environment_of_the_package(tmp_path):
-    train(build(RunConfig, smoke(PYTHON)), tmp_path)
+@pytest.mark.long
+def test_an_environment_of_the_package_that_dies_is_a_fault(play, real_rows):
+    settings = dict(env=dict(taskset=dict(task=dict(does="exit"))))
+    trajectory, _, episode = play(real_rows(**settings)[0], ["1"])
+    assert trajectory.status == "fault" and "killed" in episode._cause
+
+
+class Gym(http.server.BaseHTTPRequestHandler):
+    """As much of a resource server of NeMo Gym as an episode asks for: it adds, and verifies."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/verify":
+            (*_, last) = body["response"]["output"]
+            right = last["content"][0]["text"] == body["answer"]
+            said = body | {"reward": float(right), "calls": len(body["response"]["output"]) - 1}
+        else:
+            said = {"sum": body["a"] + body["b"]} if self.path == "/add" else {}
+        data = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.mark.long
+def test_a_task_of_nemo_gym_is_played_and_verified_by_its_server(play, real_rows, tmp_path):
+    number = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": number, "b": number}}
+    tool = {"type": "function", "name": "add", "description": "Adds.", "parameters": parameters}
+    asked = {"input": [{"role": "user", "content": "2 + 3 = ?"}], "tools": [tool]}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"responses_create_params": asked, "answer": "5"}))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gym)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        taskset = dict(dataset=str(rows), task=dict(resources_url=url))
+        (task,) = real_rows("nemo_gym", env=dict(taskset=taskset))
+        body = '{"name": "add", "arguments": {"a": 2, "b": 3}}'
+        said = [f"<tool_call>\n{body}\n</tool_call>", "5"]
+        trajectory, (prompt, result, end), _ = play(task, said)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert '"name": "add"' in prompt and '"sum": 5' in result and end is None
+    assert (trajectory.status, trajectory.solved) == ("submitted", True)
+    assert (trajectory.scores["nemo_gym"], trajectory.scores["calls"]) == (1.0, 2.0)
+
+
+@pytest.mark.long
+def test_what_the_package_refuses_is_named(real_rows):
+    for settings, message in (
+        (dict(taskset="no_such_taskset"), "no_such_taskset.* not found"),
+        (dict(env=dict(taskset=dict(split=1))), "split"),
+        (dict(env=dict(agent=dict(harness=dict(id="bash")))), "policy's commands on this machine"),
+        (dict(select=dict(skip=5)), "no task of it is selected"),
+    ):
+        with pytest.raises(TaskFileError, match=message):
+            real_rows(**settings)
+
+
+@pytest.mark.long
+def test_a_run_trains_on_an_environment_of_the_package(package, tmp_path):
+    train(build(RunConfig, smoke(package)), tmp_path)
     rows = read_metrics(tmp_path)
-    assert len(rows) == 2 and all("scores/correct" in row for row in rows)
+    assert len(rows) == 2 and all("scores/closeness" in row for row in rows)

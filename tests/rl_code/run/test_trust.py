@@ -71,7 +71,7 @@ FOREIGN = {
         harness={"name": "rl_code.harness.program:Program", "settings": {"command": ["sh"]}}
     ),
     "an environment by its object": dict(tasks={"name": "rl_code.tasks.verifiers:Verifiers"}),
-    "an environment": dict(tasks={"name": "verifiers", "settings": {"environment": "x"}}),
+    "an environment": dict(tasks={"name": "verifiers", "settings": {"taskset": "x"}}),
 }
 
 

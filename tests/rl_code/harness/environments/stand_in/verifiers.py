@@ -1,61 +1,156 @@
 """As much of the package verifiers as the driver calls, for tests where it is not installed.
 
-Its one environment asks for a sum, and says after each wrong number whether the sum is more or less.
+Its one taskset asks for a sum, and its environment says after each wrong number whether the sum is
+more or less.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
+import time
+import types
 import urllib.error
 import urllib.request
+from types import SimpleNamespace as Thing
+from typing import ClassVar
 
-__version__ = "0.0"
-sys.modules["verifiers.types"] = sys.modules["verifiers.errors"] = sys.modules[__name__]
+__version__ = "0.4.0"
+for name in ("", ".v1", ".v1.types", ".v1.rollout", ".v1.agent", ".v1.runtimes.subprocess"):
+    sys.modules[f"verifiers{name}"] = sys.modules[__name__]
+sys.modules["episode_sandbox"] = types.ModuleType("episode_sandbox")
+sys.modules["episode_sandbox"].EpisodeSandbox = None
+make_runtime = provision_runtime = None
 
 
-class InfraError(Exception):
+class SubprocessConfig:
     pass
 
 
-class SandboxError(InfraError):
-    pass
+class AgentConfig:
+    """A role."""
+
+    harness = client = max_turns = None
+    model_fields_set = ()
+
+    def __init__(self, runtime=None, harness=None, **settings):
+        self.runtime = SubprocessConfig()
+        self.harness = harness
 
 
-class ClientConfig:
-    def __init__(self, api_key_var, api_base_url, **settings):
-        self.key_variable, self.url = api_key_var, api_base_url
+class EnvConfig:
+    def __init__(self, taskset, agent, retries):
+        assert agent["retries"] == retries == {"max_retries": 0}
+        assert agent["runtime"] == {"type": "subprocess"}
+        self.taskset = Thing(**{"does": "play", "rows": 3, **taskset})
+        self.agent = AgentConfig(**agent)
+
+    model_fields: ClassVar = {"taskset": Thing(default=None), "agent": Thing(default=AgentConfig())}
+
+    def __iter__(self):
+        return iter(vars(self).items())
+
+
+def env_config_type(taskset, id):
+    if taskset != "sums":
+        raise ModuleNotFoundError(f"taskset {taskset!r} not found")
+    return EnvConfig
+
+
+def default_harness_id(taskset):
+    return "bash"
+
+
+def default_agent_harness(taskset):
+    return {"id": "bash"}
+
+
+def load_harness(config):
+    code = config["id"] == "bash"
+    return Thing(config=Thing(**config), EXECUTES_CODE=code, NEEDS_CONTAINER=False)
+
+
+def resolve_env_config(block):
+    return EnvConfig(**block)
+
+
+def load_environment(config):
+    return Sums(config)
+
+
+class SelectConfig:
+    def __init__(self, skip=0):
+        self.skip = skip
+
+
+class EvalClientConfig:
+    def __init__(self, base_url, api_key_var):
+        self.url, self.key_variable = base_url, api_key_var
+
+
+class ModelContext:
+    def __init__(self, model, client):
+        self.model, self.client = model, client
+
+
+def content_text(content):
+    return content
+
+
+class Taskset(list):
+    bounded = True
+
+    def select(self, config):
+        chosen = Taskset(self[config.skip :])
+        chosen.bounded = self.bounded
+        return chosen
 
 
 class Sums:
-    pass_threshold = 0.5
+    def __init__(self, config):
+        self.config = config
+        rows = config.taskset.rows
+        self.taskset = Taskset(
+            Thing(
+                data=Thing(
+                    id=f"row-{n}", prompt=f"{n} + {n + 1} = ?", system_prompt=None, answer=2 * n + 1
+                )
+            )
+            for n in range(max(rows, 0))
+        )
+        self.taskset.bounded = rows >= 0
 
-    def __init__(self, rows=3, held_out=0, group=False, does="play"):
-        self.requires_group_rollouts = group
-        self.sets = [
-            [
-                {"example_id": n, "answer": str(2 * n + 1), "prompt": f"{n} + {n + 1} = ?"}
-                for n in range(count)
-            ]
-            for count in (rows, held_out)
-        ]
-        self.does = does
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        yield
 
-    def build_dataset(self):
-        return self.sets[0]
+    async def setup(self, agents):
+        agents.agent.trainable = self.config.taskset.does != "judge"
 
-    def build_eval_dataset(self):
-        return self.sets[1] or None
+    async def run_episode(self, task, context):
+        agent = Thing(trainable=True)
+        try:
+            await self.setup(Thing(agent=agent))
+        except Exception as error:
+            said = Thing(type="EnvError", message=f"setup: {error}", status_code=None)
+            return Thing(ok=False, errors=[said], traces=[])
+        does = self.config.taskset.does
+        trace = await asyncio.to_thread(self.play, task.data, context, does)
+        trace.agent = agent
+        kind, _, status = does.partition(" ")
+        if kind.endswith("Error"):
+            error = Thing(type=kind, message="its words", status_code=int(status or 0) or None)
+            trace.errors = [error]
+        return Thing(ok=not trace.errors, errors=[], traces=[trace])
 
-    async def run_rollout(self, row, client, model, sampling_args):
-        return await asyncio.to_thread(self.play, row, client, model)
-
-    def play(self, row, client, model):
-        messages = [{"role": "user", "content": row["prompt"]}]
+    def play(self, row, context, does):
+        messages = [{"role": "user", "content": row.prompt}]
         print("a line that is none of the driver's", flush=True)
+        client = context.client
         said = ""
-        while said != row["answer"]:
-            body = json.dumps({"model": model, "messages": messages}).encode()
+        while said != str(row.answer):
+            body = json.dumps({"model": context.model, "messages": messages}).encode()
             headers = {"Content-Type": "application/json"}
             headers["Authorization"] = f"Bearer {os.environ[client.key_variable]}"
             request = urllib.request.Request(f"{client.url}/chat/completions", body, headers)
@@ -66,25 +161,25 @@ class Sums:
                 if json.load(error)["error"]["code"] != "context_length_exceeded":
                     raise
                 break
-            if self.does == "exit":
+            if does == "exit":
                 os._exit(1)
-            if self.does == "raise":
+            if does == "raise":
                 raise KeyError("its own bug")
+            if does == "hang":
+                time.sleep(600)
             said = said.strip()
-            less = said.isdecimal() and int(said) < int(row["answer"])
-            word = "more" if less else "less"
             messages.append({"role": "assistant", "content": said})
-            messages.append({"role": "user", "content": word})
-        reward = 1.0 if said == row["answer"] else 0.25
-        error = {"error": self.does, "error_chain_repr": self.does}
-        return {
-            "reward": float("nan") if self.does == "no number" else reward,
-            "metrics": {"guesses": float(len(messages) // 2)},
-            "error": error if self.does.endswith("Error") else None,
-        }
-
-
-def load_environment(env_id, **args):
-    if env_id != "sums":
-        raise ValueError(f"Could not import {env_id!r}")
-    return Sums(**args)
+            if does != "play":
+                break
+            less = said.isdecimal() and int(said) < row.answer
+            messages.append({"role": "user", "content": "more" if less else "less"})
+        found = said.split() if does == "search" else [said]
+        right = float(str(row.answer) in found)
+        reward = float("nan") if does == "no number" else max(right, 0.25)
+        return Thing(
+            rewards={"right": Thing(score=right)},
+            metrics={"guesses": float(len(messages) // 2), "unscored": None},
+            reward=reward,
+            num_turns=len(messages) // 2,
+            errors=[],
+        )
