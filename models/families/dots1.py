@@ -15,19 +15,22 @@ from models.families import qwen3
 from models.families.family import Experts
 from models.families.parameters import (
     EXPERTS,
+    O_BIAS,
     QK_NORM,
+    QKV_BIAS,
     SHARED_EXPERT,
     llama_like,
     with_experts,
 )
+from models.families.windows import Windows
 
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     presets={},
     architecture="dots1",
     huggingface_class="Dots1ForCausalLM",
-    parameters=with_experts(llama_like(QK_NORM), EXPERTS, SHARED_EXPERT),
-    windows=(4096, 62),
+    parameters=with_experts(llama_like(QKV_BIAS, O_BIAS, QK_NORM), EXPERTS, SHARED_EXPERT),
+    windows=Windows(first=62),
     experts=Experts(
         keys={
             "experts": "n_routed_experts",
