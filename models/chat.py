@@ -74,7 +74,7 @@ def render_tool_results(family: str, contents: Sequence[str]) -> str:
     before = render(family, turn, add_generation_prompt=False)
     after = render(family, [*turn, *({"role": "tool", "content": content} for content in contents)])
     end = FAMILIES[family].end
-    at = before.rindex(end) if end in before else after.index(end, len(before))
+    at = after.index(end, len(before)) if FAMILIES[family].ends_open else before.rindex(end)
     return after[at + len(end) :]
 
 

@@ -106,6 +106,9 @@ class Family:
     # Name of the protocol in which an episode talks to the model. One that no other family has
     # needs no entry elsewhere: ``rl_code.environment.protocols.api`` makes it.
     protocol: str
+    # Whether ``ends`` are the marks of who speaks next: templates write them with the next message,
+    # the first of them before results of tools.
+    ends_open: bool = False
     # How tool calls are written; None where the model was not trained to write any.
     call_format: CallFormat | None = None
     # Calls that one assistant message may hold when they are given as ``tool_calls``; with 0 they

@@ -100,6 +100,7 @@ FAMILY = dataclasses.replace(
     written={"num_nextn_predict_layers": 0},
     template=_TEMPLATE.strip(),
     ends=("<|observation|>", "<|user|>", "<|endoftext|>"),
+    ends_open=True,
     protocol="glm",
     call_format="pairs",
 )

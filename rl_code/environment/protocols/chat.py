@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from models.chat import render
+from models.families import FAMILIES
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.grammar import grammar_of_message
@@ -51,6 +52,10 @@ class Chat(Protocol):
         *("<|pad|>", "<|eot|>"),
         *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     )
+
+    @property
+    def opens_next(self) -> bool:
+        return FAMILIES[self.family].ends_open
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
         own = own_template(self.family, tokenizer)
