@@ -140,6 +140,15 @@ def _written_methods(config: ModelConfig, family: families.Family) -> dict[str, 
     return {}
 
 
+def tells_methods(config: ModelConfig) -> bool:
+    """True if a config.json has words for a model's methods of attention."""
+    try:
+        _written_methods(config, families.of_config(config))
+    except ValueError:
+        return False
+    return True
+
+
 def _text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the text model of one that nests it. Raises ValueError."""
     text = hf.get("text_config")
