@@ -109,7 +109,8 @@ class Tokenizer:
         """Reads a ``tokenizer.json``, given by its path or its folder.
 
         eos and pad default to those of the ``tokenizer_config.json`` beside it, eos then to that of
-        ``generation_config.json`` or ``config.json``; without a pad token eos pads. The chat template comes from the files beside it, too.
+        ``generation_config.json`` or ``config.json``; without a pad token eos pads. The chat
+        template comes from the files beside it, too.
 
         Raises:
           FileNotFoundError: there is no such file.

@@ -24,6 +24,22 @@ from models.families.parameters import (
 )
 from models.families.windows import Windows
 
+# DeepSeek-V3's words for its experts.
+DEEPSEEK_EXPERTS = Experts(
+    keys={
+        "experts": "n_routed_experts",
+        "active": "num_experts_per_tok",
+        "mlp_dim": "moe_intermediate_size",
+        "normalise": "norm_topk_prob",
+        "scale": "routed_scaling_factor",
+        "groups": "n_group",
+        "active_groups": "topk_group",
+        "shared": "n_shared_experts",
+        "first_dense": "first_k_dense_replace",
+    },
+    options={"scores": "sigmoid", "ranking_bias": True},
+)
+
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     presets={},
@@ -31,18 +47,5 @@ FAMILY = dataclasses.replace(
     huggingface_class="Dots1ForCausalLM",
     parameters=with_experts(llama_like(QKV_BIAS, O_BIAS, QK_NORM), EXPERTS, SHARED_EXPERT),
     windows=Windows(first=62),
-    experts=Experts(
-        keys={
-            "experts": "n_routed_experts",
-            "active": "num_experts_per_tok",
-            "mlp_dim": "moe_intermediate_size",
-            "normalise": "norm_topk_prob",
-            "scale": "routed_scaling_factor",
-            "groups": "n_group",
-            "active_groups": "topk_group",
-            "shared": "n_shared_experts",
-            "first_dense": "first_k_dense_replace",
-        },
-        options={"scores": "sigmoid", "ranking_bias": True},
-    ),
+    experts=DEEPSEEK_EXPERTS,
 )

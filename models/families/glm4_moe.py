@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 from models.families import dots1, qwen3
-from models.families.family import Experts
 from models.families.parameters import (
     EXPERTS,
     QK_NORM,
@@ -49,6 +48,16 @@ _TEMPLATE = r"""
 {{- "<|assistant|>\n" if add_generation_prompt else "" -}}
 """
 
+EXPERTS_OF_160 = MoE(
+    experts=160,
+    active=8,
+    mlp_dim=1536,
+    scores="sigmoid",
+    scale=2.5,
+    ranking_bias=True,
+    shared=1,
+    first_dense=3,
+)
 SHAPE = ModelConfig(
     vocab_size=151_552,
     embed_dim=5120,
@@ -63,16 +72,7 @@ SHAPE = ModelConfig(
     partial_rotary=0.5,
     qkv_bias=True,
     qk_norm=True,
-    moe=MoE(
-        experts=160,
-        active=8,
-        mlp_dim=1536,
-        scores="sigmoid",
-        scale=2.5,
-        ranking_bias=True,
-        shared=1,
-        first_dense=3,
-    ),
+    moe=EXPERTS_OF_160,
 )
 
 FAMILY = dataclasses.replace(
@@ -85,7 +85,9 @@ FAMILY = dataclasses.replace(
             mlp_dim=10_944,
             num_layers=46,
             qk_norm=False,
-            moe=dataclasses.replace(SHAPE.moe, experts=128, mlp_dim=1408, scale=1.0, first_dense=1),
+            moe=dataclasses.replace(
+                EXPERTS_OF_160, experts=128, mlp_dim=1408, scale=1.0, first_dense=1
+            ),
         ),
     },
     architecture="glm4_moe",
@@ -95,7 +97,7 @@ FAMILY = dataclasses.replace(
     parameters=with_experts(llama_like(QKV_BIAS, QK_NORM), EXPERTS, SHARED_EXPERT),
     windows=None,
     partial_rotary=0.5,
-    experts=Experts(keys=dots1.FAMILY.experts.keys, options=dots1.FAMILY.experts.options),
+    experts=dots1.DEEPSEEK_EXPERTS,
     skipped=("model.layers.{layers}.",),
     written={"num_nextn_predict_layers": 0},
     template=_TEMPLATE.strip(),

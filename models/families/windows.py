@@ -47,14 +47,15 @@ class Windows:
                 )
             kinds = own
         check_kinds(kinds, (_FULL, _SLIDING), layers)
-        if _SLIDING in kinds and (type(window) is not int or window < 1):
+        if _SLIDING not in kinds:
+            return (Dense(),)
+        if type(window) is not int or window < 1:
             raise ValueError(
                 f"config.json has layer_types with {_SLIDING!r} and sliding_window={window!r}"
                 + (" by use_sliding_window" if self.switched else "")
                 + "; it must be a whole number from 1 on"
             )
-        methods = {_FULL: Dense(), _SLIDING: Window(window) if _SLIDING in kinds else Dense()}
-        return tuple(methods[kind] for kind in period_of(kinds))
+        return tuple(Window(window) if kind == _SLIDING else Dense() for kind in period_of(kinds))
 
     def _without_kinds(
         self, architecture: str, hf: Mapping[str, Any], window: Any, layers: int
@@ -113,7 +114,7 @@ def check_kinds(kinds: Any, known: Sequence[str], layers: int) -> None:
         )
 
 
-def period_of(kinds: Sequence[str]) -> Sequence[str]:
+def period_of(kinds: list[str]) -> list[str]:
     """The shortest beginning that repeats over all layers."""
     count = len(kinds)
     divisors = [size for size in range(1, count + 1) if count % size == 0]
