@@ -74,8 +74,7 @@ def played(monkeypatch, name: str, **changes):
     return [t for group in groups for t in group.trajectories], config, model
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [pytest.param("glm", marks=pytest.mark.long), "windows"])
 def test_a_sampler_gives_the_log_probabilities_of_the_trainer(name, monkeypatch):
     trajectories, config, model = played(monkeypatch, name)
     assert_trained_alike(trajectories, config, model)
