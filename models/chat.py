@@ -67,13 +67,15 @@ def render_tool_results(family: str, contents: Sequence[str]) -> str:
     """
     if not contents:
         raise ValueError("no tool results to render")
-    # Render a conversation with and without the results. Both begin with the same turns, so that
-    # what follows the last end token of the shorter one is the text of the results.
+    # Render a conversation with and without the results. Both begin with the same turns. What
+    # follows the end token of the last one is the text of the results. That token is written with
+    # the turn, or it is the mark of what speaks next.
     turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     before = render(family, turn, add_generation_prompt=False)
     after = render(family, [*turn, *({"role": "tool", "content": content} for content in contents)])
     end = FAMILIES[family].end
-    return after[before.rindex(end) + len(end) :]
+    at = after.index(end, len(before)) if FAMILIES[family].ends_open else before.rindex(end)
+    return after[at + len(end) :]
 
 
 def _check(

@@ -22,7 +22,8 @@ _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
 def own_name(config: ModelConfig, name: str) -> str | None:
     """The name of a file's tensor as others name it; None for one that is not read."""
     family = families.of_config(config)
-    if name.startswith(family.skipped):
+    skipped = tuple(begin.format(layers=config.num_layers) for begin in family.skipped)
+    if name.startswith(skipped):
         return None
     if family.prefix is not None and name.startswith(family.prefix):
         return "model." + name.removeprefix(family.prefix)

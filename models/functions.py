@@ -43,6 +43,41 @@ class RopeScaling:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by a factor (2306.15595), which is all frequencies divided by it."""
+
+    factor: float
+
+    def __post_init__(self):
+        _check_factor(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicScaling:
+    """A stretch that begins where a context is longer than those of training. Up to there RoPE is
+    plain. Behind it the frequencies of all tokens depend on the length of the whole, so that what
+    was sampled could not be computed again: such contexts are refused.
+    """
+
+    # The stretch of contexts that are longer; kept for the files of a model.
+    factor: float
+    # The longest context, in tokens, of the model before it is stretched.
+    max_positions: int
+
+    def __post_init__(self):
+        _check_factor(self.factor)
+        if type(self.max_positions) is not int or self.max_positions < 1:
+            raise ValueError(
+                f"max_positions={self.max_positions!r} must be a whole number from 1 on"
+            )
+
+
+def _check_factor(factor: float) -> None:
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"factor={factor} must be at least 1")
+
+
 # The backward pass of the following two keeps only their arguments and computes the rest again:
 # that costs less time than to write the rest to memory and read it back.
 
@@ -74,13 +109,15 @@ def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Arra
 
 
 def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
-    """Radians per position of each rotated pair, with Llama 3.1's scaling where configured."""
+    """Radians per position of each rotated pair, with the scaling that is configured."""
     size = config.rotated
     exponents = jnp.arange(0, size, 2, dtype=jnp.float32) / size
     frequencies = 1.0 / config.rope_theta**exponents
     scaling = config.rope_scaling
-    if scaling is None:
+    if scaling is None or isinstance(scaling, DynamicScaling):
         return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
     turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
     # 0 for frequencies that are divided by the factor, 1 for those that stay
     smooth = (turns - scaling.low_freq_factor) / (

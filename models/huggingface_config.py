@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attention.methods.method import Method
 from models import families
 from models.families import hybrid
-from models.functions import RopeScaling
+from models.families.windows import only_full
+from models.functions import DynamicScaling, LinearScaling, RopeScaling
 from models.json_files import read_json
 from models.model_config import ModelConfig
 
@@ -45,26 +47,11 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         )
     if kind != own[0]:
         hf = _text_config(hf)
-    for key, harmless in family.harmless.items():
-        if key in hf and hf[key] not in harmless:
-            raise ValueError(
-                f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
-            )
+    family.check(hf)
     layers = need("num_hidden_layers")
-    methods = ModelConfig.attention
-    if family.states:
-        methods = hybrid.read_methods(hf, need)
-    elif (
-        hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers
-    ):
-        raise ValueError(
-            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is "
-            f"supported, once for each of num_hidden_layers={layers!r}"
-        )
-    family.check_windows(hf, layers)
     rope = _rope(hf)
     rotary = rope.get("partial_rotary_factor", family.partial_rotary)
-    if rotary != 1 and not family.states:
+    if rotary != 1 and family.partial_rotary == 1:
         raise ValueError(
             f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
             "not supported, only 1"
@@ -81,10 +68,10 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         norm_eps=need("rms_norm_eps"),
         tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
         architecture=family.architecture,
-        **family.options,
-        rope_scaling=_rope_scaling(rope),
+        **family.options | family.read_switches(hf),
+        rope_scaling=_rope_scaling(rope, need),
         partial_rotary=rotary,
-        attention=methods,
+        attention=_methods(hf, family, need),
         moe=None if family.experts is None else family.experts.read(hf, need),
     )
 
@@ -96,12 +83,9 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     for a model that is of no known architecture, or that has other methods of attention.
     """
     family = families.of_config(config)
-    if not family.states and set(config.attention) != set(ModelConfig.attention):
-        raise ValueError(
-            f"config.json has no words for attention={config.attention}, only for "
-            f"{ModelConfig.attention}"
-        )
-    scaling = config.rope_scaling
+    if isinstance(config.rope_scaling, DynamicScaling):
+        # the place from which it stretches
+        max_positions = config.rope_scaling.max_positions
     return {
         "architectures": [family.huggingface_class],
         "model_type": family.architecture,
@@ -115,23 +99,54 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
-        **({"partial_rotary_factor": config.partial_rotary} if family.states else {}),
-        **(hybrid.write_methods(config) if family.states else {}),
+        "rope_scaling": _written_scaling(config.rope_scaling),
+        **family.write_switches(config),
+        **({} if family.partial_rotary == 1 else {"partial_rotary_factor": config.partial_rotary}),
+        **_written_methods(config, family),
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
-        **({} if family.windows is None else {"sliding_window": None}),
         "torch_dtype": config.param_dtype,
+        **family.written,
         **({} if config.moe is None else family.experts.write(config.moe)),
     }
+
+
+def _methods(
+    hf: Mapping[str, Any], family: families.Family, need: Callable[[str], Any]
+) -> tuple[Method, ...]:
+    """The methods of a period of a model's layers. Raises ValueError."""
+    layers = need("num_hidden_layers")
+    if family.states:
+        return hybrid.read_methods(hf, need)
+    if type(layers) is not int or layers < 1:  # which the model's config refuses
+        return ModelConfig.attention
+    if family.windows is not None:
+        return family.windows.read(family.architecture, hf, layers)
+    only_full(hf, layers)
+    return ModelConfig.attention
+
+
+def _written_methods(config: ModelConfig, family: families.Family) -> dict[str, Any]:
+    """Their part of a config.json. Raises ValueError where it has no words for them."""
+    if family.states:
+        return hybrid.write_methods(config)
+    if family.windows is not None:
+        return family.windows.write(config)
+    if set(config.attention) != set(ModelConfig.attention):
+        raise ValueError(
+            f"config.json has no words for attention={config.attention}, only for "
+            f"{ModelConfig.attention}"
+        )
+    return {}
+
+
+def tells_methods(config: ModelConfig) -> bool:
+    """True if a config.json has words for a model's methods of attention."""
+    try:
+        _written_methods(config, families.of_config(config))
+    except ValueError:
+        return False
+    return True
 
 
 def _text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +236,9 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+def _rope_scaling(
+    rope: Mapping[str, Any], need: Callable[[str], Any]
+) -> RopeScaling | LinearScaling | DynamicScaling | None:
     kind = rope.get("rope_type", "default")
     if kind == "default":
         if rope.get("factor", 1) != 1:
@@ -230,9 +247,16 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
                 "none; say which rope_type it is for"
             )
         return None
-    if kind != "llama3":
-        raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
+    if kind not in ("llama3", "linear", "dynamic"):
+        raise ValueError(
+            f"RoPE of type {kind!r} is not supported, only 'default', 'linear', 'dynamic' and "
+            "'llama3'"
+        )
     try:
+        if kind == "linear":
+            return LinearScaling(float(rope["factor"]))
+        if kind == "dynamic":
+            return DynamicScaling(float(rope["factor"]), need("max_position_embeddings"))
         return RopeScaling(
             factor=float(rope["factor"]),
             low_freq_factor=float(rope["low_freq_factor"]),
@@ -240,6 +264,25 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
             original_max_positions=int(rope["original_max_position_embeddings"]),
         )
     except TypeError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3': {error}") from error
+        raise ValueError(f"RoPE scaling of type {kind!r}: {error}") from error
     except KeyError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
+        raise ValueError(f"RoPE scaling of type {kind!r} has no {error}") from error
+
+
+def _written_scaling(
+    scaling: RopeScaling | LinearScaling | DynamicScaling | None,
+) -> dict[str, Any] | None:
+    """The part of a config.json that ``_rope_scaling`` reads."""
+    if scaling is None:
+        return None
+    if isinstance(scaling, LinearScaling):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, DynamicScaling):
+        return {"rope_type": "dynamic", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_positions,
+    }

@@ -47,7 +47,10 @@ def make_parameter(
 
 
 # Parameters that only layers with attention have, not those whose method keeps a state.
-OF_ATTENTION = ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm")
+OF_ATTENTION = (
+    *("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias"),
+    *("q_norm", "k_norm"),
+)
 
 # How the model's names for methods' parameters begin; none of its other names begins so.
 _PLACE = "attention_"
@@ -140,6 +143,8 @@ class Layers(nnx.Module):
             self.q_bias = parameter((c.num_heads, head), ("heads", "head_dim"), 0.0)
             self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
             self.v_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
+        if c.o_bias:
+            self.o_bias = parameter((embed,), ("embed",), 0.0)
         if c.qk_norm:
             self.q_norm = parameter((head,), ("head_dim",), norm)
             self.k_norm = parameter((head,), ("head_dim",), norm)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
-from models.functions import RopeScaling
+from models.functions import DynamicScaling, LinearScaling, RopeScaling
 from models.lora import LoRA
 from models.quantised import Kind, check_kind
 
@@ -173,6 +173,9 @@ class ModelConfig:
     architecture: str | None = None
     # Whether q, k and v have a bias (Qwen2).
     qkv_bias: bool = False
+    # Whether the result of attention has a bias behind its projection (Llama with
+    # ``attention_bias``).
+    o_bias: bool = False
     # Whether q and k pass through RMSNorm (Qwen3).
     qk_norm: bool = False
     # Whether RMSNorm multiplies by 1 and its weight, and not by its weight (Qwen3-Next).
@@ -182,8 +185,8 @@ class ModelConfig:
     output_gate: bool = False
     # The share of each head that RoPE rotates.
     partial_rotary: float = 1.0
-    # Llama 3.1's stretch of low frequencies; None for plain RoPE.
-    rope_scaling: RopeScaling | None = None
+    # A stretch of the wavelengths of RoPE; None for plain RoPE.
+    rope_scaling: RopeScaling | LinearScaling | DynamicScaling | None = None
     # Dtype of activations and products, by name, such as "float32".
     dtype: str = "float32"
     # Dtype in which parameters are kept.

@@ -108,8 +108,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Reads a ``tokenizer.json``, given by its path or its folder.
 
-        eos and pad default to those of the ``tokenizer_config.json`` beside it; without a pad token
-        eos pads. The chat template comes from the files beside it, too.
+        eos and pad default to those of the ``tokenizer_config.json`` beside it, eos then to that of
+        ``generation_config.json`` or ``config.json``; without a pad token eos pads. The chat
+        template comes from the files beside it, too.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -133,6 +134,8 @@ class Tokenizer:
         beside = read_beside(path.parent)
         add_tokens(backend, beside)
         eos = eos or beside.token("eos_token")
+        if eos is None and (end := beside.end_id()) is not None:
+            eos = backend.id_to_token(end)
         if eos is None:
             raise ValueError(
                 f"{path}: which token ends a turn? Pass eos=, or put eos_token into "

@@ -17,6 +17,8 @@ from tokenizers import AddedToken
 from models.json_files import read_json, write_json
 
 CONFIG_FILE = "tokenizer_config.json"
+# Files of a model that name tokens by their ids.
+_MODEL_FILES = ("generation_config.json", "config.json")
 _SPECIAL_FILE = "special_tokens_map.json"
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATES_FOLDER = "additional_chat_templates"
@@ -57,6 +59,20 @@ class Beside:
     def token(self, name: str) -> str | None:
         """Text of a token by its role, such as "eos_token"."""
         return _text(self.config.get(name))
+
+    def end_id(self) -> int | None:
+        """Id of the token that ends a turn by the files of a model that are beside the tokenizer;
+        None where they do not say it. Of several it is the first.
+        """
+        for name in _MODEL_FILES:
+            path = self.folder / name
+            content = read_json(path) if path.is_file() else {}
+            for place in (content, content.get("text_config")):
+                found = place.get("eos_token_id") if isinstance(place, Mapping) else None
+                found = found[0] if isinstance(found, list) and found else found
+                if type(found) is int:
+                    return found
+        return None
 
     def templates(self) -> dict[str, str]:
         """Chat templates by name; "default" is the one without a name.

@@ -552,6 +552,8 @@ class Transformer(nnx.Module):
         """
         if hasattr(layer, "o"):
             attended = projected(layer, "o", attended, contract=2)
+            if self.config.o_bias:
+                attended = attended + layer.o_bias[...].astype(attended.dtype)
         x = x + self._between(attended)
         y = norm(x, layer.mlp_norm[...], self.config)
         if layer.moe is None or not layer.moe.fold:

@@ -26,4 +26,5 @@ FAMILY = dataclasses.replace(
     parameters=qwen3_moe.FAMILY.parameters,
     experts=qwen3_moe.FAMILY.experts,
     harmless=qwen3_moe.FAMILY.harmless,
+    windows=qwen3_moe.FAMILY.windows,
 )

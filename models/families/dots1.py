@@ -15,10 +15,29 @@ from models.families import qwen3
 from models.families.family import Experts
 from models.families.parameters import (
     EXPERTS,
+    O_BIAS,
     QK_NORM,
+    QKV_BIAS,
     SHARED_EXPERT,
     llama_like,
     with_experts,
+)
+from models.families.windows import Windows
+
+# DeepSeek-V3's words for its experts.
+DEEPSEEK_EXPERTS = Experts(
+    keys={
+        "experts": "n_routed_experts",
+        "active": "num_experts_per_tok",
+        "mlp_dim": "moe_intermediate_size",
+        "normalise": "norm_topk_prob",
+        "scale": "routed_scaling_factor",
+        "groups": "n_group",
+        "active_groups": "topk_group",
+        "shared": "n_shared_experts",
+        "first_dense": "first_k_dense_replace",
+    },
+    options={"scores": "sigmoid", "ranking_bias": True},
 )
 
 FAMILY = dataclasses.replace(
@@ -26,20 +45,7 @@ FAMILY = dataclasses.replace(
     presets={},
     architecture="dots1",
     huggingface_class="Dots1ForCausalLM",
-    parameters=with_experts(llama_like(QK_NORM), EXPERTS, SHARED_EXPERT),
-    windows=(4096, 62),
-    experts=Experts(
-        keys={
-            "experts": "n_routed_experts",
-            "active": "num_experts_per_tok",
-            "mlp_dim": "moe_intermediate_size",
-            "normalise": "norm_topk_prob",
-            "scale": "routed_scaling_factor",
-            "groups": "n_group",
-            "active_groups": "topk_group",
-            "shared": "n_shared_experts",
-            "first_dense": "first_k_dense_replace",
-        },
-        options={"scores": "sigmoid", "ranking_bias": True},
-    ),
+    parameters=with_experts(llama_like(QKV_BIAS, O_BIAS, QK_NORM), EXPERTS, SHARED_EXPERT),
+    windows=Windows(first=62),
+    experts=DEEPSEEK_EXPERTS,
 )

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
+from models.families.windows import Windows
 from models.model_config import ModelConfig, MoE
 
 # How a family writes a tool call. "json": ``<tool_call>`` blocks that hold ``{"name": ...,
 # "arguments": {...}}`` (Hermes). "tags": blocks that hold ``<function=name><parameter=key>value
 # </parameter></function>``. "bare": ``{"name": ..., "parameters": {...}}`` as the whole message.
-CallFormat = Literal["json", "tags", "bare"]
+# "pairs": blocks of the name and then ``<arg_key>key</arg_key><arg_value>value</arg_value>``.
+CallFormat = Literal["json", "tags", "pairs", "bare"]
 
 # Keys of config.json that change what a model computes, with the values under which they change
 # nothing. Any other value is refused.
@@ -104,6 +106,9 @@ class Family:
     # Name of the protocol in which an episode talks to the model. One that no other family has
     # needs no entry elsewhere: ``rl_code.environment.protocols.api`` makes it.
     protocol: str
+    # Whether ``ends`` are the marks of who speaks next: templates write them with the next message,
+    # the first of them before results of tools.
+    ends_open: bool = False
     # How tool calls are written; None where the model was not trained to write any.
     call_format: CallFormat | None = None
     # Calls that one assistant message may hold when they are given as ``tool_calls``; with 0 they
@@ -118,10 +123,13 @@ class Family:
     # Keys of config.json and the only values of them that this model computes.
     harmless: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: HARMLESS)
 
-    # (sliding_window, max_window_layers) of a config.json that leaves them out, for an architecture
-    # whose layers from the second number on have the window without ``use_sliding_window``. Files
-    # of ours say that they have none.
-    windows: tuple[int, int] | None = None
+    # Keys of config.json that are true or false, and the fields of ModelConfig that they set; false
+    # where they are left out.
+    switches: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # How config.json describes sliding windows; None for an architecture without any.
+    windows: Windows | None = None
+    # Further keys that files of ours have.
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Whether layers that keep a state stand among the others (``hybrid``).
     states: bool = False
     # The share of each head that RoPE rotates where config.json does not say it.
@@ -131,7 +139,8 @@ class Family:
     nested: tuple[str, str] | None = None
     # How names begin in such folders, where those of others begin with "model.".
     prefix: str | None = None
-    # Beginnings of the names of tensors that are not read.
+    # Beginnings of the names of tensors that are not read; "{layers}" stands for the number of
+    # layers.
     skipped: tuple[str, ...] = ()
     # Tensors that files group in another way.
     regrouped: tuple[Regrouped, ...] = ()
@@ -141,18 +150,37 @@ class Family:
         """The token that ends a turn."""
         return self.ends[0]
 
-    def check_windows(self, hf: Mapping[str, Any], layers: int) -> None:
-        """Raises ValueError where layers of the config.json ``hf`` have a sliding window unsaid."""
-        if self.windows is None or hf.get("layer_types"):
-            return
-        keys = ("sliding_window", "max_window_layers")
-        window, first = (hf.get(key, usual) for key, usual in zip(keys, self.windows, strict=True))
-        if window is not None and not (isinstance(first, int) and layers <= first):
-            raise ValueError(
-                f"config.json has sliding_window={window}, which in {self.architecture} the layers "
-                f"from max_window_layers={first} on have, and num_hidden_layers={layers}; sliding "
-                "windows are not supported, only sliding_window=None"
-            )
+    def check(self, hf: Mapping[str, Any]) -> None:
+        """Raises ValueError naming a key of the config.json ``hf`` whose value this family does not
+        compute.
+        """
+        for key, harmless in self.harmless.items():
+            if key in hf and hf[key] not in harmless and not self._reads(key):
+                raise ValueError(
+                    f"config.json has {key}={hf[key]!r}, which is not supported, only "
+                    f"{harmless[0]!r}"
+                )
+        for key in self.switches:
+            if not isinstance(hf.get(key), bool | None):
+                raise ValueError(f"config.json has {key}={hf[key]!r}, which must be true or false")
+
+    def _reads(self, key: str) -> bool:
+        """True if config.json may give a key other values than harmless ones."""
+        if key == "use_sliding_window":
+            return self.windows is not None and self.windows.switched
+        if key == "partial_rotary_factor":
+            return self.partial_rotary != 1
+        return key in self.switches
+
+    def read_switches(self, hf: Mapping[str, Any]) -> dict[str, bool]:
+        """The fields of ModelConfig that switches of the config.json ``hf`` set."""
+        return {
+            field: bool(hf.get(key)) for key, fields in self.switches.items() for field in fields
+        }
+
+    def write_switches(self, config: ModelConfig) -> dict[str, bool]:
+        """Their part of a config.json."""
+        return {key: getattr(config, fields[0]) for key, fields in self.switches.items()}
 
     def describes(self, config: ModelConfig) -> bool:
         """True if a model of this shape is of this architecture."""
@@ -162,6 +190,13 @@ class Family:
             return False
         if self.states and not any(method.mixes for method in config.attention):
             return False
-        if config.partial_rotary != 1 and not self.states:
+        if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False
-        return all(getattr(config, name) == value for name, value in self.options.items())
+        for fields in self.switches.values():
+            if len({getattr(config, name) for name in fields}) > 1:
+                return False
+        free = [name for fields in self.switches.values() for name in fields]
+        fixed = {"o_bias": False, **self.options}
+        return all(
+            getattr(config, name) == value for name, value in fixed.items() if name not in free
+        )

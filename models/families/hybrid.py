@@ -18,6 +18,7 @@ from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.method import Method
 from models.families.parameters import HEADS, HEADS_IN, HEADS_OUT, LAYER, LINEAR, ROW, Parameter
+from models.families.windows import period_of
 from models.model_config import ModelConfig
 
 _LINEAR_ATTENTION = LAYER + "linear_attn."
@@ -158,9 +159,7 @@ def read_methods(hf: Mapping[str, Any], need: Callable[[str], Any]) -> tuple[Met
         width=hf.get("linear_conv_kernel_dim") or 4,
         eps=need("rms_norm_eps"),
     )
-    divisors = [size for size in range(1, count + 1) if count % size == 0]
-    period = next(size for size in divisors if kinds == kinds[:size] * (count // size))
-    return tuple(state if _KINDS[kind] else Dense() for kind in kinds[:period])
+    return tuple(state if _KINDS[kind] else Dense() for kind in period_of(kinds))
 
 
 def write_methods(config: ModelConfig) -> dict[str, Any]:

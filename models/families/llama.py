@@ -7,7 +7,7 @@ tokens; a call is bare JSON with "parameters"; results come from the role "ipyth
 from __future__ import annotations
 
 from models.families.family import Family
-from models.families.parameters import llama_like
+from models.families.parameters import O_BIAS, QKV_BIAS, llama_like
 from models.functions import RopeScaling
 from models.model_config import ModelConfig
 
@@ -62,7 +62,8 @@ FAMILY = Family(
     architecture="llama",
     huggingface_class="LlamaForCausalLM",
     options={"qkv_bias": False, "qk_norm": False},
-    parameters=llama_like(),
+    switches={"attention_bias": ("qkv_bias", "o_bias")},
+    parameters=llama_like(QKV_BIAS, O_BIAS),
     template=_TEMPLATE.strip(),
     ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     protocol="llama3",

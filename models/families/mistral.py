@@ -1,7 +1,7 @@
 """Mistral: a Llama of another name, whose turns stand between [INST] and [/INST].
 
-Files whose layers have a sliding window, as those of Mistral 7B v0.1, are refused; without one
-transformers computes what it does for Llama. Nothing declares tools or writes calls: published
+All layers may have a sliding window, as those of Mistral 7B v0.1; without one transformers computes
+what it does for Llama. Nothing declares tools or writes calls: published
 tokenizers bring templates of their own for that.
 """
 
@@ -11,6 +11,8 @@ import dataclasses
 
 from models.families import llama
 from models.families.family import HARMLESS
+from models.families.parameters import llama_like
+from models.families.windows import Windows
 
 _TEMPLATE = r"""
 {{- "<s>" -}}
@@ -37,7 +39,9 @@ FAMILY = dataclasses.replace(
     architecture="mistral",
     huggingface_class="MistralForCausalLM",
     # a file that leaves the window out has one of 4096 tokens, in all layers
-    windows=(4096, 0),
+    windows=Windows(),
+    switches={},
+    parameters=llama_like(),
     harmless={**HARMLESS, "layer_types": ([], None)},
     template=_TEMPLATE.strip(),
     ends=("</s>",),

@@ -104,6 +104,10 @@ QKV_BIAS = {
     "layers.k_bias": Parameter(LAYER + "self_attn.k_proj.bias", _GG + "attn_k.bias", HEADS),
     "layers.v_bias": Parameter(LAYER + "self_attn.v_proj.bias", _GG + "attn_v.bias", HEADS),
 }
+# The bias behind the projection of attention's result.
+O_BIAS = {
+    "layers.o_bias": Parameter(LAYER + "self_attn.o_proj.bias", _GG + "attn_output.bias", ROW),
+}
 # RMSNorm on q and k.
 QK_NORM = {
     "layers.q_norm": Parameter(LAYER + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", ROW),

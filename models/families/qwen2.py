@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from models.families.family import Family
 from models.families.parameters import QKV_BIAS, llama_like
+from models.families.windows import Windows
 from models.model_config import ModelConfig
 
 _TEMPLATE = r"""
@@ -78,6 +79,7 @@ FAMILY = Family(
     huggingface_class="Qwen2ForCausalLM",
     options={"qkv_bias": True, "qk_norm": False},
     parameters=llama_like(QKV_BIAS),
+    windows=Windows(switched=True, first=28),
     template=_TEMPLATE.strip(),
     ends=("<|im_end|>", "<|endoftext|>"),
     protocol="hermes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from models.families import qwen2
-from models.families.parameters import QK_NORM, llama_like
+from models.families.parameters import O_BIAS, QK_NORM, QKV_BIAS, llama_like
 from models.model_config import ModelConfig
 
 SHAPE_8B = ModelConfig(
@@ -33,5 +33,6 @@ FAMILY = dataclasses.replace(
     architecture="qwen3",
     huggingface_class="Qwen3ForCausalLM",
     options={"qkv_bias": False, "qk_norm": True},
-    parameters=llama_like(QK_NORM),
+    switches={"attention_bias": ("qkv_bias", "o_bias")},
+    parameters=llama_like(QKV_BIAS, O_BIAS, QK_NORM),
 )

@@ -9,7 +9,15 @@ import dataclasses
 
 from models.families import qwen3
 from models.families.family import HARMLESS, Experts
-from models.families.parameters import EXPERTS, QK_NORM, llama_like, with_experts
+from models.families.parameters import (
+    EXPERTS,
+    O_BIAS,
+    QK_NORM,
+    QKV_BIAS,
+    llama_like,
+    with_experts,
+)
+from models.families.windows import Windows
 from models.model_config import MoE
 
 # Fields of MoE and the keys of config.json that hold them.
@@ -34,7 +42,9 @@ FAMILY = dataclasses.replace(
     },
     architecture="qwen3_moe",
     huggingface_class="Qwen3MoeForCausalLM",
-    parameters=with_experts(llama_like(QK_NORM), EXPERTS),
+    parameters=with_experts(llama_like(QKV_BIAS, O_BIAS, QK_NORM), EXPERTS),
+    # transformers gives all layers the window, whatever max_window_layers says
+    windows=Windows(switched=True),
     experts=Experts(
         keys=KEYS,
         options={},

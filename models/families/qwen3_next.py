@@ -50,12 +50,14 @@ FAMILY = dataclasses.replace(
         shared_size="shared_expert_intermediate_size",
     ),
     harmless={
-        **{key: values for key, values in HARMLESS.items() if key != "partial_rotary_factor"},
+        **HARMLESS,
         "decoder_sparse_step": (1, None),
         "mlp_only_layers": ([], None),
     },
     partial_rotary=0.25,
     states=True,
+    switches={},
+    windows=None,
     regrouped=hybrid.BY_HEADS,
     skipped=("mtp.",),
 )

@@ -18,7 +18,7 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.asked import Asked
 from rl_code.environment.documents import OUTSIDE
 from rl_code.environment.parts import encode, prompt_parts, result_parts
-from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.protocols.protocol import Protocol, missing_end
 from rl_code.environment.summaries import (
     Closing,
     SummariesConfig,
@@ -245,19 +245,27 @@ class Frames:
         return summaries if places >= summaries.trigger else None
 
     def _observation(
-        self, frame: Frame, results: list[ToolResult], request: str = "", *, behind: int = 0
+        self,
+        frame: Frame,
+        results: list[ToolResult],
+        request: str = "",
+        *,
+        behind: int = 0,
+        last: int | None = None,
     ) -> tuple[list[int], list[int] | None]:
         """Ids of results behind a message and of a request, and what each place is. A message that
         was cut is closed first, by a stop token that nobody sampled.
 
         behind: places outside of documents that come first, and are no part of the context yet.
+        last: the last token of the message, where the context does not have it yet.
         """
-        closing = self._protocol.stop_tokens[0] if frame.cut else ""
+        sampled = frame.transcript.tokens[-1:] if last is None else [last]
+        end = missing_end(self._protocol, "" if frame.cut else self._tokenizer.decode(sampled))
         parts = result_parts(
             self._protocol, results, self._tools, self._documents, self._tokenizer.marks, request
         )
         return encode(
-            [(closing, False), *parts],
+            [(end, False), *parts],
             self._tokenizer,
             self._documents,
             at=frame.length + behind,
@@ -288,7 +296,7 @@ class Frames:
             cut=cut,
             summary_due=None,
         )
-        told, more = self._observation(child, [], due.go_on, behind=len(summary))
+        told, more = self._observation(child, [], due.go_on, behind=len(summary), last=summary[-1])
         tokens = summary + told
         if len(tokens) >= self.places_left(child) or not self.samples_left:
             return None

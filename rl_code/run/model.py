@@ -9,6 +9,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from models import families, peft
+from models.functions import DynamicScaling
 from models.lora import with_trained
 from models.marks import unquote
 from models.model_config import ModelConfig, MoE
@@ -78,7 +79,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     shape = spec.shape()
     if origin.files is not None:
         shape = origin.shape(spec.preset, shape)
-        _check_positions(config, origin)
+        _check_positions(config, origin, shape)
     if origin.files is None and config.tokenizer.source == "train":
         shape = dataclasses.replace(shape, vocab_size=tokenizer.vocab_size)
     elif tokenizer.vocab_size > shape.vocab_size:
@@ -106,11 +107,18 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     return _padded(config, shape)
 
 
-def _check_positions(config: RunConfig, origin: Origin) -> None:
+def _check_positions(config: RunConfig, origin: Origin, shape: ModelConfig) -> None:
     """Raises ConfigError for episodes longer than the contexts that weights were trained for."""
     most = origin.max_positions()
-    if most is None or config.model.longer_context:
+    stretched = isinstance(shape.rope_scaling, DynamicScaling)
+    if most is None or (config.model.longer_context and not stretched):
         return
+    instead = "lower the limit" + (
+        "; its RoPE is stretched by the length of each context (rope_type 'dynamic'), which is not "
+        "supported"
+        if stretched
+        else ", or set model.longer_context=True to train it for longer ones"
+    )
     # outside of documents positions count from the longest document
     before = config.documents.longest if config.documents else 0
     played = {"config.": config.limits}
@@ -125,8 +133,7 @@ def _check_positions(config: RunConfig, origin: Origin) -> None:
                 behind = f" in contexts of summaries.context = {longest}{behind}"
             raise ConfigError(
                 f"{name}limits.tokens = {limits.tokens}{behind}: the model at {origin.weights!r} "
-                f"was trained for contexts of {most} tokens; lower the limit, or set "
-                "model.longer_context=True to train it for longer ones"
+                f"was trained for contexts of {most} tokens; {instead}"
             )
 
 

@@ -461,12 +461,12 @@ def keep(
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
+    told = family.states or huggingface_config.tells_methods(config)
     said = dataclasses.replace(
-        config, attention=config.attention if family.states else ModelConfig.attention, lora=None
+        config, attention=config.attention if told else ModelConfig.attention, lora=None
     )
     content = huggingface_config.config_to_dict(said, max_positions=longest) | special
-    with_words = {method for method in config.attention if family.states and method.mixes}
-    if {*config.attention} - with_words - {*ModelConfig.attention}:
+    if not told:
         content[ATTENTION] = repr(config.attention)
     if config.lora is not None:
         content[LORA] = dataclasses.asdict(config.lora)

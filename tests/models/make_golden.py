@@ -5,7 +5,7 @@ In an environment of its own (any Python that PyTorch supports; made with torch 
 transformers 5.23):
 
     python -m venv /some/where && /some/where/bin/pip install torch transformers safetensors
-    /some/where/bin/python tests/models/make_golden.py                    # writes golden/
+    /some/where/bin/python tests/models/make_golden.py [NAME ...]         # writes golden/
     /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  # what was exported
 
 A directory to check holds a model, ``logits.npz`` with tokens and the project's logits, and perhaps
@@ -20,15 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     Dots1Config,
+    Glm4MoeConfig,
     LlamaConfig,
+    MistralConfig,
     Qwen2Config,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -76,7 +80,74 @@ GATED_EXPERTS = {
     "moe_intermediate_size": 12,
     "shared_expert_intermediate_size": 24,
 }
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+GLM = {
+    **SMALL,
+    **HEADS,
+    "num_hidden_layers": 3,
+    "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5},
+    "attention_bias": True,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
 MODELS = {
+    # biases of q, k, v and o
+    "llama_biased": LlamaConfig(
+        **SMALL,
+        **HEADS,
+        rope_parameters=PLAIN | {"rope_type": "linear", "factor": 4.0},
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+    "mistral_windows": MistralConfig(
+        **SMALL, **HEADS, rope_parameters=PLAIN, tie_word_embeddings=False, sliding_window=5
+    ),
+    "qwen2_windows": Qwen2Config(
+        **SMALL | {"num_hidden_layers": 3},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_parameters=PLAIN | {"rope_type": "dynamic", "factor": 4.0},
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
+    "qwen3_windows": Qwen3Config(
+        **SMALL | {"num_hidden_layers": 4},
+        **HEADS,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "qwen3_moe_windows": Qwen3MoeConfig(
+        **SMALL,
+        **HEADS,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=False,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=1,
+    ),
+    "glm4_moe": Glm4MoeConfig(
+        **GLM,
+        tie_word_embeddings=False,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        use_qk_norm=True,
+    ),
+    "glm4_moe_air": Glm4MoeConfig(**GLM, tie_word_embeddings=False, use_qk_norm=False),
     "llama_scaled": LlamaConfig(
         **SMALL,
         num_attention_heads=4,
@@ -149,6 +220,8 @@ MODELS = {
     ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file
+# Models of which the gradients are compared too.
+DERIVED = ("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air")
 
 
 def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:
@@ -191,6 +264,34 @@ def make(name: str) -> None:
     (directory / "generation_config.json").unlink()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (1, TOKENS), dtype=np.int32)
     np.savez(directory / "logits.npz", tokens=tokens, logits=logits_of(directory, tokens))
+    if name in DERIVED:
+        gradients = gradients_of(directory, tokens)
+        (directory / "gradients.json").write_text(json.dumps(gradients, indent=1) + "\n")
+
+
+def gradients_of(directory: Path, tokens: np.ndarray) -> dict[str, tuple[float, float]]:
+    """For each tensor of a checkpoint two numbers of the gradient of the mean loss of the next
+    tokens, in float64: its norm, and its product with cos(0), cos(1), … in the tensor's order.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    ids = torch.from_numpy(tokens).long()
+    logits = model(ids).logits[:, :-1]
+    torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1)).backward()
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        # as a checkpoint, for the names and the order that files have
+        for parameter in model.parameters():
+            parameter.copy_(
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            )
+        model.save_pretrained(folder)
+        found = load_file(Path(folder) / "model.safetensors")
+    return {
+        name: (float(np.linalg.norm(x)), float(x.ravel() @ np.cos(np.arange(x.size))))
+        for name, x in sorted(found.items())
+        if "e_score_correction_bias" not in name
+    }
 
 
 def check(directory: Path) -> None:
@@ -223,9 +324,11 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", type=Path, help="a checkpoint with a logits.npz to compare with")
-    directory = parser.parse_args().check
+    parser.add_argument("names", nargs="*", help="models to make; all of them if none is named")
+    chosen = parser.parse_args()
+    directory = chosen.check
     if directory:
         check(directory)
     else:
-        for name in MODELS:
+        for name in chosen.names or MODELS:
             make(name)

@@ -21,8 +21,9 @@ from safetensors.numpy import load_file, save_file
 
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
-from models import families, huggingface, huggingface_config
-from models.functions import RopeScaling
+from attention.methods.window import Window
+from models import families, huggingface, huggingface_config, weights
+from models.functions import LinearScaling, RopeScaling
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
@@ -30,6 +31,8 @@ from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows
 
 GOLDEN = Path(__file__).parent / "golden"
+# They get no gradient, here and in transformers.
+BIASES_THAT_RANK = ("model.layers.{}.mlp.gate.e_score_correction_bias",)
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
 CONFIG = ModelConfig(
     vocab_size=24,
@@ -57,6 +60,21 @@ VARIANTS = {
     | {"moe": MoE(experts=4, active=2, mlp_dim=8, shared=2, shared_gate=True, normalise=False)},
     "qwen3_5": HYBRID,
     "qwen3_moe": {"qk_norm": True, "moe": MoE(experts=4, active=2, mlp_dim=8, normalise=False)},
+    "llama_biased": {"qkv_bias": True, "o_bias": True, "rope_scaling": LinearScaling(4.0)},
+    "qwen2_windows": {"qkv_bias": True, "attention": (Window(5), Dense(), Window(5))},
+    "glm4_moe": {
+        **{"qkv_bias": True, "head_dim": 8, "partial_rotary": 0.5},
+        "moe": MoE(
+            experts=4,
+            active=2,
+            mlp_dim=8,
+            scores="sigmoid",
+            scale=2.5,
+            ranking_bias=True,
+            shared=1,
+            first_dense=2,
+        ),
+    },
     "dots1": {
         "qk_norm": True,
         "moe": MoE(
@@ -120,6 +138,72 @@ def test_logits_equal_those_of_transformers(name, one):
     if families.of_config(model.config).states:
         return
     np.testing.assert_allclose(found, golden["logits"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [path.parent.name for path in GOLDEN.glob("*/gradients.json")])
+def test_gradients_equal_those_of_transformers(name, one):
+    """Of every tensor the norm and one projection of the gradient; transformers' in float64."""
+    expected = json.loads((GOLDEN / name / "gradients.json").read_text())
+    tokens = jnp.asarray(np.load(GOLDEN / name / "logits.npz")["tokens"])
+    model = huggingface.load(GOLDEN / name, huggingface_config.read_config(GOLDEN / name), one)
+
+    def loss(model):
+        logp = jax.nn.log_softmax(logits(model, tokens)[:, :-1])
+        return -jnp.mean(jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1))
+
+    found = {
+        name: parameter.to_stored(np.asarray(variable[...])[at]).astype(np.float64)
+        for name, parameter, variable, at in weights.stored_tensors(
+            jax.jit(jax.grad(loss))(model), "huggingface"
+        )
+        if parameter.huggingface not in BIASES_THAT_RANK
+    }
+    assert found.keys() == expected.keys()
+    scale = max(norm for norm, _ in expected.values())
+    for key, (norm, projection) in expected.items():
+        x = found[key].ravel()
+        assert np.linalg.norm(x) == pytest.approx(norm, rel=1e-4, abs=1e-6 * scale), key
+        assert x @ np.cos(np.arange(x.size)) == pytest.approx(
+            projection, rel=1e-4, abs=1e-5 * max(norm, 0.1 * scale)
+        ), key
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama_biased", {"rope_scaling": None}),
+        ("mistral_windows", {"attention": (Window(6),)}),
+        ("qwen3_windows", {"attention": (Dense(),)}),
+        ("glm4_moe", {"partial_rotary": 0.25}),
+    ],
+)
+def test_golden_logits_depend_on_what_a_config_says(name, change, one):
+    golden = np.load(GOLDEN / name / "logits.npz")
+    config = dataclasses.replace(huggingface_config.read_config(GOLDEN / name), **change)
+    model = huggingface.load(GOLDEN / name, config, one)
+    assert np.abs(logits(model, golden["tokens"]) - golden["logits"]).max() > 0.01
+
+
+def test_a_layer_of_glm_that_guesses_further_tokens_is_left_out(one, tmp_path, caplog):
+    golden = GOLDEN / "glm4_moe"
+    shutil.copy(golden / "config.json", tmp_path)
+    tensors = load_file(golden / "model.safetensors")
+    more = {
+        f"model.layers.{layer}.{name}": np.ones((32, 64), np.float32)
+        for layer, name in ((3, "eh_proj.weight"), (3, "shared_head.norm.weight"))
+    }
+    save_file(tensors | more, tmp_path / "model.safetensors")
+    config = huggingface_config.read_config(tmp_path)
+    assert_same(huggingface.load(tmp_path, config, one), huggingface.load(golden, config, one))
+    assert caplog.text.count("2 tensors are no part of the text model") == 1
+    # a layer behind it is none of the model's
+    save_file(
+        tensors | {"model.layers.4.eh_proj.weight": np.ones(3, np.float32)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(ValueError, match=r"model\.layers\.4\.eh_proj\.weight: expected no such"):
+        huggingface.load(tmp_path, config, one)
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])

@@ -107,6 +107,34 @@ def test_bad_files_and_sizes_are_refused(tokenizer, tmp_path):
     assert Tokenizer.from_file(tmp_path / "tokenizer.json", eos="<|eot|>").pad_id == 2
 
 
+@pytest.mark.parametrize(
+    ("files", "end"),
+    [
+        ({"generation_config": {"eos_token_id": [2, 1]}, "config": {"eos_token_id": 1}}, 2),
+        ({"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": 1}}, 1),
+        ({"config": {"model_type": "x", "text_config": {"eos_token_id": [1]}}}, 1),
+        # the tokenizer's own words come first
+        ({"tokenizer_config": {"eos_token": SPECIAL[0]}, "config": {"eos_token_id": 1}}, 0),
+    ],
+)
+def test_the_end_of_a_turn_may_stand_only_in_the_models_files(tmp_path, tokenizer, files, end):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for name in ("tokenizer_config", "special_tokens_map"):
+        (tmp_path / f"{name}.json").unlink()
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert Tokenizer.from_file(tmp_path).eos_id == end
+
+
+def test_an_end_of_a_turn_that_is_no_token_is_not_taken(tmp_path, tokenizer):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for name in ("tokenizer_config", "special_tokens_map"):
+        (tmp_path / f"{name}.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 9999}))
+    with pytest.raises(ValueError, match="which token ends a turn"):
+        Tokenizer.from_file(tmp_path)
+
+
 # As in the tokenizer.json that Qwen and Meta publish; the vocabularies here are small.
 PUBLISHED = {
     "qwen2": (

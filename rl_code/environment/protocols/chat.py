@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from models.chat import render
+from models.families import FAMILIES
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.grammar import grammar_of_message
@@ -17,6 +18,7 @@ from rl_code.environment.protocols.reading import (
     Written,
     read_bare,
     read_json,
+    read_pairs,
     read_tags,
 )
 from rl_code.environment.protocols.tags import Function
@@ -38,10 +40,10 @@ class Chat(Protocol):
     family: str
     # "json": ``<tool_call>`` blocks that hold ``{"name": ..., "arguments": {...}}``, as Hermes,
     # Qwen2.5 and Qwen3 write them. "tags": blocks that hold
-    # ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does. "bare":
-    # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1
-    # does.
-    calls: Literal["json", "tags", "bare"]
+    # ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does. "pairs":
+    # blocks of the name and pairs of ``<arg_key>`` and ``<arg_value>``, as GLM does. "bare": one
+    # call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does.
+    calls: Literal["json", "tags", "pairs", "bare"]
     # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
     converses: ClassVar[bool] = True
@@ -50,6 +52,10 @@ class Chat(Protocol):
         *("<|pad|>", "<|eot|>"),
         *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     )
+
+    @property
+    def opens_next(self) -> bool:
+        return FAMILIES[self.family].ends_open
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
         own = own_template(self.family, tokenizer)
@@ -146,11 +152,12 @@ class Chat(Protocol):
 _FORMS = {
     "json": 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags',
     "tags": "function and parameter tags inside tool_call tags",
+    "pairs": "the name and then arg_key and arg_value tags inside tool_call tags",
     "bare": 'a JSON object {"name": ..., "parameters": {...}} and nothing else',
 }
 
 
-_READERS = {"json": read_json, "tags": read_tags, "bare": read_bare}
+_READERS = {"json": read_json, "tags": read_tags, "pairs": read_pairs, "bare": read_bare}
 # The key of a JSON call that holds its arguments: the one of the form, and the one that other forms
 # have.
 _KEYS = {"json": ("arguments", "parameters"), "bare": ("parameters", "arguments")}
@@ -165,15 +172,17 @@ def _call(written: Written, form: str, tools: Mapping[str, Tool]) -> ToolCall:
     if written.value is None:
         return ToolCall("", {}, f"{written.error}; write {_FORMS[form]}")
     call = (
-        _function(written.value, tools) if form == "tags" else _object(written.value, form, tools)
+        _function(written.value, form, tools)
+        if form in ("tags", "pairs")
+        else _object(written.value, form, tools)
     )
     error = call.error or written.error
     return ToolCall(call.name, {}, error) if error else call
 
 
-def _function(function: Function, tools: Mapping[str, Tool]) -> ToolCall:
+def _function(function: Function, form: str, tools: Mapping[str, Tool]) -> ToolCall:
     if function.error:
-        error = f"{function.error}; write {_FORMS['tags']}"
+        error = f"{function.error}; write {_FORMS[form]}"
         return ToolCall(function.name, {}, error)
     known = Arguments(tools[function.name].schema if function.name in tools else {})
     values = {key: known.read(key, text) for key, text in function.parameters.items()}

@@ -96,10 +96,36 @@ def _tag_call(name: str, function: Mapping[str, Any], special: Special) -> list[
     return [f"{name}: {begin} {body} {end}", *rules]
 
 
+def _pairs_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
+    """As ``_tag_call``, as a name and pairs of keys and values. Texts end at the first end tag of a
+    value.
+    """
+    arguments = Arguments(function)
+    end = _mark("</arg_value>", special)
+    parts = []
+    rules = [_rest(f"{name}_text", "</arg_value>", special)]
+    for number, key in enumerate(arguments.properties):
+        needed = key in arguments.required
+        if not _KEY.fullmatch(key):
+            if needed:
+                raise ValueError(f"a tag cannot name the parameter {key[:40]!r}")
+            continue
+        part = f"{name}_{number}"
+        value = _value(arguments, key, function["parameters"])
+        ending = f"{value} {end}" if value else f"{name}_text"
+        tags = [_mark("<arg_key>", special), _quoted(key), _mark("</arg_key>", special)]
+        opening = " ".join([*tags, '"\\n"', _mark("<arg_value>", special)])
+        rules.append(f'{part}: {opening} {ending} "\\n"')
+        parts.append(part if needed else f"{part}?")
+    body = " ".join([_quoted(f"{function['name']}\n"), *parts])
+    return [f"{name}: {_mark(CALL, special)} {body} {_mark(CALLED, special)}", *rules]
+
+
 FORMS: Mapping[str, Callable[[str, Mapping[str, Any], Special], list[str]]] = {
     "json": _json_call,
     "bare": _bare_call,
     "tags": _tag_call,
+    "pairs": _pairs_call,
 }
 
 

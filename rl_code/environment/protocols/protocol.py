@@ -44,6 +44,13 @@ class Protocol:
     # True if it has ``conversation``.
     converses: ClassVar[bool] = False
 
+    @property
+    def opens_next(self) -> bool:
+        """True if stop tokens are the marks of who speaks next, as GLM has them. A template then
+        goes on with one of them, which need not be the one that was sampled.
+        """
+        return False
+
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Protocol:
         """The protocol with the chat template that came with the tokenizer, where it uses one.
 
@@ -135,6 +142,18 @@ class Protocol:
 def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:
     """Ids of the tokens that end an assistant message."""
     return frozenset(tokenizer.token_id(token) for token in protocol.stop_tokens)
+
+
+def missing_end(protocol: Protocol, last: str, first: str = "") -> str:
+    """The stop token that is put behind a sampled message before the text that follows it; "" for
+    none.
+
+    last: the stop token that was sampled; "" for a message that was cut. first: the stop token
+    behind which the text stands in the template; "" for the protocol's first one.
+    """
+    first = first or protocol.stop_tokens[0]
+    put = last != first if protocol.opens_next else not last
+    return first if put else ""
 
 
 def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int]) -> int | None:

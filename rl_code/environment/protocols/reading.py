@@ -20,6 +20,9 @@ _FUNCTION = "<function="
 _PYTHON_TAG = "<|python_tag|>"
 _MARK = re.compile("<think>|<tool_call>")
 _AFTER = re.compile(r"\s*")
+# The name of a call that is followed by pairs, and one that a message was cut behind.
+_NAMED = re.compile(r"\s*+([^<>\n]{0,200}+)\s*+(?=<arg_key>|</tool_call>)")
+_CUT = re.compile(r"\n*+[\w.:-]{0,200}+\s*+(<[/\w]{0,10}+)?\Z")
 _JSON = json_decoder(repeated=False)
 _QUOTES = frozenset("`'\"")
 
@@ -106,6 +109,34 @@ def read_tags(text: str, *, thinking: bool = False) -> Reading:
         if end >= 0 and text.find(CALL, at, end) < 0:
             return [wrong], end + len(CALLED)
         if _FUNCTION.startswith(beginning):
+            return [wrong], len(text)
+        return [], at
+
+    return _scan(text, thinking, call_at)
+
+
+def read_pairs(text: str, *, thinking: bool = False) -> Reading:
+    """Calls that are a name and pairs of keys and values between ``<tool_call>`` and
+    ``</tool_call>``. thinking: as above.
+    """
+    closes = _Finder(text, CALLED)
+    functions: dict[int, Function] | None = None  # by their places, from the first one on
+
+    def call_at(start: int) -> tuple[list[Written], int]:
+        nonlocal functions
+        at = start + len(CALL)
+        named = _NAMED.match(text, at)
+        begun = named is not None and bool(named[1].strip())
+        if functions is None and begun:
+            functions = {one.start: one for one in read_functions(text, start, "pairs")}
+        if functions is not None and start in functions:
+            call = functions[start]
+            return [Written(start, call, call.error)], call.end
+        wrong = Written(start, error="the call has no closed argument tag")
+        end = closes.behind(at)
+        if end >= 0 and text.find(CALL, at, end) < 0:
+            return [wrong], end + len(CALLED)
+        if begun or _CUT.match(text, at):
             return [wrong], len(text)
         return [], at
 

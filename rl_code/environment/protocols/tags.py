@@ -1,4 +1,4 @@
-"""Calls in tags, as Qwen3-Coder writes them.
+"""Calls in tags, as Qwen3-Coder and GLM write them.
 
     <tool_call>
     <function=name>
@@ -6,6 +6,13 @@
     value
     </parameter>
     </function>
+    </tool_call>
+
+GLM's are pairs, behind the name:
+
+    <tool_call>name
+    <arg_key>key</arg_key>
+    <arg_value>value</arg_value>
     </tool_call>
 
 Values are not escaped, so one may hold the same tags (``pairs``). A key that was given already
@@ -18,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from rl_code.environment.protocols.pairs import Tag, ends_of
 from rl_code.environment.tools.text import one_line
@@ -51,9 +59,16 @@ class _Layout:
     between: re.Pattern[str]
     # The beginning of a parameter, or its end.
     tag: re.Pattern[str]
+    # The beginning of a call's first parameter.
+    begin: re.Pattern[str]
+    # The end tag of a parameter.
+    ending: str = "</parameter>"
+    # What is complained about where no tag ends the parameters.
+    unclosed: str = "the call has no closed function tag"
 
     @classmethod
-    def of(cls, space: str, line_before: str, line_behind: str, line_end: str) -> _Layout:
+    def tags(cls, space: str, line_before: str, line_behind: str, line_end: str) -> _Layout:
+        """Functions and parameters."""
         opening = f"<tool_call>{space}<function={_NAME}>"
         closing = f"</function>{space}</tool_call>"
         end = f"{line_before}</parameter>{space}{closing}"
@@ -64,20 +79,45 @@ class _Layout:
                 f"{line_before}<parameter={_NAME}>{line_behind}"
                 f"|({line_before}</parameter>{line_end})"
             ),
+            re.compile(rf"\s*<parameter={_NAME}>"),
+        )
+
+    @classmethod
+    def pairs(cls, around: str, space: str) -> _Layout:
+        """Names with keys and values. around: what may stand around the name."""
+        # nothing is tried twice, however much white space there is
+        opening = f"<tool_call>{around}([^<>\n]{{0,200}}+){space}"
+        first = rf"<arg_key>{_NAME}</arg_key>\s*+<arg_value>"
+        return cls(
+            re.compile(
+                f"{opening}(</tool_call>)|{opening}(?=<arg_key>)|(</arg_value>{space}</tool_call>)"
+            ),
+            re.compile(f"</arg_value>{space}{first}"),
+            re.compile(f"{first}|(</arg_value>)"),
+            re.compile(rf"\s*+{first}"),
+            "</arg_value>",
+            "the call has no closed argument tag",
         )
 
 
-_LINES = _Layout.of(r"\n", r"(?<=\n)", r"(?=\n)", r"(?=\n|\Z)")
-_ANYWHERE = _Layout.of(r"\s*", "", "", "")
-_BEGIN = re.compile(rf"\s*<parameter={_NAME}>")
+type TagForm = Literal["tags", "pairs"]
+# For each form its layout as templates write it, and one that takes tags wherever they stand.
+_LAYOUTS: Mapping[TagForm, tuple[_Layout, _Layout]] = {
+    "tags": (
+        _Layout.tags(r"\n", r"(?<=\n)", r"(?=\n)", r"(?=\n|\Z)"),
+        _Layout.tags(r"\s*", "", "", ""),
+    ),
+    "pairs": (_Layout.pairs("", r"\n"), _Layout.pairs(r"\s*+", r"\s*+")),
+}
 
 
-def read_functions(text: str, start: int) -> list[Function]:
+def read_functions(text: str, start: int, form: TagForm = "tags") -> list[Function]:
     """The calls of a text from a place on, in order."""
-    found = list(_read(text, start, _LINES))
+    lines, anywhere = _LAYOUTS[form]
+    found = list(_read(text, start, lines))
     if found and not any(one.error for one in found) and not _left_out(text, start, found):
         return found
-    return list(_read(text, start, _ANYWHERE))
+    return list(_read(text, start, anywhere))
 
 
 def _left_out(text: str, start: int, found: list[Function]) -> bool:
@@ -105,10 +145,10 @@ def _read(text: str, start: int, layout: _Layout) -> Iterator[Function]:
             continue
         last = ends[place]
         if last is None:
-            yield _unclosed(text, first)
+            yield _unclosed(text, first, layout)
             return
         end = events[last]
-        inside = text[first.end : end.start + len("</parameter>")]
+        inside = text[first.end : end.start + len(layout.ending)]
         parameters, error = _parameters(inside, layout)
         yield Function(first.start, end.end, first.name, parameters, error, settled)
         place = last + 1
@@ -124,13 +164,15 @@ def _event(match: re.Match[str]) -> Tag:
 
 def _parameters(body: str, layout: _Layout) -> tuple[Mapping[str, str], str]:
     """The parameters between a function's tags, and what is wrong with them."""
-    begin = _BEGIN.match(body)
+    begin = layout.begin.match(body)
     if begin is None:
         return {}, f"not a closed parameter tag: {one_line(body, 40)!r}"
     found: dict[str, str] = {}
     key, at = begin[1].strip(), begin.end()
     for behind, next_key, next_at in [*_borders(body, key, layout), (len(body), "", 0)]:
-        found[key] = _without_lines(body[at : behind - len("</parameter>")])
+        value = body[at : behind - len(layout.ending)]
+        # pairs have no lines of their own around values
+        found[key] = value if layout.ending == "</arg_value>" else _without_lines(value)
         key, at = next_key, next_at
     return found, ""
 
@@ -150,7 +192,7 @@ def _borders(body: str, first: str, layout: _Layout) -> Iterator[tuple[int, str,
     depths = _depths(body, layout)
     keys = {first}
     for match in layout.between.finditer(body):
-        behind = match.start() + len("</parameter>")
+        behind = match.start() + len(layout.ending)
         key = match[1].strip()
         if key in keys or (depths is not None and depths[match.start()] > 0):
             continue
@@ -175,13 +217,13 @@ def _depths(body: str, layout: _Layout) -> Mapping[int, int] | None:
     return depths if depth == 0 else None
 
 
-def _unclosed(text: str, first: Tag) -> Function:
+def _unclosed(text: str, first: Tag, layout: _Layout) -> Function:
     """A call without an end, behind which nothing is read."""
     rest = text[first.end :]
     if "</tool_call>" not in rest:
         error = "the call is not closed"
-    elif _BEGIN.match(rest):
+    elif layout.begin.match(rest):
         error = f"not a closed parameter tag: {one_line(rest.strip(), 40)!r}"
     else:
-        error = "the call has no closed function tag"
+        error = layout.unclosed
     return Function(first.start, len(text), first.name, {}, error)

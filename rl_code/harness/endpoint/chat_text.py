@@ -17,7 +17,7 @@ from models.marks import encodable_all
 from models.tokenizer import Tokenizer
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import MARK, encode, put_in
-from rl_code.environment.protocols.protocol import Protocol, stop_ids
+from rl_code.environment.protocols.protocol import Protocol, missing_end, stop_ids
 from rl_code.harness.endpoint.fields import ApiError, check_depth, refuse
 from rl_code.harness.endpoint.grammars import Grammars
 from rl_code.harness.endpoint.requests import Call, ChatRequest, Message
@@ -133,28 +133,35 @@ class ChatText:
         return self._cut(whole[start:], rest, messages[kept:], behind)
 
     def follow(
-        self, messages: Sequence[Message], *, cut: bool, behind: Behind = _FROM_START
+        self, messages: Sequence[Message], *, last: int, behind: Behind = _FROM_START
     ) -> Pieces:
         """Text behind a sampled message: further messages, and the opening of the next one.
 
-        cut: True if the sampled message lacks its stop token, which is then put in front. behind:
-        the places of all before. Raises ApiError for what the protocol cannot write.
+        last: the last token of the sampled message. Where it is no stop token, that is put in
+        front. behind: the places of all before. Raises ApiError for what the protocol cannot write.
         """
         given = self._for_template(messages)
-        end = self.protocol.stop_tokens[0]
+        ends = self.protocol.stop_tokens
+        ends = ends if self.protocol.opens_next else ends[:1]
 
-        def written(count: int, opening: bool) -> str | None:
+        def after(count: int, opening: bool) -> str:
             text = self._render([*_BEFORE, *given[:count]], (), opening)
-            after = text.partition(_ANSWER)[2]
-            return after.removeprefix(end) if after.startswith(end) else None
+            return text.partition(_ANSWER)[2]
 
-        whole = written(len(given), True)
-        if whole is None:
-            raise ApiError(f"the chat template does not end a message with {end!r}")
-        marks = _marks(whole, len(given), lambda count: written(count, False))
-        closing = end if cut else ""
-        ends = [mark and mark + len(closing) for mark in marks]
-        return self._cut(closing + whole, ends, messages, behind)
+        whole = after(len(given), True)
+        end = next((each for each in ends if whole.startswith(each)), None)
+        if end is None:
+            raise ApiError(f"the chat template does not end a message with {ends[0]!r}")
+
+        def written(count: int) -> str | None:
+            text = after(count, False)
+            return text.removeprefix(end) if text.startswith(end) else None
+
+        whole = whole.removeprefix(end)
+        marks = _marks(whole, len(given), written)
+        closed = missing_end(self.protocol, self.raw(last) if last in self.stop_ids else "", end)
+        places = [mark and mark + len(closed) for mark in marks]
+        return self._cut(closed + whole, places, messages, behind)
 
     def read(
         self,

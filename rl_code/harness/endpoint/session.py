@@ -36,8 +36,6 @@ class Node:
     # whole tokens; None where nothing may be cut off.
     messages: list[Message]
     ends: list[int | None]
-    # True if the last sampled message ended without a stop token.
-    cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +87,8 @@ class Session:
         parent, shared = self._longest(request)
         if parent >= 0 and shared == len(self.nodes[parent].messages) < len(request.messages):
             whole, kinds = self.whole(parent), self._kinds(parent)
-            cut = self.nodes[parent].cut
             more = request.messages[shared:]
-            pieces = self._text.follow(more, cut=cut, behind=_behind(len(whole), kinds))
+            pieces = self._text.follow(more, last=whole[-1], behind=_behind(len(whole), kinds))
             tokens = whole + pieces.tokens, len(whole), pieces, _joined(kinds, pieces)
             return Step(request, parent, False, -1, 0, *tokens)
         while shared > 0:
@@ -164,7 +161,6 @@ class Session:
         form = dict(may_be_json=may_be_json)
         message, calls = self._text.read(tokens, node.tools, name, stop, **form)
         node.transcript.add_sampled(list(tokens), list(logprobs), list(versions), calls)
-        node.cut = tokens[-1] not in self._text.stop_ids
         node.messages.append(message)
         node.ends.append(node.kept + len(node.transcript))
         return message, calls
@@ -250,7 +246,7 @@ class Session:
         if not rest:
             return None
         last = self.whole(parent)[end - 1]
-        return self._text.follow(rest, cut=last not in self._text.stop_ids, behind=behind)
+        return self._text.follow(rest, last=last, behind=behind)
 
     def _was_sampled(self, node: Node, end: int) -> bool:
         """True if the message that ends behind ``end`` tokens of a context was sampled, not given

@@ -67,11 +67,17 @@ def fits(text: ChatText, request: ChatRequest, said: str) -> bool:
 
 def written(form: str, name: str, **arguments) -> str:
     """A call as its protocol writes it."""
-    if form == "qwen3_coder":
+    if form in ("qwen3_coder", "glm"):
         values = {
             key: value if isinstance(value, str) else json.dumps(value)
             for key, value in arguments.items()
         }
+        if form == "glm":
+            pairs = (
+                f"<arg_key>{key}</arg_key>\n<arg_value>{each}</arg_value>\n"
+                for key, each in values.items()
+            )
+            return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
         body = "".join(f"<parameter={key}>\n{each}\n</parameter>\n" for key, each in values.items())
         return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
     key = "arguments" if form == "hermes" else "parameters"
@@ -80,7 +86,7 @@ def written(form: str, name: str, **arguments) -> str:
 
 
 @pytest.mark.parametrize("marks", TOKENIZERS)
-@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "llama3"])
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm", "llama3"])
 def test_calls_of_the_tools_are_allowed_and_nothing_else(form, marks):
     text, request = text_of(form, marks), asked()
     whole = dict(path=NASTY.replace("<|im_end|>", ""), mode="old\nor so", lines=[1, 2], sure=None)
@@ -115,7 +121,7 @@ def test_calls_of_the_tools_are_allowed_and_nothing_else(form, marks):
     assert not fits(text, asked(forced=("now",)), short)
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "llama3"])
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm", "llama3"])
 def test_every_message_that_the_grammar_allows_is_read_as_calls(form):
     flags = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}
     values = {"kind": {"enum": ["x", "</parameter>"]}, "flags": flags, "sure": {"type": "boolean"}}

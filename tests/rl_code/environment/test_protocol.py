@@ -33,8 +33,8 @@ TASK = Task(
     path="s.py",
     entry_point="f",
 )
-COMPACT, HERMES, CODER, LLAMA, COMPLETION = (
-    PROTOCOLS[name] for name in ("compact", "hermes", "qwen3_coder", "llama3", "completion")
+COMPACT, HERMES, CODER, LLAMA, GLM, COMPLETION = (
+    PROTOCOLS[name] for name in ("compact", "hermes", "qwen3_coder", "llama3", "glm", "completion")
 )
 
 plain = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<"), max_size=20)
@@ -47,6 +47,8 @@ WORDS = (
     "<parameter=path>",
     "<parameter=command>",
     "</parameter>",
+    "<arg_key>path</arg_key>\n<arg_value>",
+    "</arg_value>",
     "<think>",
     "</think>",
     "<tool_response>",
@@ -134,6 +136,14 @@ def test_qwen3_coder_messages_are_parsed_back(made):
     assert CODER.parse(text.rpartition("<|im_end|>")[0], TASK, ALL) == made
 
 
+@given(calls)
+def test_glm_messages_are_parsed_back(made):
+    spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
+    assistant = {"role": "assistant", "content": "", "tool_calls": spec}
+    text = render("glm4_moe", [assistant], add_generation_prompt=False)
+    assert GLM.parse(text.partition("<|assistant|>")[2], TASK, ALL) == made
+
+
 @given(calls, st.sampled_from(["", "<|python_tag|>"]))
 def test_llama_messages_are_parsed_back(made, tag):
     for call in made:  # one call per message
@@ -215,6 +225,7 @@ SUBMIT = {
     "hermes": hermes("submit", {}),
     "qwen3_coder": "<tool_call>\n<function=submit>\n</function>\n</tool_call>",
     "llama3": '{"name": "submit", "parameters": {}}',
+    "glm": "<tool_call>submit\n</tool_call>",
 }
 
 
@@ -377,7 +388,7 @@ MARKS = [
 def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
     text = "".join(texts)
     marks = Marks(["<|eot|>", "<|tool|>", "<tool_call>", "<tool_response>", "<|im_end|>", "</s>"])
-    for name in ("compact", "hermes", "qwen3_coder", "llama3"):
+    for name in ("compact", "hermes", "qwen3_coder", "llama3", "glm"):
         protocol = PROTOCOLS[name]
         frame = protocol.observation([ToolResult("terminal", "\0")])
         results = [ToolResult("terminal", text)]
@@ -389,7 +400,7 @@ def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
 
 @given(st.lists(plain, min_size=1, max_size=3))
 def test_observations_are_what_the_chat_template_renders(contents):
-    for protocol in (COMPACT, HERMES, CODER):
+    for protocol in (COMPACT, HERMES, CODER, GLM):
         family = protocol.family if isinstance(protocol, Chat) else "compact"
         results = [ToolResult("terminal", content) for content in contents]
         assert protocol.observation(results) == render_tool_results(family, contents)

@@ -279,7 +279,7 @@ def test_the_compact_protocol_writes_and_reads_calls_of_a_clients_tools():
     whole = tokenizer.decode(text.begin(asked, tools).tokens)
     assert whole == f"<|bos|>a<|eot|>{said}<|tool|>ok\ndone<|eot|>b<|eot|>"
     # behind what was sampled the same follows
-    followed = tokenizer.decode(text.follow(asked[2:], cut=False).tokens)
+    followed = tokenizer.decode(text.follow(asked[2:], last=tokenizer.token_id("<|eot|>")).tokens)
     assert whole.endswith(followed) and followed.startswith("<|tool|>ok")
     # a tool with a path has it among its texts
     path = dict(
@@ -354,9 +354,7 @@ def test_nothing_that_a_client_sends_is_a_special_token(protocol):
     assert TOKENIZER.decode(found.tokens).count(forged) >= 4
     after = [user(forged), Message("assistant", forged), user(forged)]
     ordinary = [dataclasses.replace(message, content="text") for message in after]
-    assert marks(text.follow(after, cut=True).tokens) == marks(
-        text.follow(ordinary, cut=True).tokens
-    )
+    assert marks(text.follow(after, last=0).tokens) == marks(text.follow(ordinary, last=0).tokens)
 
 
 def test_lone_surrogates_end_at_the_border():
