@@ -10,12 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from models import families
-from models.families import hybrid
-from models.functions import RopeScaling
+from models.families import hybrid, latent
+from models.functions import RopeScaling, Yarn
 from models.json_files import read_json
 from models.model_config import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
+# By ``rope_type``: what it is read as, the keys that it has, and those that it may have.
+_SCALINGS = {
+    "llama3": (
+        RopeScaling,
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
+    "yarn": (
+        Yarn,
+        ("factor", "original_max_position_embeddings"),
+        ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+    ),
+}
+# Keys whose field has another name.
+_FIELDS = {"original_max_position_embeddings": "original_max_positions"}
 # Keys of config.json itself that say something about RoPE.
 _ROPE_KEYS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
@@ -51,9 +66,13 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
                 f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
             )
     layers = need("num_hidden_layers")
+    rope = _rope(hf)
+    scaling = _rope_scaling(rope)
     methods = ModelConfig.attention
     if family.states:
         methods = hybrid.read_methods(hf, need)
+    elif family.latent:
+        methods = latent.read_methods(hf, need, scaling)
     elif (
         hf.get("layer_types") not in (None, []) and hf["layer_types"] != ["full_attention"] * layers
     ):
@@ -62,7 +81,6 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
             f"supported, once for each of num_hidden_layers={layers!r}"
         )
     family.check_windows(hf, layers)
-    rope = _rope(hf)
     rotary = rope.get("partial_rotary_factor", family.partial_rotary)
     if rotary != 1 and not family.states:
         raise ValueError(
@@ -76,13 +94,13 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         num_layers=layers,
         num_heads=need("num_attention_heads"),
         num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
-        head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
+        head_dim=_head_dim(hf, family, need),
         rope_theta=rope["rope_theta"],
         norm_eps=need("rms_norm_eps"),
         tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
         architecture=family.architecture,
         **family.options,
-        rope_scaling=_rope_scaling(rope),
+        rope_scaling=scaling,
         partial_rotary=rotary,
         attention=methods,
         moe=None if family.experts is None else family.experts.read(hf, need),
@@ -96,7 +114,7 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     for a model that is of no known architecture, or that has other methods of attention.
     """
     family = families.of_config(config)
-    if not family.states and set(config.attention) != set(ModelConfig.attention):
+    if not family.own_methods and set(config.attention) != set(ModelConfig.attention):
         raise ValueError(
             f"config.json has no words for attention={config.attention}, only for "
             f"{ModelConfig.attention}"
@@ -115,17 +133,11 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
+        "rope_scaling": None if scaling is None else _written(scaling),
         **({"partial_rotary_factor": config.partial_rotary} if family.states else {}),
         **(hybrid.write_methods(config) if family.states else {}),
+        **(latent.write_methods(config) if family.latent else {}),
+        **({"num_nextn_predict_layers": 0} if family.guesses else {}),
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
         **({} if family.windows is None else {"sliding_window": None}),
@@ -149,6 +161,13 @@ def _mlp_dim(hf: Mapping[str, Any], family: families.Family, need: Callable[[str
     aliases = {} if family.experts is None else family.experts.aliases
     key = "intermediate_size"
     return need(aliases[key]) if hf.get(key) is None and key in aliases else need(key)
+
+
+def _head_dim(hf: Mapping[str, Any], family: families.Family, need: Callable[[str], Any]) -> Any:
+    """The size of a head; with latent attention that of its rotated part."""
+    if family.latent:
+        return need("qk_rope_head_dim")
+    return hf.get("head_dim") or need("hidden_size") // need("num_attention_heads")
 
 
 def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,16 +249,31 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
                 "none; say which rope_type it is for"
             )
         return None
-    if kind != "llama3":
-        raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
+    if kind not in _SCALINGS:
+        known = ", ".join(map(repr, ("default", *_SCALINGS)))
+        raise ValueError(f"RoPE of type {kind!r} is not supported, only {known}")
+    scaling, keys, optional = _SCALINGS[kind]
+    given = {key: rope[key] for key in optional if key in rope}
     try:
-        return RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-        )
+        given |= {key: rope[key] for key in keys}
+        found = {_FIELDS.get(key, key): _number(key, value) for key, value in given.items()}
+        return scaling(**found)
     except TypeError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3': {error}") from error
+        raise ValueError(f"RoPE scaling of type {kind!r}: {error}") from error
     except KeyError as error:
-        raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
+        raise ValueError(f"RoPE scaling of type {kind!r} has no {error}") from error
+
+
+def _number(key: str, value: Any) -> float | bool:
+    """A number of a file, which may write a whole one without a point."""
+    if isinstance(value, bool):
+        return value
+    return int(value) if key in _FIELDS else float(value)
+
+
+def _written(scaling: RopeScaling | Yarn) -> dict[str, Any]:
+    """The part of a config.json that tells how RoPE is scaled."""
+    kind = next(kind for kind, (cls, *_) in _SCALINGS.items() if isinstance(scaling, cls))
+    _, keys, optional = _SCALINGS[kind]
+    values = {key: getattr(scaling, _FIELDS.get(key, key)) for key in (*keys, *optional)}
+    return {"rope_type": kind} | {key: x for key, x in values.items() if x is not None}

@@ -7,7 +7,9 @@ from __future__ import annotations
 from models.families import (
     compact,
     compact_moe,
+    deepseek_v3,
     dots1,
+    kimi_k2,
     llama,
     mistral,
     qwen2,
@@ -33,6 +35,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": qwen3_5.FAMILY,
     "qwen3_5_moe": qwen3_5.MOE_FAMILY,
     "dots1": dots1.FAMILY,
+    "deepseek_v3": deepseek_v3.FAMILY,
+    "kimi_k2": kimi_k2.FAMILY,
     "smollm2": smollm2.FAMILY,
     "compact": compact.FAMILY,
     "compact_moe": compact_moe.FAMILY,

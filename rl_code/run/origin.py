@@ -462,10 +462,10 @@ def keep(
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
     said = dataclasses.replace(
-        config, attention=config.attention if family.states else ModelConfig.attention, lora=None
+        config, attention=config.attention if family.own_methods else ModelConfig.attention, lora=None
     )
     content = huggingface_config.config_to_dict(said, max_positions=longest) | special
-    with_words = {method for method in config.attention if family.states and method.mixes}
+    with_words = {method for method in config.attention if family.own_methods and method.mixes}
     if {*config.attention} - with_words - {*ModelConfig.attention}:
         content[ATTENTION] = repr(config.attention)
     if config.lora is not None:

@@ -21,8 +21,9 @@ from safetensors.numpy import load_file, save_file
 
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
+from attention.methods.mla import MLA
 from models import families, huggingface, huggingface_config
-from models.functions import RopeScaling
+from models.functions import RopeScaling, Yarn
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
@@ -48,6 +49,20 @@ HYBRID = {
     **{"qk_norm": True, "norm_offset": True, "output_gate": True, "partial_rotary": 0.5},
     **{"num_layers": 4, "head_dim": 8, "attention": (STATE, Dense())},
 }
+GROUPED = MoE(
+    experts=6,
+    active=2,
+    mlp_dim=8,
+    scores="sigmoid",
+    scale=2.5,
+    ranking_bias=True,
+    groups=3,
+    active_groups=2,
+    shared=1,
+    first_dense=1,
+)
+SCALING = Yarn(4.0, 64, beta_fast=8.0, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+LATENT = {"num_kv_heads": 4, "rope_scaling": SCALING, "moe": GROUPED}
 VARIANTS = {
     "llama": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
@@ -57,21 +72,9 @@ VARIANTS = {
     | {"moe": MoE(experts=4, active=2, mlp_dim=8, shared=2, shared_gate=True, normalise=False)},
     "qwen3_5": HYBRID,
     "qwen3_moe": {"qk_norm": True, "moe": MoE(experts=4, active=2, mlp_dim=8, normalise=False)},
-    "dots1": {
-        "qk_norm": True,
-        "moe": MoE(
-            experts=6,
-            active=2,
-            mlp_dim=8,
-            scores="sigmoid",
-            scale=2.5,
-            ranking_bias=True,
-            groups=3,
-            active_groups=2,
-            shared=1,
-            first_dense=1,
-        ),
-    },
+    "dots1": {"qk_norm": True, "moe": GROUPED},
+    "deepseek_v3": LATENT | {"attention": (MLA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2),)},
+    "latent, queries from hidden states": LATENT | {"rope_scaling": None, "attention": (MLA(7, None, 6, 6),)},
 }
 
 
