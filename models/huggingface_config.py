@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models import families
+from models.block_scales import block_of
 from models.families import hybrid, latent
 from models.functions import RopeScaling, Yarn
 from models.json_files import read_json
@@ -60,6 +61,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         )
     if kind != own[0]:
         hf = _text_config(hf)
+    block_of(hf)
     for key, harmless in family.harmless.items():
         if key in hf and hf[key] not in harmless:
             raise ValueError(

@@ -26,7 +26,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention_dropout": (0, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, None),
-    "quantization_config": (None,),
 }
 
 
