@@ -258,7 +258,7 @@ class ModelConfig:
         if self.lora is not None:
             raise ValueError(f"lora={self.lora} is not supported beside {own[0]}")
         if self.unpadded is not None:
-            raise ValueError(f"a padded shape is not supported beside {own[0]}")
+            raise ValueError(f"a padded shape is not supported beside {type(own[0]).__name__}")
         states = [method for method in own if method.keeps_state]
         if len(states) == len(self.attention):
             raise ValueError(

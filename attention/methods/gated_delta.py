@@ -306,6 +306,9 @@ class GatedDelta(Method):
         }
         return self._gated(parameters, out, z), pages
 
+    def pair_size(self, shape: LayerShape, decode: bool) -> int:
+        return 0
+
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         heads, each, key, value = self.sizes(shape)
         return 4 * heads * each * key * value

@@ -358,6 +358,14 @@ class Method:
         """
         return tokens * shape_bytes(shape, dtype)
 
+    def token_bytes(self, shape: LayerShape, dtype: str) -> int:
+        """Bytes of one token's keys and values in a layer's pages."""
+        return shape_bytes(shape, dtype)
+
+    def pair_size(self, shape: LayerShape, decode: bool) -> int:
+        """Elements of a key and of a value that a head multiplies for each query that sees them."""
+        return 2 * shape.head_dim
+
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""
         return ()

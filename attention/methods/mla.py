@@ -264,9 +264,18 @@ class MLA(Method):
 
     # --- What it costs and how it runs ---------------------------------------------------------
 
-    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+    def token_bytes(self, shape: LayerShape, dtype: str) -> int:
         sizes = self.sizes(shape)
-        return tokens * (sizes.latent + sizes.rotated) * jnp.dtype(dtype).itemsize
+        return (sizes.latent + sizes.rotated) * jnp.dtype(dtype).itemsize
+
+    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+        return tokens * self.token_bytes(shape, dtype)
+
+    def pair_size(self, shape: LayerShape, decode: bool) -> int:
+        sizes = self.sizes(shape)
+        if decode:
+            return 2 * sizes.latent + sizes.rotated
+        return sizes.plain + sizes.rotated + sizes.value
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         sizes = self.sizes(LayerShape(0, shape.num_heads, shape.num_kv_heads, shape.head_dim))
