@@ -34,15 +34,14 @@ def block_of(hf: Mapping[str, Any]) -> tuple[int, int] | None:
     found = hf.get(_KEY)
     if found is None:
         return None
-    block = found.get("weight_block_size") if isinstance(found, dict) else None
-    kind = (found.get("quant_method"), found.get("fmt", "e4m3")) if block else None
-    sizes = block if isinstance(block, list) and len(block) == 2 else [None]
-    if kind != ("fp8", "e4m3") or not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError(
-            f"config.json has {_KEY}={found!r}, which is not supported, only quant_method='fp8' "
-            "with fmt='e4m3' and weight_block_size=[rows, columns], or no such key"
-        )
-    return sizes[0], sizes[1]
+    match found:
+        case {"quant_method": "fp8", "weight_block_size": [int(rows), int(columns)]}:
+            if found.get("fmt", "e4m3") == "e4m3" and rows > 0 and columns > 0:
+                return rows, columns
+    raise ValueError(
+        f"config.json has {_KEY}={found!r}, which is not supported, only quant_method='fp8' with "
+        "fmt='e4m3' and weight_block_size=[rows, columns], or no such key"
+    )
 
 
 def block_in(directory: Path) -> tuple[int, int] | None:

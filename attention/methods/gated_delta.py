@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ class GatedDelta(Method):
 
     mixes = True
     keeps_state = True
-    input_heads = ("kv_heads", "kv_heads")
+    input_heads: ClassVar[tuple[str | None, ...]] = ("kv_heads", "kv_heads")
 
     def __post_init__(self):
         for name in ("key_heads", "value_heads", "key_size", "value_size", "width"):

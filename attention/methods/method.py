@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -123,9 +123,9 @@ class Method:
     keeps_state = False
     # With ``mixes``, the logical axis of the heads of each of ``inputs``: "kv_heads", or None for
     # an input that every device has whole.
-    input_heads: tuple[str | None, ...] = ()
+    input_heads: ClassVar[tuple[str | None, ...]] = ()
     # The logical axis of the heads of pages, their second axis.
-    page_heads: str | None = "kv_heads"
+    page_heads: ClassVar[str | None] = "kv_heads"
 
     # --- Settings that shared code asks for ----------------------------------------------------
 

@@ -20,7 +20,7 @@ key, of which the last P are rotated, V elements of a value.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,8 @@ class MLA(Method):
     eps: float = 1e-6
 
     mixes = True
-    input_heads = ("kv_heads", None)
-    page_heads = None
+    input_heads: ClassVar[tuple[str | None, ...]] = ("kv_heads", None)
+    page_heads: ClassVar[str | None] = None
 
     def __post_init__(self):
         for name in ("latent", "query_latent", "plain_size", "value_size"):
@@ -191,7 +191,7 @@ class MLA(Method):
         return q, padded(k), padded(v)
 
     def _scaled(self, q: jax.Array, size: int, own: int) -> jax.Array:
-        """Queries whose products with keys are scaled by size^-1/2 later, where own^-1/2 is meant."""
+        """Queries for attention that scales by size^-1/2, where own^-1/2 is meant."""
         factor = self.score_factor * (size / own) ** 0.5
         wide = jnp.promote_types(q.dtype, jnp.float32)
         return q if factor == 1 else (q.astype(wide) * factor).astype(q.dtype)
@@ -281,7 +281,5 @@ class MLA(Method):
         sizes = self.sizes(LayerShape(0, shape.num_heads, shape.num_kv_heads, shape.head_dim))
         whole = max(sizes.plain + sizes.rotated, sizes.value)
         rows = dataclasses.replace(shape, num_kv_heads=shape.num_heads, head_dim=whole)
-        pages = dataclasses.replace(
-            shape, num_kv_heads=1, head_dim=sizes.latent + sizes.rotated
-        )
+        pages = dataclasses.replace(shape, num_kv_heads=1, head_dim=sizes.latent + sizes.rotated)
         return (*rows_calls("all keys", rows), paged_call("all keys", pages))

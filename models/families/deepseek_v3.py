@@ -13,7 +13,7 @@ from attention.methods.mla import MLA
 from models.families import dots1
 from models.families.family import HARMLESS, Family
 from models.families.latent import LATENT, score_factor
-from models.families.parameters import EXPERTS, SHARED_EXPERT, without_attention, with_experts
+from models.families.parameters import EXPERTS, SHARED_EXPERT, with_experts, without_attention
 from models.functions import Yarn
 from models.model_config import ModelConfig, MoE
 
@@ -32,6 +32,14 @@ _TEMPLATE = r"""
 """
 
 _SCALING = Yarn(factor=40.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0)
+LAYER = MLA(
+    latent=512,
+    query_latent=1536,
+    plain_size=128,
+    value_size=128,
+    interleaved=True,
+    score_factor=score_factor(_SCALING),
+)
 SHAPE = ModelConfig(
     vocab_size=129_280,
     embed_dim=7168,
@@ -44,16 +52,7 @@ SHAPE = ModelConfig(
     norm_eps=1e-6,
     tied_embeddings=False,
     rope_scaling=_SCALING,
-    attention=(
-        MLA(
-            latent=512,
-            query_latent=1536,
-            plain_size=128,
-            value_size=128,
-            interleaved=True,
-            score_factor=score_factor(_SCALING),
-        ),
-    ),
+    attention=(LAYER,),
     moe=MoE(
         experts=256,
         active=8,

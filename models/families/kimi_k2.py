@@ -35,9 +35,7 @@ _SCALING = Yarn(
     mscale=1.0,
     mscale_all_dim=1.0,
 )
-_LAYER = dataclasses.replace(
-    deepseek_v3.SHAPE.attention[0], score_factor=score_factor(_SCALING)
-)
+_LAYER = dataclasses.replace(deepseek_v3.LAYER, score_factor=score_factor(_SCALING))
 
 FAMILY = dataclasses.replace(
     deepseek_v3.FAMILY,

@@ -57,11 +57,12 @@ def read_methods(
 
 def write_methods(config: ModelConfig) -> dict[str, Any]:
     """The part of a config.json that tells the method. Raises ValueError where it cannot."""
-    methods = set(config.attention)
+    method = config.attention[0]
+    if set(config.attention) != {method} or not isinstance(method, MLA):
+        raise ValueError(
+            f"config.json has no words for attention={config.attention}, only for one kind of MLA"
+        )
     wanted = score_factor(config.rope_scaling)
-    if len(methods) != 1 or not all(isinstance(method, MLA) for method in methods):
-        raise ValueError(f"config.json has no words for attention={config.attention}, only for MLA")
-    (method,) = methods
     if (method.score_factor, method.eps) != (wanted, MLA.eps):
         raise ValueError(
             f"config.json has no words for {method}: score_factor must be {wanted}, that of "

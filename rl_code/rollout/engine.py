@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,14 +105,11 @@ class Engine:
         self._rows = NamedSharding(mesh, P(SAMPLER_AXES))
         self._everywhere = NamedSharding(mesh, P())
         # pages are numbered within a shard of the rows, and every device has those of its own heads
-        self._pages = PagedCache(
-            tuple(
-                NamedSharding(mesh, P(SAMPLER_AXES, *partition_spec((method.page_heads,))))
-                for method in methods
-            ),
-            methods,
-            config.page,
+        by_layer: Any = tuple(
+            NamedSharding(mesh, P(SAMPLER_AXES, *partition_spec((method.page_heads,))))
+            for method in methods
         )
+        self._pages = PagedCache(by_layer, methods, config.page)
         on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
@@ -164,7 +162,9 @@ class Engine:
     def cache_shape(self) -> PagedCache:
         """The shapes, dtypes and shardings of a cache."""
         shapes = jax.eval_shape(self._zeros)
-        return jax.tree.map(lambda own, of_layer: self._abstract(of_layer, own), self._pages, shapes)
+        return jax.tree.map(
+            lambda own, of_layer: self._abstract(of_layer, own), self._pages, shapes
+        )
 
     def _zeros(self) -> PagedCache:
         c = self.config

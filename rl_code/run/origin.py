@@ -461,9 +461,8 @@ def keep(
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
-    said = dataclasses.replace(
-        config, attention=config.attention if family.own_methods else ModelConfig.attention, lora=None
-    )
+    methods = config.attention if family.own_methods else ModelConfig.attention
+    said = dataclasses.replace(config, attention=methods, lora=None)
     content = huggingface_config.config_to_dict(said, max_positions=longest) | special
     with_words = {method for method in config.attention if family.own_methods and method.mixes}
     if {*config.attention} - with_words - {*ModelConfig.attention}:
