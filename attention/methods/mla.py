@@ -38,6 +38,7 @@ from attention.methods.method import (
     Turn,
 )
 from attention.products import project
+from pallas_kernels import finite
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader
@@ -231,7 +232,10 @@ class MLA(Method):
     ) -> tuple[Float[Array, "B T N V"], LayerPages]:
         """(the results of new tokens, the pages with their latent vectors)."""
         q, new = inputs
-        kept = at.put_whole(pages["latent"], new)
+        # Values are finite in pages, and keys NaN where they were not: see ``finite``.
+        rank = parameters["kv_b"].shape[0]
+        r, c = finite.kept(new[..., rank:], new[..., :rank])
+        kept = at.put_whole(pages["latent"], jnp.concatenate([c, r], axis=-1))
         value = self._value_size(parameters, q, new)
         rows = q.reshape(*q_tokens.shape, *q.shape[2:])
         if reader.few(rows):
