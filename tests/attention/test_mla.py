@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from attention.cache.paged import init_cache
 from attention.cache.reader import PageReader
@@ -19,6 +20,7 @@ from attention.methods.mla import MLA
 from models.functions import Yarn, rope
 from models.model_config import ModelConfig
 from models.paged import model_cache
+from pallas_kernels.paged.api import paged_attention
 from pallas_kernels.tokens import sequences
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, WIDTH
@@ -186,6 +188,17 @@ def test_pages_keep_the_latent_vector_and_the_rotated_part_alone():
     cache = jax.eval_shape(lambda: init_cache((method,), **sizes, layer=shape))
     assert sum(x.size for x in jax.tree.leaves(cache)) == 7 * PAGE * 576
     assert method.decode_bytes(1000, shape, "bfloat16") == 1000 * 576 * 2
+
+
+@pytest.mark.long
+def test_the_paged_kernel_of_tpus_reads_latent_vectors_as_keys_and_values():
+    pages, q = normal(0, (6, 1, 32, 576), (2, 1, 16, 576))
+    tables = jnp.array([[0, 1, -1], [3, 4, 5]])
+    rows = (q, pages, pages, tables, jnp.array([[40], [95]]), jnp.array([41, 96]))
+    wanted, _ = paged_attention(*rows, implementation="reference")
+    interpret = pltpu.InterpretParams()
+    found, _ = paged_attention(*rows, implementation="tpu", interpret=interpret)
+    assert relative(found, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("chunk", [4, 20])
