@@ -223,19 +223,18 @@ def _check_states(
     documents: bool,
     parts: int,
 ) -> None:
-    """Raises ValueError for rows that a method with a state cannot compute; arguments of
-    ``lay_out``.
+    """Raises ValueError for rows that a method with a state, or with projections of its own, cannot
+    compute; arguments of ``lay_out``.
     """
-    states = [method for method in methods if method.mixes]
+    own = [method for method in methods if method.mixes]
+    if queries is not None and own:
+        raise ValueError(f"{own[0]} cannot continue tokens computed before, which it does not get")
+    states = [method for method in own if method.keeps_state]
     if not states:
         return
     if runs < 1 and align == 1:
         raise ValueError(
             f"{runs=} must be at least 1: {states[0]} begins a state with every run of packed rows"
-        )
-    if queries is not None:
-        raise ValueError(
-            f"{states[0]} cannot continue tokens computed before, whose state it lacks"
         )
     if documents:
         raise ValueError(f"{states[0]} has a state, and no document could be computed alone")

@@ -26,9 +26,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """arg: "" (any weights), "sums" (from scratch, minutes) or "smoke" (seconds)."""
     if arg not in ("", "sums", "smoke"):
         raise ValueError(f"configs/verifiers.py:{arg}: the argument must be empty, sums or smoke")
-    tasks = dict(name="verifiers", python=PYTHON, taskset="my_taskset", env=dict(), folder="")
-    tasks |= SUMS if arg else {}
-    train, held_out = (tasks | dict(env=dict(taskset=dict(split=s))) for s in ("train", "eval"))
+    own = SUMS if arg else dict(taskset="my_taskset", folder="")
+    train, held_out = (
+        dict(name="verifiers", python=PYTHON, env=dict(taskset=dict(split=split)), **own)
+        for split in ("train", "eval")
+    )
     config = dict(
         mesh=dict(data=0),  # every device
         model=dict(weights=WEIGHTS, remat=True),

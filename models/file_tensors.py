@@ -16,6 +16,7 @@ from models import families
 from models.families.hybrid import Regrouped
 from models.model_config import ModelConfig
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
 
 
@@ -24,6 +25,8 @@ def own_name(config: ModelConfig, name: str) -> str | None:
     family = families.of_config(config)
     skipped = tuple(begin.format(layers=config.num_layers) for begin in family.skipped)
     if name.startswith(skipped):
+        return None
+    if family.guesses and (layer := _LAYER.match(name)) and int(layer[1]) >= config.num_layers:
         return None
     if family.prefix is not None and name.startswith(family.prefix):
         return "model." + name.removeprefix(family.prefix)

@@ -78,6 +78,73 @@ def _check_factor(factor: float) -> None:
         raise ValueError(f"factor={factor} must be at least 1")
 
 
+@dataclasses.dataclass(frozen=True)
+class Yarn:
+    """YaRN (2309.00071): low frequencies are divided, and rotated elements multiplied."""
+
+    # Low frequencies are divided by it.
+    factor: float
+    # The context, in tokens, of the model before it was stretched.
+    original_max_positions: int
+    # Pairs with at least this many turns over that context are left as they are.
+    beta_fast: float = 32.0
+    # Pairs with at most this many turns are divided by the whole factor.
+    beta_slow: float = 1.0
+    # DeepSeek's two factors of ``magnitude``; 0 for none.
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    # The number by which rotated elements are multiplied; None for the one that follows.
+    attention_factor: float | None = None
+    # Whether the first and the last pair between the two betas are whole numbers.
+    truncate: bool = True
+
+    def __post_init__(self):
+        for name in ("factor", "original_max_positions", "beta_fast", "beta_slow"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        for name in ("mscale", "mscale_all_dim"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(
+                f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}"
+            )
+
+    def magnitude(self, mscale: float) -> float:
+        """0.1 mscale ln(factor) + 1, which makes up for softer scores; 1 without a stretch."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    @property
+    def rotated_factor(self) -> float:
+        """The number by which rotated elements are multiplied."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+        return self.magnitude(1.0)
+
+    def stretched(self, frequencies: Float[Array, " P"], theta: float) -> Float[Array, " P"]:
+        """The frequencies of pairs, of which pair i had theta^(-i / P)."""
+        count = frequencies.shape[0]
+
+        def pair(turns: float) -> float:
+            """The pair, not a whole number, that makes so many turns."""
+            ratio = self.original_max_positions / (2 * math.pi * turns)
+            return count * math.log(ratio) / math.log(theta)
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * count - 1)
+        width = high - low or 0.001
+        # 0 for pairs that stay, 1 for those that are divided by the factor
+        ramp = jnp.clip((jnp.arange(count, dtype=jnp.float32) - low) / width, 0.0, 1.0)
+        return frequencies * (1.0 - ramp + ramp / self.factor)
+
+
+# A stretch of RoPE.
+Scaling = RopeScaling | LinearScaling | DynamicScaling | Yarn
+
 # The backward pass of the following two keeps only their arguments and computes the rest again:
 # that costs less time than to write the rest to memory and read it back.
 
@@ -118,6 +185,8 @@ def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
         return frequencies
     if isinstance(scaling, LinearScaling):
         return frequencies / scaling.factor
+    if isinstance(scaling, Yarn):
+        return scaling.stretched(frequencies, config.rope_theta)
     turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
     # 0 for frequencies that are divided by the factor, 1 for those that stay
     smooth = (turns - scaling.low_freq_factor) / (
@@ -141,6 +210,8 @@ def rope(
     angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
     cos = jnp.cos(angles)
     sin = jnp.sin(angles)
+    if isinstance(config.rope_scaling, Yarn) and config.rope_scaling.rotated_factor != 1:
+        cos, sin = (x * config.rope_scaling.rotated_factor for x in (cos, sin))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate(
         [first * cos - second * sin, second * cos + first * sin], axis=-1

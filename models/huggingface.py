@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import weights
+from models import block_scales, weights
 from models.families.parameters import Parameter
 from models.file_tensors import file_names, file_tensors, own_name, views
 from models.huggingface_config import config_to_dict
@@ -201,8 +201,12 @@ class _Checkpoint:
         self._files = ExitStack()
         self._config = config
         self._skipped: list[str] = []
+        # rows and columns of a block of scales
+        self._block = block_scales.block_in(directory)
         # the file of each tensor, and its name there
         self._owner: dict[str, tuple[Any, str]] = {}
+        # the file of every matrix in FP8
+        self._eight_bit: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         try:
             self._open()
@@ -224,11 +228,21 @@ class _Checkpoint:
         if name in self._views:
             return self._views[name]()[block]
         owner, stored = self._owner[name]
+        if name in self._eight_bit:
+            return self._expanded(name, block)
         return owner.get_slice(stored)[block]
 
     def _whole(self, name: str) -> np.ndarray:
         owner, stored = self._owner[name]
+        if name in self._eight_bit:
+            return self._expanded(name, (slice(None),) * len(self.shapes[name]))
         return owner.get_tensor(stored)
+
+    def _expanded(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
+        """A part of a matrix in FP8."""
+        numbers = block_scales.eight_bit(self._eight_bit[name], self._owner[name][1])
+        owner, stored = self._owner[name + block_scales.SUFFIX]
+        return block_scales.expanded(numbers, owner.get_tensor(stored), self._block, part)
 
     def _open(self) -> None:
         index = self.path / INDEX
@@ -254,6 +268,9 @@ class _Checkpoint:
                     continue
                 self._owner[own] = file, key
                 self.shapes[own] = tuple(file.get_slice(key).get_shape())
+                if file.get_slice(key).get_dtype() == block_scales.DTYPE:
+                    self._eight_bit[own] = self.path / name
+        self._take_scales()
         if self._skipped:
             logging.warning(
                 "%s: %d tensors are no part of the text model and are not read, such as %s",
@@ -261,6 +278,24 @@ class _Checkpoint:
                 len(self._skipped),
                 self._skipped[0],
             )
+
+    def _take_scales(self) -> None:
+        """Takes the scales of matrices in FP8 from the tensors. Raises ValueError for those that
+        are not there or have another shape.
+        """
+        for name in self._eight_bit:
+            found = self.shapes.pop(name + block_scales.SUFFIX, None)
+            if self._block is None:
+                raise ValueError(
+                    f"{self.path}: {name} is in FP8, and config.json has no quantization_config "
+                    "that says how large the blocks of its scales are"
+                )
+            wanted = block_scales.scales_shape(self.shapes[name], self._block)
+            if found != wanted:
+                raise ValueError(
+                    f"{self.path}: {name}{block_scales.SUFFIX}: expected {wanted}, found "
+                    f"{found or 'no such tensor'}"
+                )
 
     def _drop_copy_of_embedding(self) -> None:
         """Some tied checkpoints hold the embedding twice; a different second one is left to be

@@ -11,13 +11,32 @@ from typing import Any
 
 from attention.methods.method import Method
 from models import families
-from models.families import hybrid
+from models.block_scales import block_of
+from models.families import hybrid, latent
 from models.families.windows import only_full
-from models.functions import DynamicScaling, LinearScaling, RopeScaling
+from models.functions import DynamicScaling, LinearScaling, RopeScaling, Scaling, Yarn
 from models.json_files import read_json
 from models.model_config import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
+# By ``rope_type``: what it is read as, the keys that it has, and those that it may have.
+_SCALINGS = {
+    "llama3": (
+        RopeScaling,
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
+    "yarn": (
+        Yarn,
+        ("factor", "original_max_position_embeddings"),
+        ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+    ),
+    "linear": (LinearScaling, ("factor",), ()),
+    # which begins at max_position_embeddings
+    "dynamic": (DynamicScaling, ("factor",), ()),
+}
+# Keys whose field has another name.
+_FIELDS = {"original_max_position_embeddings": "original_max_positions"}
 # Keys of config.json itself that say something about RoPE.
 _ROPE_KEYS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
@@ -48,8 +67,10 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
     if kind != own[0]:
         hf = _text_config(hf)
     family.check(hf)
+    block_of(hf)
     layers = need("num_hidden_layers")
     rope = _rope(hf)
+    scaling = _rope_scaling(rope, need)
     rotary = rope.get("partial_rotary_factor", family.partial_rotary)
     if rotary != 1 and family.partial_rotary == 1:
         raise ValueError(
@@ -63,15 +84,15 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         num_layers=layers,
         num_heads=need("num_attention_heads"),
         num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
-        head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
+        head_dim=_head_dim(hf, family, need),
         rope_theta=rope["rope_theta"],
         norm_eps=need("rms_norm_eps"),
         tied_embeddings=hf.get("tie_word_embeddings") or False,  # the three architectures' default
         architecture=family.architecture,
         **family.options | family.read_switches(hf),
-        rope_scaling=_rope_scaling(rope, need),
+        rope_scaling=scaling,
         partial_rotary=rotary,
-        attention=_methods(hf, family, need),
+        attention=_methods(hf, family, need, scaling),
         moe=None if family.experts is None else family.experts.read(hf, need),
     )
 
@@ -83,9 +104,9 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     for a model that is of no known architecture, or that has other methods of attention.
     """
     family = families.of_config(config)
-    if isinstance(config.rope_scaling, DynamicScaling):
-        # the place from which it stretches
-        max_positions = config.rope_scaling.max_positions
+    scaling = config.rope_scaling
+    if isinstance(scaling, DynamicScaling):
+        max_positions = scaling.max_positions  # the place from which it stretches
     return {
         "architectures": [family.huggingface_class],
         "model_type": family.architecture,
@@ -99,10 +120,11 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": _written_scaling(config.rope_scaling),
+        "rope_scaling": None if scaling is None else _written_scaling(scaling),
         **family.write_switches(config),
         **({} if family.partial_rotary == 1 else {"partial_rotary_factor": config.partial_rotary}),
         **_written_methods(config, family),
+        **({"num_nextn_predict_layers": 0} if family.guesses else {}),
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": config.param_dtype,
@@ -112,12 +134,17 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
 
 
 def _methods(
-    hf: Mapping[str, Any], family: families.Family, need: Callable[[str], Any]
+    hf: Mapping[str, Any],
+    family: families.Family,
+    need: Callable[[str], Any],
+    scaling: Scaling | None,
 ) -> tuple[Method, ...]:
     """The methods of a period of a model's layers. Raises ValueError."""
     layers = need("num_hidden_layers")
     if family.states:
         return hybrid.read_methods(hf, need)
+    if family.latent:
+        return latent.read_methods(hf, need, scaling)
     if type(layers) is not int or layers < 1:  # which the model's config refuses
         return ModelConfig.attention
     if family.windows is not None:
@@ -130,6 +157,8 @@ def _written_methods(config: ModelConfig, family: families.Family) -> dict[str, 
     """Their part of a config.json. Raises ValueError where it has no words for them."""
     if family.states:
         return hybrid.write_methods(config)
+    if family.latent:
+        return latent.write_methods(config)
     if family.windows is not None:
         return family.windows.write(config)
     if set(config.attention) != set(ModelConfig.attention):
@@ -164,6 +193,13 @@ def _mlp_dim(hf: Mapping[str, Any], family: families.Family, need: Callable[[str
     aliases = {} if family.experts is None else family.experts.aliases
     key = "intermediate_size"
     return need(aliases[key]) if hf.get(key) is None and key in aliases else need(key)
+
+
+def _head_dim(hf: Mapping[str, Any], family: families.Family, need: Callable[[str], Any]) -> Any:
+    """The size of a head; with latent attention that of its rotated part."""
+    if family.latent:
+        return need("qk_rope_head_dim")
+    return hf.get("head_dim") or need("hidden_size") // need("num_attention_heads")
 
 
 def special_ids(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,9 +272,7 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _rope_scaling(
-    rope: Mapping[str, Any], need: Callable[[str], Any]
-) -> RopeScaling | LinearScaling | DynamicScaling | None:
+def _rope_scaling(rope: Mapping[str, Any], need: Callable[[str], Any]) -> Scaling | None:
     kind = rope.get("rope_type", "default")
     if kind == "default":
         if rope.get("factor", 1) != 1:
@@ -247,42 +281,33 @@ def _rope_scaling(
                 "none; say which rope_type it is for"
             )
         return None
-    if kind not in ("llama3", "linear", "dynamic"):
-        raise ValueError(
-            f"RoPE of type {kind!r} is not supported, only 'default', 'linear', 'dynamic' and "
-            "'llama3'"
-        )
+    if kind not in _SCALINGS:
+        known = ", ".join(map(repr, ("default", *_SCALINGS)))
+        raise ValueError(f"RoPE of type {kind!r} is not supported, only {known}")
+    scaling, keys, optional = _SCALINGS[kind]
+    given = {key: rope[key] for key in optional if key in rope}
     try:
-        if kind == "linear":
-            return LinearScaling(float(rope["factor"]))
-        if kind == "dynamic":
-            return DynamicScaling(float(rope["factor"]), need("max_position_embeddings"))
-        return RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-        )
+        given |= {key: rope[key] for key in keys}
+        found = {_FIELDS.get(key, key): _number(key, value) for key, value in given.items()}
+        if scaling is DynamicScaling:
+            found["max_positions"] = need("max_position_embeddings")
+        return scaling(**found)
     except TypeError as error:
         raise ValueError(f"RoPE scaling of type {kind!r}: {error}") from error
     except KeyError as error:
         raise ValueError(f"RoPE scaling of type {kind!r} has no {error}") from error
 
 
-def _written_scaling(
-    scaling: RopeScaling | LinearScaling | DynamicScaling | None,
-) -> dict[str, Any] | None:
+def _number(key: str, value: Any) -> float | bool:
+    """A number of a file, which may write a whole one without a point."""
+    if isinstance(value, bool):
+        return value
+    return int(value) if key in _FIELDS else float(value)
+
+
+def _written_scaling(scaling: Scaling) -> dict[str, Any]:
     """The part of a config.json that ``_rope_scaling`` reads."""
-    if scaling is None:
-        return None
-    if isinstance(scaling, LinearScaling):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    if isinstance(scaling, DynamicScaling):
-        return {"rope_type": "dynamic", "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_positions,
-    }
+    kind = next(kind for kind, (cls, *_) in _SCALINGS.items() if isinstance(scaling, cls))
+    _, keys, optional = _SCALINGS[kind]
+    values = {key: getattr(scaling, _FIELDS.get(key, key)) for key in (*keys, *optional)}
+    return {"rope_type": kind} | {key: x for key, x in values.items() if x is not None}

@@ -94,7 +94,8 @@ class Layers(nnx.Module):
 
         norm = 0.0 if c.norm_offset else None
         self.attention_norm = parameter((embed,), ("embed",), norm)
-        self._attention(c, functools.partial(parameter, count=c.attending_of(layers)), norm)
+        if attending := c.attending_of(layers):
+            self._attention(c, functools.partial(parameter, count=attending), norm)
         self.mlp_norm = parameter((embed,), ("embed",), norm)
         # the dense part, or in its place the one that all tokens share
         mlp = c.mlp_dim if moe is None else moe.shared * moe.mlp_dim

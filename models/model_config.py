@@ -12,7 +12,7 @@ from typing import Literal
 
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
-from models.functions import DynamicScaling, LinearScaling, RopeScaling
+from models.functions import Scaling
 from models.lora import LoRA
 from models.quantised import Kind, check_kind
 
@@ -186,7 +186,7 @@ class ModelConfig:
     # The share of each head that RoPE rotates.
     partial_rotary: float = 1.0
     # A stretch of the wavelengths of RoPE; None for plain RoPE.
-    rope_scaling: RopeScaling | LinearScaling | DynamicScaling | None = None
+    rope_scaling: Scaling | None = None
     # Dtype of activations and products, by name, such as "float32".
     dtype: str = "float32"
     # Dtype in which parameters are kept.
@@ -254,21 +254,22 @@ class ModelConfig:
                 )
 
     def _check_states(self) -> None:
-        """Raises ValueError for settings that layers with a state do not have."""
-        states = [method for method in self.attention if method.mixes]
-        if not states:
+        """Raises ValueError for settings that layers with projections of their own do not have."""
+        own = [method for method in self.attention if method.mixes]
+        if not own:
             return
+        if self.lora is not None:
+            raise ValueError(f"lora={self.lora} is not supported beside {own[0]}")
+        if self.unpadded is not None:
+            raise ValueError(f"a padded shape is not supported beside {type(own[0]).__name__}")
+        states = [method for method in own if method.keeps_state]
         if len(states) == len(self.attention):
             raise ValueError(
                 f"attention={self.attention}: every method keeps a state; at least one layer of "
                 "the period must attend"
             )
-        if self.lora is not None:
-            raise ValueError(f"lora={self.lora} is not supported beside {states[0]}")
-        if self.quantised is not None:
+        if states and self.quantised is not None:
             raise ValueError(f"quantised={self.quantised!r} is not supported beside {states[0]}")
-        if self.unpadded is not None:
-            raise ValueError(f"a padded shape is not supported beside {states[0]}")
 
     @property
     def rotated(self) -> int:

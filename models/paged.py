@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from attention.cache import gathered
 from attention.cache.paged import PagedCache, attend, attend_and_note, init_cache, write
+from attention.cache.reader import PageReader
 from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.cache.writer import PageWriter
 from attention.methods.method import Keys, Method, Parameters
@@ -73,7 +74,7 @@ def forward(
         def attention(layer, y):
             nonlocal own
             if own.methods[0].mixes:
-                out, own = _mix(model, own, parameters, y, places, pages)
+                out, own = _mix(model, own, parameters, y, positions, places, pages, seen, pages)
                 return out
             *found, gate = new_keys(model, own.methods[0], parameters, layer, y, positions)
             out, own, _ = _write_and_attend(
@@ -153,7 +154,8 @@ def decode_tokens(
         def attention(layer, y):
             nonlocal own, gather, picks
             if method.mixes:
-                out, own = _mix(model, own, parameters, y, places, written)
+                rows_seen = (places, written, seen, pages)
+                out, own = _mix(model, own, parameters, y, positions, *rows_seen)
                 return out
             q, new, inputs, gate = new_keys(model, method, parameters, layer, y, positions)
             if gather is not None:
@@ -252,25 +254,36 @@ def _mix(
     cache: PagedCache,
     parameters: Parameters,
     y: Float[Array, "B T D"],
+    positions: Int[Array, "B T"],
     places: Int[Array, "B T"],
+    written: Pages,
+    seen: Tokens,
     pages: Pages,
 ) -> tuple[Float[Array, "B T D"], PagedCache]:
-    """(The result of a layer whose method keeps a state, the cache with the states behind the new
-    tokens). Every device has its own heads.
+    """(The result of a layer whose method has projections of its own, the cache with the new tokens
+    in it). Every device has its own heads.
 
-    cache: of this layer alone. y: normalised hidden states.
+    cache: of this layer alone. y: normalised hidden states. positions: that RoPE rotates by. The
+    other arguments are those of ``_write_and_attend``.
     """
     (method,) = cache.methods
     axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
     rotate = functools.partial(rope, config=model.config)
 
-    def own(parameters, layer, inputs, places, tables):
-        at = PageWriter(tables, places, cache.page, rotate)
-        return method.mix_pages(parameters, layer, inputs, at)
+    def own(parameters, layer, inputs, places, written, seen, pages):
+        at = PageWriter(written.tables, places, cache.page, rotate, written.runs)
+        read = PageReader(pages, cache.page, inputs[0].dtype)
+        return method.mix_pages(parameters, layer, inputs, at, seen, read)
 
-    mapped = per_shard(own, (axes, _PAGES, _KV_HEADS, (), ()), (_KV_HEADS, _PAGES))
-    inputs = method.inputs(parameters, y)
-    mixed, layer = mapped(parameters, cache.layers[0], inputs, places, pages.tables)
+    of_pages = (None, method.page_heads)
+    heads = tuple((None, None, axis, None) for axis in method.input_heads)
+    mapped = per_shard(
+        own, (axes, of_pages, heads, (), (), (), ()), ((None, None, "kv_heads", None), of_pages)
+    )
+    turn = functools.partial(rope, positions=positions, config=model.config)
+    inputs = method.inputs(parameters, y, turn)
+    rows = (places, written, seen, pages)
+    mixed, layer = mapped(parameters, cache.layers[0], inputs, *rows)
     return method.output(parameters, mixed), cache.with_layer(0, layer)
 
 

@@ -301,7 +301,7 @@ class Transformer(nnx.Module):
             way = (method, parameters, positions, layout, earlier[index], kept, given, shares)
             attention = functools.partial(self._attend, *way)
             if method.mixes:
-                attention = functools.partial(self._mix, method, parameters, layout)
+                attention = functools.partial(self._mix, method, parameters, positions, layout)
             given = None
             if experts is not None:
                 given = dataclasses.replace(noted, experts=experts[index])
@@ -444,17 +444,25 @@ class Transformer(nnx.Module):
         return gated(mapped(q, turned, layout, *extra), gate)
 
     def _mix(
-        self, method: Method, parameters: Parameters, layout: Layout, layer: Layers, y
+        self, method: Method, parameters: Parameters, positions, layout: Layout, layer: Layers, y
     ) -> Float[Array, "B T D"]:
-        """The result of a layer whose method keeps a state; each device has its own rows and heads.
+        """The result of a layer whose method has projections of its own; each device has its own
+        rows and heads, and its part of the tokens where the method can do with that.
 
         y: normalised hidden states [B, T, D].
         """
         described = method.parameters(self.config.layer_shape)
         axes = {name: described[name].axes for name in parameters}
-        heads = ("batch", None, "kv_heads", None)
-        mapped = per_shard(method.mix, (axes, heads, ("batch",)), heads)
-        mixed = mapped(parameters, method.inputs(parameters, y), layout)
+        ring = _ring() if method.cut_keys() else None
+        slots = None if ring is None else "slots"
+        inputs = tuple(("batch", slots, heads, None) for heads in method.input_heads)
+        mapped = per_shard(
+            lambda parameters, inputs, layout: method.mix(parameters, inputs, layout.cut(ring)),
+            (axes, inputs, ("batch",)),
+            ("batch", slots, "kv_heads", None),
+        )
+        turn = functools.partial(rope, positions=positions, config=self.config)
+        mixed = mapped(parameters, method.inputs(parameters, y, turn), layout)
         return method.output(parameters, mixed)
 
     def _derived_keys(
@@ -548,7 +556,7 @@ class Transformer(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Routing | None]:
         """The second half of ``block``: projection, residual, feed-forward and its residual.
 
-        attended: the result of attention, or of a method that keeps a state.
+        attended: the result of attention, or of a method with projections of its own.
         """
         if hasattr(layer, "o"):
             attended = projected(layer, "o", attended, contract=2)

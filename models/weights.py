@@ -76,12 +76,12 @@ def stored_tensors(
     methods = model.config.attention
     family = families.of_config(model.config)
     extra = [m for m in methods if m.parameters(model.config.layer_shape)]
-    if extra and not (family.states and all(method.mixes for method in extra)):
+    if extra and not (family.own_methods and all(method.mixes for method in extra)):
         raise ValueError(
             f"{naming} checkpoints have no place for the parameters of attention="
             f"{', '.join(map(str, dict.fromkeys(extra)))}"
         )
-    if naming == "gguf" and (family.experts is not None or family.states):
+    if naming == "gguf" and (family.experts is not None or family.own_methods):
         raise ValueError(f"gguf checkpoints of {family.architecture} are not supported")
     variables = named_parameters(model)
     layers = {path: _layers(path, model.config) for path in variables}

@@ -184,7 +184,7 @@ def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[floa
     own = job.context / (mesh.context or 1)
     compute = jax.numpy.dtype(model.dtype).itemsize
     stream = own * model.embed_dim * compute
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    heads = (model.num_heads + model.num_kv_heads) * _pair(model)
     inner = 3 * _hidden(model) + heads
     layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
     # rows that a device sends, and room for those that it gets, of which it keeps the results
@@ -211,7 +211,7 @@ def _sent_by_learner(
     # forward, forward again, backward; tokens travel with their gradients in the last
     sent = _sent_in_layers(job, mesh, own, passes=3 * micro)
     if context > 1:
-        pair = 2 * own * model.num_kv_heads / tensor * model.head_dim
+        pair = own * model.num_kv_heads / tensor * _pair(model)
         # keys and values twice forward and once backward, there with their gradients
         size = model.num_layers * micro * context * pair * (3 * compute + _FLOAT32)
         kind = Kind("collective-permute", context, context * expert * tensor > job.target.domain)
@@ -258,8 +258,7 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     model = job.model
     weights = _parameters(job, mesh, whole=True)
     size = jax.numpy.dtype(model.dtype).itemsize
-    layers = model.attending_of(model.num_layers)
-    key = 2 * layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
+    key = cached_bytes(model, mesh.tensor)
     pages = job.rows * job.context * key
     read = job.rows * job.context / 2 * key
     elements = weights / size - _table(model) / mesh.tensor
@@ -356,9 +355,8 @@ def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     kept, computing = _experts(model)
     elements -= (_table(model) + kept - computing) / mesh.tensor
     seen = job.context / 2
-    attention = 4 * job.context * seen * model.num_heads * model.head_dim
-    layers = model.attending_of(model.num_layers)
-    return 2 * job.context * elements, attention * layers / mesh.tensor
+    attention = 2 * job.context * seen * model.num_heads * _pairs(model, decode=False)
+    return 2 * job.context * elements, attention / mesh.tensor
 
 
 def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
@@ -369,9 +367,34 @@ def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     layout = dataclasses.replace(mesh, data=1, expert=None)
     rest = (_table(model) + kept - computing) / mesh.tensor
     active = _parameters(job, layout, whole=True) / size - rest
-    layers = model.attending_of(model.num_layers)
-    heads = layers * model.num_heads * model.head_dim / mesh.tensor
-    return 2 * job.rows * active, 4 * job.rows * job.context / 2 * heads
+    heads = model.num_heads * _pairs(model, decode=True) / mesh.tensor
+    return 2 * job.rows * active, 2 * job.rows * job.context / 2 * heads
+
+
+def cached_bytes(model: ModelConfig, tensor: int = 1) -> float:
+    """Bytes that pages keep of one token on a device. A state, which is of a page, is not counted.
+
+    tensor: devices over which heads are cut.
+    """
+    shape = model.layer_shape
+    whole = (1 if method.page_heads is None else tensor for method in model.attention)
+    sizes = (
+        0 if method.keeps_state else method.token_bytes(shape, model.dtype)
+        for method in model.attention
+    )
+    found = sum(size / parts for size, parts in zip(sizes, whole, strict=True))
+    return found * model.periods
+
+
+def _pair(model: ModelConfig) -> int:
+    """Elements of a key and a value of a head in training."""
+    return max(method.pair_size(model.layer_shape, False) for method in model.attention)
+
+
+def _pairs(model: ModelConfig, decode: bool) -> int:
+    """The same in all layers, in training or in decoding."""
+    sizes = (method.pair_size(model.layer_shape, decode) for method in model.attention)
+    return sum(sizes) * model.periods
 
 
 def _table(model: ModelConfig) -> int:

@@ -8,6 +8,7 @@ import itertools
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
+from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
@@ -33,6 +34,7 @@ METHODS = {
     "nsa": (NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10),),
     "moba": (MoBA(block=8, picks=2),),
     "states": (GatedDelta(), Dense()),
+    "latent": (MLA(latent=8, query_latent=8, plain_size=6, value_size=2),),
     # on contexts with documents, in one softmax and in two
     "documents": (Dense(), GatedDocuments()),
 }

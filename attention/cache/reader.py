@@ -41,6 +41,11 @@ class PageReader:
     # The dtype of the queries, in which keys and values are given.
     dtype: jnp.dtype
 
+    @staticmethod
+    def few(q: Float[Array, "B T N H"]) -> bool:
+        """True for queries so few that they read their pages from where they lie."""
+        return q.shape[1] <= FEW
+
     def rows(self, pair: Pair) -> Pair:
         """Keys and values at all places of the rows, [B, S, K, H]."""
         k, v = (self.joined(x, self.pages.tokens) for x in pair)
@@ -60,7 +65,7 @@ class PageReader:
         window: int | None = None,
     ) -> Float[Array, "B T N H"]:
         """Attention to every place that a query may see, perhaps in a window."""
-        if q.shape[1] > FEW:
+        if not self.few(q):
             k, v = self.rows(pair)
             return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)[0]
         # a kernel reads the pages that the queries need from where they lie
@@ -74,7 +79,7 @@ class PageReader:
         query.
         """
         # the paged kernel, which few queries take, skips the other pages itself
-        read = self._recent_pages(q_tokens, window) if q.shape[1] > FEW else self
+        read = self if self.few(q) else self._recent_pages(q_tokens, window)
         return read.dense(pair, q, q_tokens, window)
 
     def chosen(

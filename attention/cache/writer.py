@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.cache.tables import Runs
 from attention.methods.method import Pair, Rotate
@@ -66,6 +66,13 @@ class PageWriter:
     def put(self, pages: Pair, new: Pair) -> Pair:
         """Pages [pages, K, page, H] with the new keys and values [B, T, K, H] in their places."""
         return put(pages, new, *self.where(self.places))
+
+    def put_whole(
+        self, pages: Shaped[Array, "pages K page H"], new: Float[Array, "B T K H"]
+    ) -> jax.Array:
+        """Pages with arrays that are keys and values at once, written as they are."""
+        page, offset = self.where(self.places)
+        return pages.at[page, :, offset].set(new.astype(pages.dtype), mode="drop")
 
     def touched(self):
         """(pages that were written to [B, n], their first places [B, n]); NO_PAGE for none."""

@@ -10,6 +10,7 @@ from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
+from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.squid import Squid
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "squid": Squid,
     "gated_documents": GatedDocuments,
     "gated_delta": GatedDelta,
+    "mla": MLA,
 }
 
 # The methods of a model whose config names none.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,13 @@ from attention.methods.method import (
     PageShape,
     Parameter,
     Parameters,
+    Turn,
 )
 from attention.products import project
-from pallas_kernels.tokens import nodes
+from pallas_kernels.tokens import Tokens, nodes
 
 if TYPE_CHECKING:
+    from attention.cache.reader import PageReader
     from attention.cache.writer import PageWriter
     from attention.layout import Layout
 
@@ -99,6 +101,8 @@ class GatedDelta(Method):
     eps: float = 1e-6
 
     mixes = True
+    keeps_state = True
+    input_heads: ClassVar[tuple[str | None, ...]] = ("kv_heads", "kv_heads")
 
     def __post_init__(self):
         for name in ("key_heads", "value_heads", "key_size", "value_size", "width"):
@@ -144,7 +148,9 @@ class GatedDelta(Method):
 
     # --- The parts of a layer ------------------------------------------------------------------
 
-    def inputs(self, parameters: Parameters, y: Float[Array, "B T D"]) -> tuple[jax.Array, ...]:
+    def inputs(
+        self, parameters: Parameters, y: Float[Array, "B T D"], turn: Turn
+    ) -> tuple[jax.Array, ...]:
         """The projections of hidden states, [B, T, K, ...] each: (q, k, v and z; b and a)."""
         return tuple(project(y, parameters[name].astype(y.dtype)) for name in ("qkvz", "ba"))
 
@@ -247,6 +253,8 @@ class GatedDelta(Method):
         pages: LayerPages,
         inputs: tuple[jax.Array, ...],
         at: PageWriter,
+        q_tokens: Tokens,
+        reader: PageReader,
     ) -> tuple[Float[Array, "B T K RV"], LayerPages]:
         """(the results of new tokens, the pages with the states behind them)."""
         x, z, b, a = self._split(parameters, *inputs)
@@ -297,6 +305,9 @@ class GatedDelta(Method):
             "inputs": pages["inputs"].at[page].set(kept.astype(pages["inputs"].dtype), mode="drop"),
         }
         return self._gated(parameters, out, z), pages
+
+    def pair_size(self, shape: LayerShape, decode: bool) -> int:
+        return 0
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         heads, each, key, value = self.sizes(shape)

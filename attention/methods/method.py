@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,8 @@ LayerPages = dict[str, Any]
 Parameters = Mapping[str, jax.Array]
 # A function of (keys [B, S, K, H], positions [B, S]) that returns the keys rotated by RoPE.
 Rotate = Callable[[jax.Array, jax.Array], jax.Array]
+# A function of x [B, T, heads, H] that rotates it by the positions of its tokens.
+Turn = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +115,17 @@ class Method:
     reads_all_pages = False
     # Reason why a config without the section ``documents`` is refused; "" for none.
     needs_documents = ""
-    # Whether the method takes the place of the layer's projections q, k, v and o too: it keeps a
-    # state that each token changes, in place of keys. It then has ``inputs``, ``mix``,
-    # ``mix_pages`` and ``output`` in place of what is from ``new_keys`` to ``attend_pages``.
+    # Whether the method takes the place of the layer's projections q, k, v and o too. It then has
+    # ``inputs``, ``mix``, ``mix_pages`` and ``output`` in place of what is from ``new_keys`` to
+    # ``attend_pages``.
     mixes = False
+    # Whether such a method keeps a state that each token changes, in place of keys.
+    keeps_state = False
+    # With ``mixes``, the logical axis of the heads of each of ``inputs``: "kv_heads", or None for
+    # an input that every device has whole.
+    input_heads: ClassVar[tuple[str | None, ...]] = ()
+    # The logical axis of the heads of pages, their second axis.
+    page_heads: ClassVar[str | None] = "kv_heads"
 
     # --- Settings that shared code asks for ----------------------------------------------------
 
@@ -242,11 +251,15 @@ class Method:
         """With ``noted_picks``, the second half, which attends to these blocks."""
         raise NotImplementedError(f"{type(self).__name__}.attend_chosen_blocks")
 
-    # --- Methods that keep a state -------------------------------------------------------------
+    # --- Methods with projections of their own -------------------------------------------------
 
-    def inputs(self, parameters: Parameters, y: Float[Array, "B T D"]) -> tuple[jax.Array, ...]:
+    def inputs(
+        self, parameters: Parameters, y: Float[Array, "B T D"], turn: Turn
+    ) -> tuple[jax.Array, ...]:
         """With ``mixes``, the projections of normalised hidden states, [B, T, heads, ...] each,
-        where heads are cut as ``kv_heads``.
+        where heads are cut as ``input_heads`` says.
+
+        turn: rotates by the positions of the tokens.
         """
         raise NotImplementedError(f"{type(self).__name__}.inputs")
 
@@ -255,7 +268,8 @@ class Method:
     ) -> Float[Array, "B T K V"]:
         """With ``mixes``, the results of whole rows.
 
-        Under a mesh every device has its own rows and heads.
+        Under a mesh every device has its own rows and heads, and with ``cut_keys`` its part of the
+        tokens (``Layout``).
         """
         raise NotImplementedError(f"{type(self).__name__}.mix")
 
@@ -265,8 +279,14 @@ class Method:
         pages: LayerPages,
         inputs: tuple[jax.Array, ...],
         at: PageWriter,
+        q_tokens: Tokens,
+        reader: PageReader,
     ) -> tuple[Float[Array, "B T K V"], LayerPages]:
-        """With ``mixes``, (the results of new tokens, the pages with the states behind them)."""
+        """With ``mixes``, (the results of new tokens, the pages with them or with their states).
+
+        q_tokens, reader: the tokens as attention sees them and the pages that they see, of the same
+        rows as ``inputs`` or of rows of one token each.
+        """
         raise NotImplementedError(f"{type(self).__name__}.mix_pages")
 
     def output(
@@ -337,6 +357,14 @@ class Method:
         This is the measure of 2502.11089, table 4.
         """
         return tokens * shape_bytes(shape, dtype)
+
+    def token_bytes(self, shape: LayerShape, dtype: str) -> int:
+        """Bytes of one token's keys and values in a layer's pages."""
+        return shape_bytes(shape, dtype)
+
+    def pair_size(self, shape: LayerShape, decode: bool) -> int:
+        """Elements of a key and of a value that a head multiplies for each query that sees them."""
+        return 2 * shape.head_dim
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from attention.methods.mla import MLA
 from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
 from models.families.windows import Windows
@@ -27,7 +28,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention_dropout": (0, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, None),
-    "quantization_config": (None,),
 }
 
 
@@ -132,6 +132,11 @@ class Family:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Whether layers that keep a state stand among the others (``hybrid``).
     states: bool = False
+    # Whether all layers have latent attention (``latent``).
+    latent: bool = False
+    # Whether files may have layers behind the last one, which guess further tokens and are not
+    # read.
+    guesses: bool = False
     # The share of each head that RoPE rotates where config.json does not say it.
     partial_rotary: float = 1.0
     # (``model_type``, class) of folders whose config.json has that of the text model under
@@ -144,6 +149,11 @@ class Family:
     skipped: tuple[str, ...] = ()
     # Tensors that files group in another way.
     regrouped: tuple[Regrouped, ...] = ()
+
+    @property
+    def own_methods(self) -> bool:
+        """True if files have words for layers whose methods have projections of their own."""
+        return self.states or self.latent
 
     @property
     def end(self) -> str:
@@ -189,6 +199,8 @@ class Family:
         if config.moe is not None and not self.experts.describes(config.moe):
             return False
         if self.states and not any(method.mixes for method in config.attention):
+            return False
+        if self.latent and not all(isinstance(method, MLA) for method in config.attention):
             return False
         if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False

@@ -87,6 +87,7 @@ _BEFORE = {
     "layers.v": Parameter(LAYER + "self_attn.v_proj.weight", _GG + "attn_v.weight", HEADS_OUT),
     "layers.o": Parameter(LAYER + "self_attn.o_proj.weight", _GG + "attn_output.weight", HEADS_IN),
 }
+_ATTENTION = ("layers.q", "layers.k", "layers.v", "layers.o")
 _AFTER = {
     "layers.mlp_norm": Parameter(
         LAYER + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", ROW
@@ -136,6 +137,14 @@ def llama_like(*more: dict[str, Parameter]) -> dict[str, Parameter]:
     """The parameters of a decoder like Llama's. more: what its attention has besides."""
     attention = {path: parameter for part in more for path, parameter in part.items()}
     return _BEFORE | attention | _AFTER
+
+
+def without_attention(mixer: dict[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters of a decoder like Llama's whose layers attend by a method with projections of
+    its own. mixer: the parameters of that.
+    """
+    others = {path: parameter for path, parameter in _BEFORE.items() if path not in _ATTENTION}
+    return others | mixer | _AFTER
 
 
 def with_experts(

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ from attention.cache.tables import Runs, sequence_pages
 from models.adapter_rows import for_rows
 from models.model_config import ModelConfig
 from models.paged import forward, model_cache
-from models.sharding import SAMPLER_AXES, shard_specs, use_mesh
+from models.sharding import SAMPLER_AXES, partition_spec, shard_specs, use_mesh
 from models.transformer import Transformer
 from rl_code.rollout import decode_loop
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
@@ -87,7 +88,7 @@ class Engine:
             raise ValueError(
                 f"page={config.page} must be the block of attention={model_config.attention}"
             )
-        self.states = any(method.mixes for method in methods)
+        self.states = any(method.keeps_state for method in methods)
         if self.states and config.draft_tokens:
             raise ValueError(
                 f"draft_tokens={config.draft_tokens}: a state cannot take guessed tokens back, and "
@@ -104,7 +105,11 @@ class Engine:
         self._rows = NamedSharding(mesh, P(SAMPLER_AXES))
         self._everywhere = NamedSharding(mesh, P())
         # pages are numbered within a shard of the rows, and every device has those of its own heads
-        self._pages = NamedSharding(mesh, P(SAMPLER_AXES, "tensor"))
+        by_layer: Any = tuple(
+            NamedSharding(mesh, P(SAMPLER_AXES, *partition_spec((method.page_heads,))))
+            for method in methods
+        )
+        self._pages = PagedCache(by_layer, methods, config.page)
         on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
@@ -156,7 +161,10 @@ class Engine:
 
     def cache_shape(self) -> PagedCache:
         """The shapes, dtypes and shardings of a cache."""
-        return self._abstract(jax.eval_shape(self._zeros), self._pages)
+        shapes = jax.eval_shape(self._zeros)
+        return jax.tree.map(
+            lambda own, of_layer: self._abstract(of_layer, own), self._pages, shapes
+        )
 
     def _zeros(self) -> PagedCache:
         c = self.config

@@ -369,13 +369,25 @@ def _check_documents(config: RunConfig, documents: DocumentsConfig) -> None:
             )
 
 
+def _refuse(refused: Mapping[str, tuple], where: str) -> None:
+    """Raises ConfigError for a key whose value is none that it may have.
+
+    refused: by key its value, and the values that it may have.
+    """
+    for key, (value, *allowed) in refused.items():
+        if value not in allowed:
+            raise ConfigError(
+                f"config.{key} = {value!r} is not supported {where}; set it to {allowed[0]!r}"
+            )
+
+
 def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
-    """Raises ConfigError for settings that layers with a state do not have.
+    """Raises ConfigError for settings that layers with projections of their own do not have.
 
     methods: of the model's layers.
     """
-    states = [method for method in methods if method.mixes]
-    if not states:
+    own = [method for method in methods if method.mixes]
+    if not own:
         return
     train, model = config.train, config.model
     engines = {"rollout": config.rollout.engine}
@@ -387,20 +399,21 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
     }
     # each key, its value, and the values that it may have
     refused = {
-        "documents": (config.documents, None),
-        **drafts,
         "train.pack.prompt_slots": (train.pack.prompt_slots, 0),
-        "mesh.context": (config.mesh.context, None, 1),
         "model.lora": (model.lora, None),
         "model.pad_for": (model.pad_for, None),
+    }
+    _refuse(refused, f"beside {type(own[0]).__name__}, which has projections of its own")
+    states = [method for method in own if method.keeps_state]
+    if not states:
+        return
+    refused = {
+        "documents": (config.documents, None),
+        **drafts,
+        "mesh.context": (config.mesh.context, None, 1),
         "rollout.weights": (config.rollout.weights, None),
     }
-    for key, (value, *allowed) in refused.items():
-        if value not in allowed:
-            raise ConfigError(
-                f"config.{key} = {value!r} is not supported beside layers that keep a state, as "
-                f"{type(states[0]).__name__} does; set it to {allowed[0]!r}"
-            )
+    _refuse(refused, f"beside layers that keep a state, as {type(states[0]).__name__} does")
     if not train.pack.runs:
         raise ConfigError(
             f"config.train.pack.runs = 0: {type(states[0]).__name__} keeps a state, so a row must "

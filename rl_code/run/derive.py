@@ -122,7 +122,7 @@ def bounds_runs(methods: Sequence[Method]) -> bool:
     """True for layers that need a bound on the runs of a row: those that choose blocks or keep a
     state.
     """
-    return block_of(methods) is not None or any(method.mixes for method in methods)
+    return block_of(methods) is not None or any(method.keeps_state for method in methods)
 
 
 def engine(

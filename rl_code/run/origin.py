@@ -461,7 +461,7 @@ def keep(
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = max(origin.max_positions() or 0, max_positions)
-    told = family.states or huggingface_config.tells_methods(config)
+    told = family.own_methods or huggingface_config.tells_methods(config)
     said = dataclasses.replace(
         config, attention=config.attention if told else ModelConfig.attention, lora=None
     )

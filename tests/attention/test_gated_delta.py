@@ -80,7 +80,7 @@ def test_a_layer_is_its_definition_in_float64(x64):
 
     def ours(y):
         return METHOD.output(
-            parameters, METHOD.mix(parameters, METHOD.inputs(parameters, y), layout)
+            parameters, METHOD.mix(parameters, METHOD.inputs(parameters, y, lambda x: x), layout)
         )
 
     found = np.asarray(jax.jit(ours)(y))[0]
@@ -167,7 +167,7 @@ def test_padding_may_hold_anything():
 
     @jax.jit
     def layer(y):
-        return METHOD.mix(x.parameters, METHOD.inputs(x.parameters, y), layout)
+        return METHOD.mix(x.parameters, METHOD.inputs(x.parameters, y, lambda x: x), layout)
 
     clean = np.asarray(layer(x.y))[0, real]
     for poison in (np.nan, np.inf, 1e4):

@@ -61,6 +61,10 @@ def test_every_method_has_a_row_for_every_phase_on_every_target(name, platform):
         assert {row.reason for row in rows} == {"no kernel for cpu"}
     else:
         kernel = "tpu" if platform == "tpu" else "gpu"
+        if name == "mla" and kernel == "gpu":
+            # the plain and the rotated part of a key together
+            assert rows[0].reason == "head size 256 is more than 128"
+            return
         assert (rows[0].implementation, rows[0].phase) == (kernel, "train"), str(rows[0])
 
 

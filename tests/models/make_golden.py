@@ -29,6 +29,7 @@ from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DeepseekV3Config,
     Dots1Config,
     Glm4MoeConfig,
     LlamaConfig,
@@ -93,6 +94,34 @@ GLM = {
     "n_shared_experts": 2,
     "norm_topk_prob": True,
     "first_k_dense_replace": 1,
+}
+# DeepSeek-V3's attention and experts.
+LATENT = SMALL | {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
+# Of the 4 rotated pairs one stays, one is between and two are divided by the factor.
+YARN = {
+    "rope_theta": 1e4,
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 16.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
 }
 MODELS = {
     # biases of q, k, v and o
@@ -217,6 +246,18 @@ MODELS = {
         norm_topk_prob=True,
         routed_scaling_factor=2.5,
         first_k_dense_replace=1,
+    ),
+    "deepseek_v3": DeepseekV3Config(
+        **LATENT, q_lora_rank=14, rope_parameters=YARN, n_group=4, topk_group=2
+    ),
+    # as Kimi K2, in one group; and as Moonlight, with queries from hidden states
+    "deepseek_v3_plain": DeepseekV3Config(
+        **LATENT | {"v_head_dim": 20},
+        q_lora_rank=None,
+        rope_interleave=False,
+        rope_parameters=PLAIN,
+        n_group=1,
+        topk_group=1,
     ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file

@@ -24,9 +24,11 @@ PUBLISHED = {
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
     "llama-3.1-8b": 8_030_261_248,
-    # without the layer that guesses further tokens
+    # without the layers that guess further tokens
     "glm-4.5": 352_797_829_024,
     "glm-4.5-air": 106_852_251_264,
+    "deepseek-v3": 671_026_419_200,
+    "kimi-k2": 1_026_408_232_448,
     # of the text models alone
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen3.5-4b": 4_205_751_296,

@@ -10,20 +10,23 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
+from attention.methods.mla import MLA
 from attention.methods.window import Window
 from models import families, huggingface, huggingface_config, weights
-from models.functions import LinearScaling, RopeScaling
+from models.functions import LinearScaling, RopeScaling, Yarn
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
@@ -51,6 +54,20 @@ HYBRID = {
     **{"qk_norm": True, "norm_offset": True, "output_gate": True, "partial_rotary": 0.5},
     **{"num_layers": 4, "head_dim": 8, "attention": (STATE, Dense())},
 }
+GROUPED = MoE(
+    experts=6,
+    active=2,
+    mlp_dim=8,
+    scores="sigmoid",
+    scale=2.5,
+    ranking_bias=True,
+    groups=3,
+    active_groups=2,
+    shared=1,
+    first_dense=1,
+)
+SCALING = Yarn(4.0, 64, beta_fast=8.0, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+LATENT = {"num_kv_heads": 4, "rope_scaling": SCALING, "moe": GROUPED}
 VARIANTS = {
     "llama": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
@@ -75,21 +92,10 @@ VARIANTS = {
             first_dense=2,
         ),
     },
-    "dots1": {
-        "qk_norm": True,
-        "moe": MoE(
-            experts=6,
-            active=2,
-            mlp_dim=8,
-            scores="sigmoid",
-            scale=2.5,
-            ranking_bias=True,
-            groups=3,
-            active_groups=2,
-            shared=1,
-            first_dense=1,
-        ),
-    },
+    "dots1": {"qk_norm": True, "moe": GROUPED},
+    "deepseek_v3": LATENT | {"attention": (MLA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2),)},
+    "latent, queries from hidden states": LATENT
+    | {"rope_scaling": None, "attention": (MLA(7, None, 6, 6),)},
 }
 
 
@@ -239,6 +245,106 @@ def test_a_folder_that_also_sees_is_read_as_its_text_model(name, one, tmp_path, 
     wanted = huggingface.load(golden, huggingface_config.read_config(golden), one)
     assert_same(model, wanted)
     assert "2 tensors are no part of the text model" in caplog.text
+
+
+def in_blocks(matrix: np.ndarray, block: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A matrix in FP8 with scales of blocks, as files have it, and what it is then, in float32."""
+    rows, columns = (-(-size // one) for size, one in zip(matrix.shape, block, strict=True))
+    scales = np.zeros((rows, columns), np.float32)
+    numbers = np.zeros(matrix.shape, ml_dtypes.float8_e4m3fn)
+    whole = np.zeros(matrix.shape, np.float32)
+    for i, j in np.ndindex(rows, columns):
+        at = (
+            slice(i * block[0], (i + 1) * block[0]),
+            slice(j * block[1], (j + 1) * block[1]),
+        )
+        scales[i, j] = np.abs(matrix[at].astype(np.float32)).max() / 448
+        numbers[at] = (matrix[at].astype(np.float32) / scales[i, j]).astype(numbers.dtype)
+        whole[at] = numbers[at].astype(np.float32) * scales[i, j]
+    return {"": numbers, "_scale_inv": scales, "whole": whole}
+
+
+def save_published(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    """One safetensors file, FP8 too, which the published writer for numpy does not know."""
+    names = {"float32": "F32", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3"}
+    header, content = {}, b""
+    for key, x in tensors.items():
+        ends = [len(content), len(content) + x.nbytes]
+        header[key] = {"dtype": names[x.dtype.name], "shape": x.shape, "data_offsets": ends}
+        content += np.ascontiguousarray(x).tobytes()
+    head = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + content)
+
+
+BLOCK = (8, 16)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Tensors as DeepSeek-V3 ships them: (in FP8 with a layer that guesses, the same in float32)."""
+    tensors = load_file(GOLDEN / "deepseek_v3" / "model.safetensors")
+    stored, whole = {}, {}
+    for key, x in tensors.items():
+        stored[key], whole[key] = x, x.astype(np.float32)
+        if key.endswith("_proj.weight") or "kv_a_proj" in key:
+            parts = in_blocks(x, BLOCK)
+            whole[key] = parts.pop("whole")
+            stored |= {key + end: part for end, part in parts.items()}
+    for key in [key for key in stored if key.startswith("model.layers.2.")]:
+        stored[key.replace("layers.2.", "layers.3.")] = stored[key]
+    stored["model.layers.3.eh_proj.weight"] = np.ones((4, 8), np.float32)
+    return stored, whole
+
+
+def fp8_folder(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
+    """A folder of ``published`` tensors in FP8."""
+    content = json.loads((GOLDEN / "deepseek_v3" / "config.json").read_text())
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": BLOCK}
+    content |= {"quantization_config": quantised, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(content))
+    save_published(folder, tensors)
+    return folder
+
+
+def test_files_in_fp8_are_expanded_and_layers_that_guess_left_out(one, tmp_path, published, caplog):
+    stored, whole = published
+    folder, plain = tmp_path / "fp8", tmp_path / "plain"
+    folder.mkdir(), plain.mkdir()
+    fp8_folder(folder, stored)
+    shutil.copy(GOLDEN / "deepseek_v3" / "config.json", plain)
+    save_published(plain, whole)
+    config = huggingface_config.read_config(folder)
+    assert config == huggingface_config.read_config(plain)
+    assert_same(huggingface.load(folder, config, one), huggingface.load(plain, config, one))
+    guessing = sum(key.startswith("model.layers.3.") for key in stored)
+    assert f"{guessing} tensors are no part of the text model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"_scale_inv": None},
+            r"q_a_proj.weight_scale_inv: expected \(2, 2\), found no such tensor",
+        ),
+        ({"_scale_inv": np.ones((2, 1), np.float32)}, r"expected \(2, 2\), found \(2, 1\)"),
+    ],
+)
+def test_wrong_scales_of_fp8_are_refused_by_name(change, message, one, tmp_path, published):
+    name = "model.layers.0.self_attn.q_a_proj.weight"
+    tensors = published[0] | {name + end: x for end, x in change.items()}
+    tensors = {key: x for key, x in tensors.items() if x is not None}
+    config = huggingface_config.read_config(fp8_folder(tmp_path, tensors))
+    with pytest.raises(ValueError, match=message):
+        huggingface.load(tmp_path, config, one)
+
+
+def test_fp8_without_the_size_of_its_blocks_is_refused(one, tmp_path, published):
+    shutil.copy(GOLDEN / "deepseek_v3" / "config.json", tmp_path)
+    save_published(tmp_path, published[0])
+    config = huggingface_config.read_config(tmp_path)
+    with pytest.raises(ValueError, match=r"weight is in FP8, and config\.json has no quanti"):
+        huggingface.load(tmp_path, config, one)
 
 
 def test_a_mistral_is_computed_as_a_llama_and_stays_a_mistral(one, tmp_path):

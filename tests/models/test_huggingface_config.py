@@ -155,6 +155,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+LATENT = json.loads((GOLDEN / "deepseek_v3" / "config.json").read_text()) | {"rope_theta": None}
 MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 DOTS = json.loads((GOLDEN / "dots1" / "config.json").read_text()) | {
     "layer_types": None,
@@ -260,7 +262,17 @@ def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "only 'LlamaForCausalLM'"),
         ({"model_type": "qwen2"}, "only 'Qwen2ForCausalLM' for model_type 'qwen2'"),
-        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported"),
+        ({"model_type": "deepseek_v2"}, "model_type 'deepseek_v2' is not supported"),
+        ({"model_type": "deepseek_v3"}, "only 'DeepseekV3ForCausalLM' for model_type"),
+        (LATENT | {"topk_method": "greedy"}, "topk_method='greedy'.* only 'noaux_tc'"),
+        (LATENT | {"kv_lora_rank": 0}, "latent=0 must be a whole number from 1 on"),
+        (LATENT | {"v_head_dim": None}, "no 'v_head_dim'"),
+        (LATENT | {"rope_interleave": "yes"}, "rope_interleave='yes', not true or false"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'}.* only quant_method='fp8'"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+            "weight_block_size': .128.}, which is not supported",
+        ),
         ({"model_type": "qwen3_moe", "architectures": None}, "no 'num_experts'"),
         (
             {"model_type": "qwen3_moe", "architectures": None, "decoder_sparse_step": 2},
@@ -278,7 +290,10 @@ def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
         ),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "RoPE of type 'linear'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no 'original_max_position"),
+        ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast=0.5 must be at least beta_slow"),
+        ({"rope_scaling": YARN | {"mscale": [1]}}, "RoPE scaling of type 'yarn': float"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "has no 'low_freq_factor'"),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3},

@@ -106,6 +106,12 @@ def test_layers_with_a_state_are_updated_as_on_one_device(x64):
     check("data 2 x fsdp 2 x tensor 2", "states", "plain", **WIDE)
 
 
+@pytest.mark.long
+def test_layers_with_latent_vectors_are_updated_as_on_one_device():
+    """Heads are cut, tokens are, and parameters."""
+    check("fsdp 2 x context 2 x tensor 2", "latent", "folded")
+
+
 @pytest.mark.slow(reason="compiles for half an hour")
 @pytest.mark.parametrize(
     "mesh, methods, feed_forward", [case for case in CASES if case[1] == "states"]

@@ -16,6 +16,7 @@ from flax import nnx
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
+from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
@@ -58,12 +59,16 @@ METHODS = {
     "nsa": ((NSA(block=8, length=4, stride=4, picks=3, window=8),), dict(page=8)),
     "gated": ((GatedDocuments(),), {}),
     "states and dense": ((GatedDelta(), Dense()), {}),
+    # values are longer than keys
+    "latent": ((MLA(12, None, 6, 20),), {}),
     "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
 }
 # What a test of every method tries: NSA alone is half of "dense and nsa".
 EVERY_METHOD = [name for name in METHODS if name != "nsa"]
 # Those without a state, which can neither have documents nor take guesses back.
-STATELESS = [name for name in EVERY_METHOD if not any(method.mixes for method in METHODS[name][0])]
+STATELESS = [
+    name for name in EVERY_METHOD if not any(method.keeps_state for method in METHODS[name][0])
+]
 
 
 class Letters:

@@ -51,7 +51,7 @@ LAYERS = 2
 # Of contexts with documents on meshes of both axes.
 LONGEST_DOCUMENT = {(2, 2): 256}
 # (method, data, tensor, device): each method with each mesh and each device, and these with each
-# other, which is a third of all combinations. Methods that keep a state have no kernels yet.
+# other, which is a third of all combinations. Methods with projections of their own have no kernels.
 COMBINATIONS = [
     (name, *mesh, list(DEVICES)[(row + column) % len(DEVICES)])
     for row, name in enumerate(name for name in METHODS if not METHODS[name].mixes)

@@ -45,9 +45,17 @@ def test_a_row_has_a_bound_on_its_runs():
     ],
 )
 def test_settings_that_are_not_supported_are_named(key, value):
-    message = rf"config\.{re.escape(key)} = .* is not supported beside layers that keep a state"
+    message = rf"config\.{re.escape(key)} = .* is not supported beside"
     with pytest.raises(ConfigError, match=message):
         config(**{key.replace(".", "__"): value})
+
+
+@pytest.mark.parametrize("key, value", [("train.pack.prompt_slots", 64), ("model.lora", {})])
+def test_so_are_those_that_layers_with_projections_of_their_own_do_not_have(key, value):
+    config(model__attention="mla")
+    message = rf"config\.{re.escape(key)} = .* beside MLA, which has projections of its own; set it"
+    with pytest.raises(ConfigError, match=message):
+        config(model__attention="mla", **{key.replace(".", "__"): value})
 
 
 def test_methods_that_only_the_weights_tell_need_the_bound_said():

@@ -1,0 +1,271 @@
+"""Multi-head latent attention: rows, trees, pages and decoding are the definition, head by head."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from attention.cache.paged import init_cache
+from attention.cache.reader import PageReader
+from attention.cache.tables import Pages
+from attention.cache.writer import PageWriter
+from attention.layout import lay_out
+from attention.methods.mla import MLA
+from models.functions import Yarn, rope
+from models.model_config import ModelConfig
+from models.paged import model_cache
+from pallas_kernels.paged.api import paged_attention
+from pallas_kernels.tokens import sequences
+from tests.attention import properties
+from tests.attention.cache.model import PAGE, WIDTH
+from tests.attention.rows import normal, pack, relative
+from tests.attention.trees import TREES, pack_trees
+from tests.models.small import small_config, small_model
+
+METHODS = {
+    "published": MLA(12, 10, 6, 4, interleaved=True, score_factor=1.7),
+    # values longer than keys
+    "plain": MLA(12, None, 6, 20),
+}
+METHOD = METHODS["published"]
+SHAPE = properties.SHAPE
+
+
+@functools.cache
+def model(method: MLA = METHOD, dtype: str = "float32"):
+    sizes = dict(num_layers=2, qk_norm=False, dtype=dtype, param_dtype=dtype)
+    return small_model((method,), **sizes)
+
+
+def parameters(method: MLA, dtype=jnp.float64) -> dict[str, jax.Array]:
+    return {
+        name: normal(20 + at, p.shape, dtype=dtype)[0] * (p.std or 1.0)
+        for at, (name, p) in enumerate(method.parameters(SHAPE).items())
+    }
+
+
+def turn(config: ModelConfig, length: int):
+    return functools.partial(rope, positions=jnp.arange(length)[None], config=config)
+
+
+def definition(method: MLA, p: dict[str, jax.Array], y: jax.Array) -> jax.Array:
+    """The layer of one sequence [T, D], one head and one query after another."""
+    rank, rotated, plain = method.latent, SHAPE.head_dim, method.plain_size
+    length = len(y)
+
+    def normed(x, weight):
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + method.eps) * weight
+
+    def turned(x):
+        """By complex numbers, pair by pair."""
+        pairs = (x[:, ::2], x[:, 1::2]) if method.interleaved else jnp.split(x, 2, -1)
+        speed = 1e4 ** -(np.arange(rotated // 2) / (rotated // 2))
+        angle = np.exp(1j * np.arange(length)[:, None] * speed)
+        found = (pairs[0] + 1j * pairs[1]) * angle
+        return jnp.concatenate([found.real, found.imag], -1)
+
+    c = y if method.query_latent is None else normed(y @ p["q_a"], p["q_a_norm"])
+    q_weights = p["q" if method.query_latent is None else "q_b"]
+    both = y @ p["kv_a"]
+    latent, k_rotated = normed(both[:, :rank], p["kv_a_norm"]), turned(both[:, rank:])
+    total = 0.0
+    for head in range(SHAPE.num_heads):
+        q = c @ q_weights[:, head]
+        q = jnp.concatenate([q[:, :plain], turned(q[:, plain:])], -1)
+        k = jnp.concatenate([latent @ p["kv_b"][:, head, :plain], k_rotated], -1)
+        v = latent @ p["kv_b"][:, head, plain:]
+        scores = q @ k.T * method.score_factor / np.sqrt(plain + rotated)
+        scores = jnp.where(np.tril(np.ones((length, length), bool)), scores, -jnp.inf)
+        total += jax.nn.softmax(scores) @ v @ p["out"][head]
+    return total
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("length", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_a_layer_is_its_definition_in_float64(name, length, x64):
+    """Values, and gradients of the hidden states and of all parameters, in short and long rows."""
+    method = METHODS[name]
+    p = parameters(method)
+    y, weight = normal(3, (1, length, 16), (length, 16), dtype=jnp.float64)
+    config = small_config(dtype="float64")
+    layout = lay_out((method,), sequences(jnp.array([length]), length), align=0)
+
+    def ours(p, y):
+        inputs = method.inputs(p, y, turn(config, length))
+        return method.output(p, method.mix(p, inputs, layout))[0]
+
+    def weighted(function, *given):
+        out = function(*given)
+        return jnp.sum(out * weight), out
+
+    find = functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+    found, out = jax.jit(find(functools.partial(weighted, ours)))(p, y)
+    wanted, wanted_out = jax.jit(
+        find(functools.partial(weighted, lambda p, y: definition(method, p, y[0])))
+    )(p, y)
+    assert relative(out, wanted_out) < 1e-6  # rotation is in float32
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert relative(a, b) < 1e-6
+
+
+def test_yarn_turns_pairs_by_its_paper(x64):
+    """Equations 23 to 25 of 2309.00071, by hand for four pairs and a context of 128 tokens."""
+    scaling = Yarn(8.0, 128, beta_fast=16.0, mscale=0.7, mscale_all_dim=1.0)
+    config = small_config(rope_scaling=scaling, dtype="float64")
+    # turns over the context: 20.4, 2.04, 0.204, 0.0204; so of (16, 1) the ramp goes from pair 0 to 2
+    speeds = [1.0, 0.1 * (0.5 + 0.5 / 8), 0.01 / 8, 0.001 / 8]
+    x = jnp.concatenate([jnp.ones((1, 1, 1, 4)), jnp.zeros((1, 1, 1, 4))], -1)
+    found = np.asarray(rope(x, jnp.array([[3]]), config))[0, 0, 0]
+    factor = (0.07 * np.log(8) + 1) / (0.1 * np.log(8) + 1)
+    angles = 3 * np.array(speeds)
+    wanted = factor * np.concatenate([np.cos(angles), np.sin(angles)])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    without = dataclasses.replace(scaling, mscale=0.0)
+    assert without.rotated_factor == pytest.approx(0.1 * np.log(8) + 1)
+    assert dataclasses.replace(scaling, attention_factor=1.25).rotated_factor == 1.25
+
+
+def test_nothing_leaks(monkeypatch):
+    monkeypatch.setattr(properties, "model", model)
+    properties.nothing_leaks(METHOD)
+
+
+@pytest.mark.long
+def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, monkeypatch):
+    monkeypatch.setattr(properties, "model", model)
+    properties.packed_equals_separate(METHOD)
+
+
+@pytest.mark.parametrize(
+    ("name", "poison"),
+    [("plain", np.nan), pytest.param("published", np.inf, marks=pytest.mark.long)],
+)
+def test_prefill_and_decoding_equal_the_full_forward(name, poison, monkeypatch):
+    """The absorbed form of decoding, and the expanded one of chunks, are what rows compute."""
+    monkeypatch.setattr(properties, "model", model)
+    cache = functools.partial(model_cache, model(METHODS[name]).config, page=PAGE)
+    properties.cached_equals_full(METHODS[name], cache, poison)
+
+
+def test_a_tree_of_any_depth_equals_its_paths_apart(x64):
+    size = 64
+    where, paths = pack_trees(TREES, size)
+    tokens = properties.ids(1, size)
+    m = model(METHOD, "float64")
+    (weight,) = normal(2, (1, size, m.config.embed_dim), dtype=jnp.float64)
+    runs = sum(1 + tree.descendants for tree in TREES) + 1
+    longest = max(map(len, paths))
+
+    def together(m):
+        out = m.hidden(tokens, where.order, where, runs)
+        return sum(jnp.sum(out[:, at] * weight[:, at]) for at in paths), out
+
+    def apart(m):
+        rows = np.stack([np.pad(tokens[0, at], (0, longest - len(at))) for at in paths])
+        row = sequences(jnp.array([len(at) for at in paths]), longest)
+        out = m.hidden(rows, row.order, row, align=0)
+        return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(paths)), out
+
+    found, out = jax.jit(jax.grad(together, has_aux=True))(m)
+    wanted, outs = jax.jit(jax.grad(apart, has_aux=True))(m)
+    for i, at in enumerate(paths):
+        assert relative(out[0, at], outs[i, : len(at)]) < 1e-5  # norms are in float32
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert relative(a, b) < 1e-5
+
+
+def test_pages_keep_the_latent_vector_and_the_rotated_part_alone():
+    """576 numbers a token for DeepSeek-V3, and nothing for each head."""
+    method = MLA(latent=512, query_latent=1536, plain_size=128, value_size=128)
+    shape = dataclasses.replace(SHAPE, num_heads=128, num_kv_heads=128, head_dim=64)
+    sizes = dict(num_pages=7, num_kv_heads=128, head_dim=64, dtype=jnp.bfloat16, page=PAGE)
+    cache = jax.eval_shape(lambda: init_cache((method,), **sizes, layer=shape))
+    assert sum(x.size for x in jax.tree.leaves(cache)) == 7 * PAGE * 576
+    assert method.decode_bytes(1000, shape, "bfloat16") == 1000 * 576 * 2
+
+
+@pytest.mark.long
+def test_the_paged_kernel_of_tpus_reads_latent_vectors_as_keys_and_values():
+    pages, q = normal(0, (6, 1, 32, 576), (2, 1, 16, 576))
+    tables = jnp.array([[0, 1, -1], [3, 4, 5]])
+    rows = (q, pages, pages, tables, jnp.array([[40], [95]]), jnp.array([41, 96]))
+    wanted, _ = paged_attention(*rows, implementation="reference")
+    interpret = pltpu.InterpretParams()
+    found, _ = paged_attention(*rows, implementation="tpu", interpret=interpret)
+    assert relative(found, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("chunk", [4, 20])
+def test_values_that_are_not_finite_reach_only_those_who_see_them_in_pages(chunk):
+    earlier = 40
+    length = earlier + chunk + 1
+    bad = earlier + chunk // 2
+    p = parameters(METHOD, jnp.float32)
+    (y,) = normal(3, (1, length, 16), dtype=jnp.float32)
+    tables = jnp.arange(2 * WIDTH).reshape(2, WIDTH)
+    sizes = dict(num_pages=2 * WIDTH, num_kv_heads=2, head_dim=8, dtype=jnp.float32, page=PAGE)
+    empty = init_cache((METHOD,), **sizes, layer=SHAPE).layers[0]
+
+    @jax.jit
+    def run(value):
+        two = jnp.concatenate([y, y]).at[0, bad].set(value)
+        pages, outs = empty, []
+        for first, last in ((0, earlier), (earlier, length - 1), (length - 1, length)):
+            places = jnp.broadcast_to(jnp.arange(first, last), (2, last - first))
+            where = sequences(jnp.array([last, last]), WIDTH * PAGE)
+            seen = Pages(tables, where, where.order)
+            at = PageWriter(tables, places, PAGE, lambda keys, positions: keys)
+            inputs = METHOD.inputs(p, two[:, first:last], lambda x: x)
+            read = PageReader(seen, PAGE, jnp.float32)
+            out, pages = METHOD.mix_pages(p, pages, inputs, at, seen.at(places)[0], read)
+            outs.append(out)
+        return jnp.concatenate(outs, axis=1)
+
+    wanted = np.asarray(run(0.0))
+    for value in (np.nan, np.inf):
+        found = np.asarray(run(value))
+        assert np.array_equal(found[1], wanted[1])
+        assert np.array_equal(found[0, :bad], wanted[0, :bad])
+        assert np.isnan(found[0, bad:]).all()
+
+
+def test_padding_may_hold_anything():
+    size = 160
+    where, _ = pack(properties.PIECES, size)
+    layout = lay_out((METHOD,), where, properties.RUNS)
+    p = parameters(METHOD, jnp.float32)
+    (y,) = normal(3, (1, size, 16), dtype=jnp.float32)
+    real = np.asarray(where.segments[0]) > 0
+
+    @jax.jit
+    def layer(y):
+        return METHOD.mix(p, METHOD.inputs(p, y, lambda x: x), layout)
+
+    clean = np.asarray(layer(y))[0, real]
+    for poison in (np.nan, np.inf, 1e4):
+        found = np.asarray(layer(properties.holding(y, ~real, poison)))[0, real]
+        assert np.array_equal(found, clean) and np.isfinite(clean).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(latent=0), "latent=0 must be a whole number from 1 on"),
+        (dict(query_latent=1.5), "query_latent=1.5 must be a whole number"),
+        (dict(score_factor=0.0), "score_factor=0.0 must be above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        MLA(**change)
+
+
+def test_rows_after_tokens_computed_before_are_refused():
+    with pytest.raises(ValueError, match="cannot continue tokens computed before"):
+        lay_out((METHOD,), sequences(jnp.array([16]), 16), queries=8, align=0)
