@@ -249,7 +249,7 @@ def dump(state: State, *, moments: bool) -> bytes:
         arrays |= _named("mu", state.moments.mu) | _named("nu", state.moments.nu)
         arrays["count"] = np.asarray(state.moments.count)
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 

@@ -141,7 +141,7 @@ def _targets(datum: Datum) -> np.ndarray:
 
 def terms_of(
     rows: list[tuple[Forward, Datum] | None], length: int, targets: int
-) -> tuple[np.ndarray, np.ndarray, Terms]:
+) -> tuple[jax.Array, jax.Array, Terms]:
     """(tokens int32 [B, T], lengths int32 [B], the terms of the losses) of the rows of a batch;
     None is padding.
     """
@@ -175,7 +175,6 @@ def terms_of(
             default = asked.config.get(name, _SETTINGS[name][0])
             put(into, datum.inputs.get(name, np.full((count,), default, np.float32)))
         beta[row] = asked.config.get("beta", _SETTINGS["beta"][0])
-    terms = Terms(
-        kinds, chosen, wide["weights"], wide["logprobs"], wide["advantages"], low, high, beta
-    )
-    return tokens, lengths, terms
+    ordered = kinds, chosen, *wide.values(), low, high, beta
+    terms = Terms(*map(jnp.asarray, ordered))
+    return jnp.asarray(tokens), jnp.asarray(lengths), terms

@@ -45,6 +45,8 @@ def make_trainer(run: Run, model: Transformer, history: History, **named) -> Tra
     """The trainer of a served model. Raises ConfigError where the record is of other weights."""
     _check_base(history.folder / "base.json", model)
     config = run.config.serving.tinker
+    longest = run.config.rollout.engine.length
+    assert longest is not None  # it was derived of the limits
     return Trainer(
         Programs(model, config.max_rank),
         history,
@@ -52,7 +54,7 @@ def make_trainer(run: Run, model: Transformer, history: History, **named) -> Tra
         config,
         mesh=run.mesh,
         vocab=run.tokenizer.vocab_size,
-        longest=run.config.rollout.engine.length,
+        longest=longest,
         **named,
     )
 

@@ -24,6 +24,7 @@ from people.serving.tinker.wire import LENGTH, STOP, write_samples
 from people.serving.ways import make_ways
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.fields import ApiError, Request
+from rl_code.rollout.own_way import OwnWay
 
 # The most samples of one request.
 MOST_SAMPLES = 1024
@@ -50,19 +51,20 @@ class SampleRequest(Request):
 class Sampling:
     """A request for samples in the engine (``service.EngineRequest``)."""
 
-    kinds = None
-
     def __init__(
         self,
         request: SampleRequest,
         prompt: Sequence[int],
         adapter: int,
         owner: str,
-        ways: Any,
+        ways: Sequence[OwnWay] | None,
         on_end: Callable[[list[tuple[list[int], list[float]] | None]], None],
     ):
-        self.request, self.adapter, self.owner, self.ways = request, adapter, owner, ways
-        self.prompts = [list(prompt)] * request.n
+        self.request: Request = request
+        self.prompts: Sequence[list[int]] = [list(prompt)] * request.n
+        self.kinds: Sequence[list[int]] | None = None
+        self.adapter, self.owner = adapter, owner
+        self.ways: Sequence[OwnWay] | None = ways
         self._found: list[tuple[list[int], list[float]] | None] = [None] * request.n
         self._left = request.n
         self._on_end = on_end

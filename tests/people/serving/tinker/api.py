@@ -98,7 +98,12 @@ class Server:
         return found
 
     def result(self, future: Mapping[str, Any]) -> Any:
-        return self.ask("retrieve_future", {"request_id": future["request_id"]})
+        while True:
+            asked = {"request_id": future["request_id"]}
+            status, found = self.send("retrieve_future", asked)
+            if status != 408:
+                assert status == 200, found
+                return found
 
     def session(self) -> str:
         return self.ask("create_session", {"tags": []})["session_id"]
