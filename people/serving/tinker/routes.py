@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from absl import logging
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -242,6 +243,9 @@ class Tinker:
             raise ApiError(f"request_id={id!r} is no future of this API key", status=404)
         deadline = time.monotonic() + _WAIT_S
         while (result := self._history.result(asked.id)) is None:
+            if self._trainer.error is not None:
+                why = f"the trainer has stopped: {self._trainer.error}"
+                raise ApiError(why, status=503, kind="server_error")
             if time.monotonic() > deadline or await request.is_disconnected():
                 waits = {"type": "try_again", "request_id": id, "queue_state": "active"}
                 return JSONResponse(waits, status_code=408)
@@ -307,8 +311,11 @@ class Tinker:
         self._sampler.sample(asked, checkpoint)
 
     def _sampled(self, asked: Asked, result: Result | None, tokens: int) -> None:
-        if result is not None:
-            self._history.finish(asked.id, result)
+        try:
+            if result is not None:
+                self._history.finish(asked.id, result)
+        except OSError:  # the request has no result, and the next server samples it again
+            logging.exception("samples of %s are not on record", asked.id)
         self.finished(asked.id, tokens)
 
     def _find_sampler(self, id: str) -> dict[str, Any] | None:

@@ -101,6 +101,8 @@ class Trainer:
         self._works: list[Work] = []
         self._creating: list[Asked] = []
         self._stop = False
+        # Why the thread has ended of its own.
+        self.error: BaseException | None = None
         # How many batches had rows of so many different adapters.
         self.mixed: dict[int, int] = {}
         self.models = {}
@@ -159,17 +161,26 @@ class Trainer:
     # --- The thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with use_mesh(self._mesh):
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stop or self._works or self._ready())
-                    if self._stop:
-                        return
-                    ready = self._ready()
-                for asked, model in ready:
-                    self._begin(asked, model)
-                if self._works:
-                    self._compute()
+        try:
+            with use_mesh(self._mesh):
+                while self._round():
+                    pass
+        except BaseException as error:  # as of a full disk; a thread has nobody to raise it to
+            self.error = error
+            logging.exception("the trainer has stopped")
+
+    def _round(self) -> bool:
+        """Waits for requests, and carries out what can be; False where the trainer is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop or self._works or self._ready())
+            if self._stop:
+                return False
+            ready = self._ready()
+        for asked, model in ready:
+            self._begin(asked, model)
+        if self._works:
+            self._compute()
+        return True
 
     def _ready(self) -> list[tuple[Asked, Model | None]]:
         """Requests whose turn it is."""
