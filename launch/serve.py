@@ -18,6 +18,8 @@ Further checkpoints, adapters, and what the model ``auto`` means are said by --a
 
     --also=policy@120:runs/tab --adapter=tuned:runs/lora --auto=thompson
 
+--api=tinker adds Tinker's API, by which clients train adapters of the first model (docs/tinker.md).
+
 --keys is a file of API keys and their limits (``people.serving.access``); without one everybody
 may ask. SIGTERM and Ctrl-C end it once the answers that are on their way have ended
 (serving.drain_s); a second one ends it at once. docs/serving.md has a session with curl.
