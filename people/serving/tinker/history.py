@@ -39,7 +39,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a request."""
+    """The outcome of a request."""
 
     # "" unless it failed: then why.
     error: str

@@ -39,7 +39,7 @@ _TRAINING = ("optim_step", "save_weights", "save_weights_for_sampler")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What clients are told of the model."""
+    """The facts about the model that clients get."""
 
     # Names that it may be asked by; the first is the one that is shown.
     names: tuple[str, ...]
