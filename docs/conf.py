@@ -24,7 +24,7 @@ CONTENTS = {
     "Agents": ("environment", "agents_of_others", "redteam", "foreign_tasks", "foreign_runs"),
     "People": (
         "learning_from_people",
-        *("serving", "feedback", "realtime", "production", "editors"),
+        *("serving", "tinker", "feedback", "realtime", "production", "editors"),
     ),
     "Change": ("adding", "architecture", "glossary", "../CONTRIBUTING"),
     "Measured": ("results", "benchmarks", "../CHANGELOG", "licences"),

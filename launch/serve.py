@@ -18,6 +18,8 @@ Further checkpoints, adapters, and what the model ``auto`` means are said by --a
 
     --also=policy@120:runs/tab --adapter=tuned:runs/lora --auto=thompson
 
+--api=tinker adds Tinker's API, by which clients train adapters of the first model (docs/tinker.md).
+
 --keys is a file of API keys and their limits (``people.serving.access``); without one everybody
 may ask. SIGTERM and Ctrl-C end it once the answers that are on their way have ended
 (serving.drain_s); a second one ends it at once. docs/serving.md has a session with curl.
@@ -61,6 +63,7 @@ from people.serving.earned import EarningStore
 from people.serving.of_run import make_fleet
 from people.serving.probes import probes
 from people.serving.router import AUTO, Thompson
+from people.serving.tinker import of_run
 from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -101,6 +104,18 @@ KEYS = absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may a
 SECRET = absl_flags.DEFINE_string(
     "secret", None, "File of what makes ids and users' keys; made anew for this server without one."
 )
+API = absl_flags.DEFINE_enum(
+    "api",
+    "openai",
+    ["openai", "tinker"],
+    "tinker adds Tinker's API for training adapters of the first model (docs/tinker.md).",
+)
+TINKER = absl_flags.DEFINE_string(
+    "tinker",
+    None,
+    "Folder of Tinker's API: its requests, results and checkpoints; tinker in the workdir by "
+    "default.",
+)
 # Seconds between two removals of what is too old.
 _EXPIRE_S = 3_600.0
 
@@ -111,7 +126,12 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     ended = Ended()
     keys = KeyFile(KEYS.value) if KEYS.value else None
     with contextlib.ExitStack() as stack:
-        secret = _secret(SECRET.value)
+        tinker = _tinker_folder(workdir)
+        secret_file = SECRET.value
+        if tinker is not None and secret_file is None:
+            tinker.mkdir(parents=True, exist_ok=True)
+            secret_file = str(tinker / "secret")  # its futures outlive the server
+        secret = _secret(secret_file)
         write = stack.enter_context(recorder(RECORD.value))
         if (ROUTER.value or "").startswith("thompson") and DATABASE.value is None:
             raise ConfigError(f"--auto={ROUTER.value} needs --database, to hear what is earned")
@@ -119,9 +139,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         if DATABASE.value is not None:
             store = stack.enter_context(open_store(DATABASE.value, SECRET.value, secret))
             remove_old(store, KEEP_DAYS.value)
-        folder = Path(workdir or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(workdir or tinker or stack.enter_context(tempfile.TemporaryDirectory()))
         run = stack.enter_context(Run(run_config, folder))
         stack.enter_context(jax.set_mesh(run.mesh))
+        if tinker is not None:
+            of_run.check(run)
         begun = None
         if store is not None:
             begun = _begun(Path(f"{SECRET.value}.begun"))
@@ -142,12 +164,17 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             store.follow(fleet.models, AUTO)
         access = Access(fleet, keys)
         feedback = [] if store is None else access.feedback_routes(store)
+        routes = [*probes(fleet), *feedback]
+        if tinker is not None:
+            named = dict(base=first, model=model)
+            api = stack.enter_context(of_run.open_api(run, fleet, access, tinker, **named))
+            routes += api.routes()
         try:
             made = Endpoint(
                 access.find,
                 host=LISTEN.value,
                 port=PORT.value,
-                routes=[*probes(fleet), *feedback],
+                routes=routes,
                 on_error=fleet.metrics.refused,
             )
         except OSError as error:
@@ -164,6 +191,17 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             remove_old(store, KEEP_DAYS.value)
         if not fleet.drain():
             console.print("answers are cut off: they took longer than serving.drain_s")
+
+
+def _tinker_folder(workdir: str | None) -> Path | None:
+    """The folder of Tinker's API; None where it is not served. Raises ConfigError."""
+    if API.value != "tinker":
+        if TINKER.value is not None:
+            raise ConfigError(f"--tinker={TINKER.value} needs --api=tinker")
+        return None
+    if TINKER.value is None and workdir is None:
+        raise ConfigError("--api=tinker needs --workdir, or --tinker=<folder> for its record")
+    return Path(TINKER.value or Path(workdir or "") / "tinker")
 
 
 class Ended:

@@ -300,6 +300,15 @@ class FleetClient:
             limiter.leave(0)
             raise
 
+    def enter(self, choices: int) -> Callable[[int], None]:
+        """Begins a request of another API for so many answers; returns what takes the tokens that
+        it read and sampled when it ends. Raises ApiError where the key is over a limit.
+        """
+        if self._limiter is None:
+            return lambda tokens: None
+        self._limiter.enter(choices)
+        return self._limiter.leave
+
     def execute(self, command: str, timeout_s: float | None) -> dict[str, Any]:
         """There is no workspace here."""
         raise ApiError("no workspace belongs to this API key", status=404)

@@ -9,6 +9,26 @@ from rl_code.harness.endpoint.completions import FillInTheMiddle
 
 
 @dataclasses.dataclass(frozen=True)
+class TinkerConfig:
+    """Settings of Tinker's API (``people.serving.tinker``). Batches have few shapes, so that few
+    programs are compiled; replay needs the settings that a record was made with.
+    """
+
+    # The most rows and tokens of a batch of the trainer; a longer sequence has a batch alone.
+    rows: int = 8
+    tokens: int = 4096
+    # The greatest rank of an adapter. All are computed with it, so a small one is not faster.
+    max_rank: int = 32
+    # Adapters that can be sampled at once; the least recently used one makes room.
+    adapters: int = 8
+    # Steps of an adapter between two snapshots, from which a restart replays.
+    snapshot_steps: int = 16
+
+    def __post_init__(self):
+        at_least(self, rows=1, tokens=1, max_rank=1, adapters=1, snapshot_steps=1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ServingConfig:
     """Settings of the server for the weights of a run."""
 
@@ -31,6 +51,9 @@ class ServingConfig:
     documents_mb: float | None = None
     # Days after which such a file is removed.
     documents_days: float = 7.0
+
+    # Of launch.serve --api=tinker.
+    tinker: TinkerConfig = TinkerConfig()
 
     def __post_init__(self):
         at_least(self, most_requests=1)
