@@ -290,7 +290,11 @@ def test_rope_may_be_said_twice_in_the_same_words_and_windows_be_out_of_reach():
         ),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "RoPE of type 'linear'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE of type 'longrope'"),
+        (
+            {"rope_scaling": {"rope_type": "linear"}},
+            "RoPE scaling of type 'linear' has no 'factor'",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no 'original_max_position"),
         ({"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast=0.5 must be at least beta_slow"),
         ({"rope_scaling": YARN | {"mscale": [1]}}, "RoPE scaling of type 'yarn': float"),
