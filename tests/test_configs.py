@@ -171,8 +171,9 @@ def test_attention_that_no_run_can_have_is_one_line():
 def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     """One layer of each."""
     # a method that keeps a state goes with less: tests/rl_code/run/test_states_config.py
-    assert {*IN_LAYERS, *ELSEWHERE} == {*METHODS} - {"squid", "gated_delta"}
-    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(IN_LAYERS), num_kv_heads=1))
+    assert {*IN_LAYERS, *ELSEWHERE, "mla"} == {*METHODS} - {"squid", "gated_delta"}
+    layers = (*IN_LAYERS.values(), "mla")
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(layers), num_kv_heads=1))
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
     given.rollout.engine.slots = 4  # as many as there are episodes
@@ -182,7 +183,7 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     given.train.pack.drop_uninformative = False
     given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
     given.suites = ()
-    train(with_attention(given, tuple(IN_LAYERS.values())), tmp_path)
+    train(with_attention(given, layers), tmp_path)
     (row,) = read_metrics(tmp_path)
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
