@@ -20,6 +20,7 @@ from models.transformer import Transformer
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.cache.model import PAGE, WIDTH, full, random_tokens, run
 from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.attention.trees import TREES, pack_trees
 from tests.models.small import VOCABULARY, small_model
 
 SHAPE = LayerShape(embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8)
@@ -272,3 +273,33 @@ def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
     for name in "qkvy":
         one, other = getattr(found_gradients, name), getattr(gradients, name)
         assert np.array_equal(one[0, others], other[0, others]), name
+
+
+def trees_equal_paths(m: Transformer) -> None:
+    """Trees of any depth have the values and gradients that their paths have alone.
+
+    m: in float64.
+    """
+    size = 64
+    where, paths = pack_trees(TREES, size)
+    tokens = ids(1, size)
+    (weight,) = normal(2, (1, size, m.config.embed_dim), dtype=jnp.float64)
+    runs = sum(1 + tree.descendants for tree in TREES) + 1
+    longest = max(map(len, paths))
+
+    def together(m):
+        out = m.hidden(tokens, where.order, where, runs)
+        return sum(jnp.sum(out[:, at] * weight[:, at]) for at in paths), out
+
+    def apart(m):
+        rows = np.stack([np.pad(tokens[0, at], (0, longest - len(at))) for at in paths])
+        row = sequences(jnp.array([len(at) for at in paths]), longest)
+        out = m.hidden(rows, row.order, row, align=0)
+        return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(paths)), out
+
+    found, out = jax.jit(jax.grad(together, has_aux=True))(m)
+    wanted, outs = jax.jit(jax.grad(apart, has_aux=True))(m)
+    for i, at in enumerate(paths):
+        assert relative(out[0, at], outs[i, : len(at)]) < 1e-5  # norms are in float32
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert relative(a, b) < 1e-5

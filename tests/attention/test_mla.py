@@ -25,7 +25,6 @@ from pallas_kernels.tokens import sequences
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, WIDTH
 from tests.attention.rows import normal, pack, relative
-from tests.attention.trees import TREES, pack_trees
 from tests.models.small import small_config, small_model
 
 METHODS = {
@@ -154,30 +153,7 @@ def test_prefill_and_decoding_equal_the_full_forward(name, poison, monkeypatch):
 
 
 def test_a_tree_of_any_depth_equals_its_paths_apart(x64):
-    size = 64
-    where, paths = pack_trees(TREES, size)
-    tokens = properties.ids(1, size)
-    m = model(METHOD, "float64")
-    (weight,) = normal(2, (1, size, m.config.embed_dim), dtype=jnp.float64)
-    runs = sum(1 + tree.descendants for tree in TREES) + 1
-    longest = max(map(len, paths))
-
-    def together(m):
-        out = m.hidden(tokens, where.order, where, runs)
-        return sum(jnp.sum(out[:, at] * weight[:, at]) for at in paths), out
-
-    def apart(m):
-        rows = np.stack([np.pad(tokens[0, at], (0, longest - len(at))) for at in paths])
-        row = sequences(jnp.array([len(at) for at in paths]), longest)
-        out = m.hidden(rows, row.order, row, align=0)
-        return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(paths)), out
-
-    found, out = jax.jit(jax.grad(together, has_aux=True))(m)
-    wanted, outs = jax.jit(jax.grad(apart, has_aux=True))(m)
-    for i, at in enumerate(paths):
-        assert relative(out[0, at], outs[i, : len(at)]) < 1e-5  # norms are in float32
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert relative(a, b) < 1e-5
+    properties.trees_equal_paths(model(METHOD, "float64"))
 
 
 def test_pages_keep_the_latent_vector_and_the_rotated_part_alone():
