@@ -98,6 +98,8 @@ def main(argv: list[str]) -> None:
         command.refuse(f"{named} cannot stand together: give one of them")
     for kind, value in others.items():
         if kind == "verifiers":
+            if not value or "" in value:
+                command.refuse(f"--verifiers={','.join(value)}: give ids of tasksets")
             sys.exit(redteam_tasks.run_environments(value))
         sys.exit(redteam_tasks.run(kind, value))
     parts = FLAGS.only or PARTS

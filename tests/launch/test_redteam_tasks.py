@@ -79,3 +79,10 @@ def test_a_taskset_that_cannot_be_loaded_is_said(capsys):
     assert "--verifiers=a: tasks.python = 'no_such_python' cannot be started" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("given", [[], ["a", ""]])
+def test_tasksets_without_a_name_are_refused(given, capsys):
+    with flagsaver.flagsaver(verifiers=given), pytest.raises(SystemExit) as raised:
+        redteam.main([])
+    assert raised.value.code == 2 and "give ids of tasksets" in capsys.readouterr().err
