@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl_code.environment.protocols.reading import CALL, CALLED, THINK, THOUGHT
@@ -72,21 +72,27 @@ def _json_body(function: Mapping[str, Any], key: str) -> str:
     return f'{_quoted(head)} %json {json.dumps(function["parameters"])} "}}"'
 
 
+def _parameters(name: str, function: Mapping[str, Any]) -> Iterator[tuple[str, str, str, bool]]:
+    """(name of its rule, key, rule of its value or "" for a text, True if it is required) of the
+    parameters that tags can name. Raises ValueError for a required one that they cannot.
+    """
+    arguments = Arguments(function)
+    for number, key in enumerate(arguments.properties):
+        needed = key in arguments.required
+        if _KEY.fullmatch(key):
+            value = _value(arguments, key, function["parameters"])
+            yield f"{name}_{number}", key, value, needed
+        elif needed:
+            raise ValueError(f"a tag cannot name the parameter {key[:40]!r}")
+
+
 def _tag_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
     """As ``_json_call``, as tags. Texts end at the first line that is the end tag of a parameter.
     Only parameters that the schema names are written, in its order.
     """
-    arguments = Arguments(function)
-    parts = []
     rules = [_rest(f"{name}_text", "\n</parameter>\n", special)]
-    for number, key in enumerate(arguments.properties):
-        needed = key in arguments.required
-        if not _KEY.fullmatch(key):
-            if needed:
-                raise ValueError(f"a tag cannot name the parameter {key[:40]!r}")
-            continue
-        part = f"{name}_{number}"
-        value = _value(arguments, key, function["parameters"])
+    parts = []
+    for part, key, value, needed in _parameters(name, function):
         ending = f'{value} "\\n</parameter>\\n"' if value else f"{name}_text"
         rules.append(f"{part}: {_quoted(f'<parameter={key}>\n')} {ending}")
         parts.append(part if needed else f"{part}?")
@@ -100,18 +106,10 @@ def _pairs_call(name: str, function: Mapping[str, Any], special: Special) -> lis
     """As ``_tag_call``, as a name and pairs of keys and values. Texts end at the first end tag of a
     value.
     """
-    arguments = Arguments(function)
     end = _mark("</arg_value>", special)
-    parts = []
     rules = [_rest(f"{name}_text", "</arg_value>", special)]
-    for number, key in enumerate(arguments.properties):
-        needed = key in arguments.required
-        if not _KEY.fullmatch(key):
-            if needed:
-                raise ValueError(f"a tag cannot name the parameter {key[:40]!r}")
-            continue
-        part = f"{name}_{number}"
-        value = _value(arguments, key, function["parameters"])
+    parts = []
+    for part, key, value, needed in _parameters(name, function):
         ending = f"{value} {end}" if value else f"{name}_text"
         tags = [_mark("<arg_key>", special), _quoted(key), _mark("</arg_key>", special)]
         opening = " ".join([*tags, '"\\n"', _mark("<arg_value>", special)])
