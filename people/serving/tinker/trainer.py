@@ -441,10 +441,11 @@ def replayed(
     says that the weights were others, or is not whole.
     """
     history = trainer.history
-    until = model.next - 1 if until is None else until
+    done = history.finished(model.id)
+    if until is None:  # from the record: a result is on it before its request leaves the queue
+        until = max((number for number, _, _ in done), default=0)
     snapshot = None if whole else _last_snapshot(history, model.id, until)
     start = 0
-    done = history.finished(model.id)
     if snapshot is not None:
         data = history.weights(snapshot["file"]).read_bytes()
         base = trainer.programs.base
