@@ -13,7 +13,7 @@ Command: python -m launch.realtime --config=configs/realtime_agent.py --workdir=
   --cycles=10, then python -m experiments.agent_people runs/realtime_agent
   configs/realtime_agent.py:bad makes the first candidate bad on purpose and has the gate let it
   through. Sizes of a cycle: python -m experiments.agent_people.arithmetic
-Hardware: 2 CPU cores. Run time: 7 cycles in 35 minutes, beside other programs.
+Hardware: 2 CPU cores. Run time: 2.5 minutes a cycle, 3 to 6 beside other programs.
 Expected metric: ten cycles; retained rises and dissatisfied follow-ups fall against the copy that
   never changes; at least one candidate proven better, the bad one rolled back.
 """

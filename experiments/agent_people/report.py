@@ -36,7 +36,7 @@ METRICS: Mapping[str, tuple[str, bool]] = {
     "reward": ("reward", True),
 }
 _Z = 1.96
-# An interval of a correlation at fewer turns says nothing.
+# Intervals of fewer turns, or of fewer sessions of an arm, say nothing.
 _LEAST = 12
 
 
@@ -59,7 +59,9 @@ class Period:
 
 
 def read(folder: Path, anchor: int = 0) -> list[Period]:
-    """The cycles of a workdir that have begun, in order. anchor: the version that never changes."""
+    """The cycles of a workdir, in order, but the newest until both arms have some sessions in it.
+    anchor: the version that never changes.
+    """
     engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
     reward = make_reward(FeedbackRewardConfig())
     with FeedbackStore(engine) as store:
@@ -80,9 +82,9 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
             within = [one for one in joined if row.began_at <= one[0].asked_at < end]
             base = [one for one in within if one[0].version == row.base]
             copies = [one for one in within if one[0].version == anchor]
-            if not base:
-                continue
             arms = [_of_users(one, reward) for one in (base, copies)]
+            if min(number for _, number in arms) < _LEAST:
+                continue
             turns = [_turns(one, truth, rewards) for one in (base, copies)]
             found.append(
                 Period(

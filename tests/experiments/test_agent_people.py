@@ -99,6 +99,11 @@ def test_checkpoints_are_compared_with_the_copy_in_the_same_time(folder, capsys)
     assert dict(zip(kinds[0]._cells, kinds[1]._cells, strict=True))["accepted"] == "160"
 
 
+def test_a_cycle_with_few_sessions_of_an_arm_is_left_out(folder, monkeypatch):
+    monkeypatch.setattr(report, "_LEAST", 41)
+    assert [one.cycle for one in report.read(folder)] == [1]
+
+
 def test_without_what_people_keep_to_themselves_the_correlation_is_unknown(folder):
     (folder / "people.truth.jsonl").unlink()
     assert all(math.isnan(one.correlation.mean) for one in report.read(folder))
