@@ -195,16 +195,17 @@ class Trainer:
         try:
             if model is None:
                 self._creating.remove(asked)
-                self._finish(asked, None, self._create(asked))
-                return
-            if model.state is None:
-                model.state = replayed(self, model)
-            if asked.kind == "forward_backward":
-                self._begin_rows(asked, model)
+                result = self._create(asked)
             else:
-                self._finish(asked, model, _CARRIED_OUT[asked.kind](self, asked, model))
+                if model.state is None:
+                    model.state = replayed(self, model)
+                if asked.kind == "forward_backward":
+                    self._begin_rows(asked, model)
+                    return
+                result = _CARRIED_OUT[asked.kind](self, asked, model)
         except Exception as error:
-            self._finish(asked, model, failed(error))
+            result = failed(error)
+        self._finish(asked, model, result)
 
     def _begin_rows(self, asked: Asked, model: Model) -> None:
         assert model.state is not None

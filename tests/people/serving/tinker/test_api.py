@@ -13,7 +13,7 @@ import pytest
 
 from people.serving.tinker import adapters
 from people.serving.tinker.history import Asked
-from people.serving.tinker.trainer import replayed
+from people.serving.tinker.trainer import Trainer, replayed
 from tests.people.serving.tinker.api import (
     datum,
     forward,
@@ -250,6 +250,26 @@ def test_a_record_that_was_changed_is_not_replayed_silently(tmp_path):
         path.write_bytes(path.read_bytes().replace(b"0.01", b"0.02"))
         with pytest.raises(ValueError, match="the weights are not those on record"):
             replayed(served.trainer, served.trainer.models[model], whole=True)
+
+
+def test_a_result_that_was_told_stays_when_its_snapshot_finds_a_full_disk(tmp_path, monkeypatch):
+    def full(trainer, model):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trainer, "_snapshot", full)
+    with server(tmp_path) as served:
+        model = served.model(served.session())
+        for number in (1, 3):
+            served.train(model, number)
+            served.step(model, number + 1)
+        served.trainer._thread.join(600)
+        assert served.trainer.history.result(f"{model}:4").error == ""
+        assert isinstance(served.trainer.error, OSError)
+        status, told = served.send("retrieve_future", {"request_id": f"{model}:4"})
+        assert status == 200 and told["metrics"]["step"] == 2.0
+        served.train(model, 5)
+        status, told = served.send("retrieve_future", {"request_id": f"{model}:5"})
+        assert status == 503 and "No space left on device" in told["error"]["message"]
 
 
 def test_a_key_over_its_limit_is_told_to_wait(tmp_path):
