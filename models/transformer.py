@@ -59,6 +59,7 @@ from models.sharding import (
     parameter_shardings,
     per_shard,
 )
+from models.target_logprobs import Head
 from pallas_kernels.tokens import Tokens
 
 # Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
@@ -589,6 +590,13 @@ class Transformer(nnx.Module):
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""
         return self._within(norm(x, gathered(self.final_norm)[...], self.config))
+
+    def head(self) -> Head:
+        """The matrix from hidden states to logits, for ``models.target_logprobs``."""
+        c = self.config
+        table = self.embed.table if c.tied_embeddings else self.unembed
+        tokens = c.vocab_size if c.unpadded is None else c.unpadded.vocab_size
+        return Head(table[...], table.get_metadata("logical_axes"), tokens)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""

@@ -224,15 +224,21 @@ def loss_share(
     """
     batch, prox, ref = micro
     hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
-    logits = target_logits(model, hidden, loss.temperature)
-    logp, entropy = logprobs_of(logits, batch.targets, loss.entropy_coef != 0.0)
-    lesson = None
+    rewards_entropy = loss.entropy_coef != 0.0
+    policy = lesson = None
+    if teacher is not None and teacher[0].form.reads_policy:
+        logits = target_logits(model, hidden, loss.temperature)
+        logp, entropy = logprobs_of(logits, batch.targets, rewards_entropy)
+        policy = jax.nn.log_softmax(logits)
+    else:
+        given = (batch.targets, loss.temperature, rewards_entropy)
+        logp, entropy = target_logprobs(model, hidden, *given)
     if teacher is not None:
         config, taught, head = teacher
         lesson = distillation.lesson(
             config,
             taught,
-            policy=jax.nn.log_softmax(logits),
+            policy=policy,
             chosen=logp,
             prox=prox,
             advantages=batch.advantages,
