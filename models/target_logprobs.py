@@ -1,28 +1,32 @@
 """Log-probabilities of given tokens from hidden states, without an array of all logits.
 
 The logits of many targets over a large vocabulary are the largest array of a training step: 6,144
-targets of 151,936 tokens take 3.7 GB in float32, and a plain gradient has a second one. Here
-targets are taken ``CHUNK`` at a time. The forward pass keeps the log-sum-exp of each target. The
-backward pass makes the logits of a chunk again, which is one more product (Cut Cross-Entropy,
-2411.09009, has the same recomputation in one kernel). Logits of at most ``KEPT`` bytes are kept
-instead, since there the product costs more than the memory.
+targets of 151,936 tokens take 3.7 GB in float32, and a plain gradient has a second one. Here the
+vocabulary is taken in parts, of which the logits take at most ``AT_ONCE`` bytes. The forward pass
+keeps the log-sum-exp of each target. The backward pass makes the logits of a part again, which is
+one more product (Cut Cross-Entropy, 2411.09009, has the same recomputation in one kernel).
+Logits of at most ``KEPT`` bytes are kept instead: there the product costs more than the memory.
+
+Parts of the vocabulary and not of the targets: the gradient of the matrix is then written once, and
+what is added up over the parts is the gradient of the hidden states, which is smaller.
 
 The gradient of the logits is made in one pass, softmax and chosen token together, and rounded to
-the dtype of the products. Products add in float32, and so does the gradient of the matrix over
-chunks.
+the dtype of the products. Products add in float32.
 
-Dimensions: R rows, M targets of a row, D model, V vocabulary, n chunks of C targets.
+Dimensions: R rows, M targets of a row, P = R M targets of a device, D model, V vocabulary of a
+device, C tokens of a part of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from models.padding import NEVER
 from models.sharding import (
@@ -35,10 +39,12 @@ from models.sharding import (
     sum_parts,
 )
 
-# Targets whose logits are in memory at a time.
-CHUNK = 1024
+# Bytes of the logits of a part of the vocabulary.
+AT_ONCE = 2**29
 # Bytes up to which a device keeps all its logits for the backward pass.
 KEPT = 2**27
+# A part of the vocabulary is a multiple of it.
+_TILE = 128
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +76,7 @@ def target_logprobs(
     asked to. Under a mesh each device has its own targets and its part of the vocabulary.
 
     hidden: the states that the targets are predicted from, in the dtype of the products. chunk:
-      targets whose logits are in memory at a time; None chooses.
+      tokens of the vocabulary whose logits are in memory at a time; None chooses.
     """
     # targets are cut like the tokens of rows, where they can be
     places = None if hidden.shape[1] % context_size() else "slots"
@@ -78,17 +84,10 @@ def target_logprobs(
     in_parts = cuts_parameters()
 
     def on_device(matrix: jax.Array, hidden: jax.Array, targets: jax.Array) -> tuple:
-        shape = targets.shape
-        how = _How(head.axes, head.tokens, temperature, entropy_gradient, in_parts)
-        size = chunk or _chunk(targets.size, matrix.shape[head.axes.index("vocab")])
-        chunks = -(-targets.size // size)
-        # chunks of equal size, of which the last has a few targets that nobody asks for
-        size = -(-targets.size // chunks)
-        more = chunks * size - targets.size
-        hidden = jnp.pad(hidden.reshape(-1, hidden.shape[-1]), ((0, more), (0, 0)))
-        targets = jnp.pad(targets.reshape(-1), (0, more)).reshape(chunks, size)
-        found = _logprobs(how, matrix, hidden.reshape(chunks, size, -1), targets)
-        return tuple(x.reshape(-1)[: x.size - more].reshape(shape) for x in found)
+        size = chunk or chunk_size(targets.size, matrix.shape[head.axes.index("vocab")])
+        how = _How(head.axes, head.tokens, temperature, entropy_gradient, in_parts, size)
+        found = _logprobs(how, matrix, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1))
+        return tuple(x.reshape(targets.shape) for x in found)
 
     mapped = per_shard(
         on_device,
@@ -99,9 +98,16 @@ def target_logprobs(
     return mapped(head.matrix, hidden, targets)
 
 
-def _chunk(targets: int, vocabulary: int) -> int:
-    """Targets whose logits over so many tokens a device has in memory at a time."""
-    return targets if 4 * targets * vocabulary <= KEPT else CHUNK
+def chunk_size(targets: int, vocabulary: int) -> int:
+    """Tokens of a device's vocabulary whose logits it has in memory at a time; all of them where it
+    keeps the logits for the backward pass.
+    """
+    whole = 4 * targets * vocabulary
+    if whole <= KEPT:
+        return vocabulary
+    parts = -(-whole // AT_ONCE)
+    # products of whole tiles
+    return min(vocabulary, -(-vocabulary // parts // _TILE) * _TILE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +120,8 @@ class _How:
     entropy_gradient: bool
     # True if the matrix is a part along ``fsdp``.
     in_parts: bool
+    # Tokens of a part of the vocabulary.
+    size: int
 
     def whole(self, matrix: jax.Array, dtype: Any) -> jax.Array:
         """The matrix in the dtype of the products, whole along ``fsdp``."""
@@ -122,98 +130,161 @@ class _How:
         return matrix.astype(dtype)
 
     @property
+    def axis(self) -> int:
+        """The matrix's axis of the vocabulary."""
+        return self.axes.index("vocab")
+
+    @property
     def spec(self) -> str:
         """The matrix in an einsum."""
-        return "VD" if self.axes[0] == "vocab" else "DV"
+        return "VD" if self.axis == 0 else "DV"
 
-    def ids(self, size: int) -> Int[Array, " V"]:
-        """The tokens of this device's part of the vocabulary."""
-        first = 0
+    def parts(self, matrix: jax.Array) -> Int[Array, " parts"]:
+        """First tokens of the parts, the last part first."""
+        return jnp.arange(-(-matrix.shape[self.axis] // self.size))[::-1] * self.size
+
+    def part(self, matrix: jax.Array, first: jax.Array | int) -> _Part:
+        """The part that begins with token ``first`` of this device's vocabulary.
+
+        A last part that would be smaller begins earlier, in the one before it. Its first tokens do
+        not count, and the part before it comes later and replaces what it wrote of them.
+        """
+        vocabulary = matrix.shape[self.axis]
+        if self.size >= vocabulary:
+            begin, own = 0, matrix
+        else:
+            begin = jnp.minimum(first, vocabulary - self.size)
+            own = jax.lax.dynamic_slice_in_dim(matrix, begin, self.size, self.axis)
+        ids = begin + jnp.arange(own.shape[self.axis])
+        counts = None if vocabulary % own.shape[self.axis] == 0 else ids >= first
+        device = 0
         for name in shared_by("vocab"):
-            first = first * jax.lax.axis_size(name) + jax.lax.axis_index(name)
-        return first * size + jnp.arange(size)
+            device = device * jax.lax.axis_size(name) + jax.lax.axis_index(name)
+        ids = device * vocabulary + ids
+        if vocabulary * _devices("vocab") > self.tokens:
+            exists = ids < self.tokens
+            counts = exists if counts is None else counts & exists
+        return _Part(own, begin, ids, counts)
 
-    def logits(self, hidden: Float[Array, "C D"], matrix: jax.Array) -> Float[Array, "C V"]:
-        """Float32 logits / temperature over this device's part of the vocabulary."""
-        spec = f"CD,{self.spec}->CV"
-        found = jnp.einsum(spec, hidden, matrix, preferred_element_type=jnp.float32)
-        size = found.shape[-1]
-        if size * _devices("vocab") > self.tokens:
-            found = jnp.where(self.ids(size) < self.tokens, found, NEVER)
+    def logits(self, hidden: Float[Array, "P D"], part: _Part) -> Float[Array, "P C"]:
+        """Float32 logits / temperature; NEVER for tokens that do not count."""
+        spec = f"PD,{self.spec}->PV"
+        found = jnp.einsum(spec, hidden, part.matrix, preferred_element_type=jnp.float32)
+        if part.counts is not None:
+            found = jnp.where(part.counts, found, NEVER)
         return found / self.temperature if self.temperature != 1.0 else found
+
+
+class _Part(NamedTuple):
+    """A part of the vocabulary of a device."""
+
+    # As the whole matrix.
+    matrix: jax.Array
+    # Place of the first token in the vocabulary of the device.
+    begin: jax.Array | int
+    # The tokens.
+    ids: Int[Array, " C"]
+    # False for tokens that do not exist or that stand in another part; None where all count.
+    counts: Bool[Array, " C"] | None
+
+    def is_chosen(self, targets: Int[Array, " P"]) -> Bool[Array, "P C"]:
+        """True at the target of each place."""
+        found = targets[:, None] == self.ids
+        return found if self.counts is None else found & self.counts
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logprobs(
-    how: _How, matrix: jax.Array, hidden: Float[Array, "n C D"], targets: Int[Array, "n C"]
-) -> tuple[Float[Array, "n C"], Float[Array, "n C"]]:
+    how: _How, matrix: jax.Array, hidden: Float[Array, "P D"], targets: Int[Array, " P"]
+) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     return _forward(how, matrix, hidden, targets)[0]
 
 
 def _forward(how: _How, matrix, hidden, targets):
     whole = how.whole(matrix, hidden.dtype)
 
-    def chunk(hidden, targets):
-        logits = how.logits(hidden, whole)
-        top = jnp.max(logits, axis=-1)
-        if names := shared_by("vocab"):
-            top = jax.lax.pmax(top, names)
-        below = logits - top[:, None]
+    # below the running maximum ``top``: the sum of weights, and of weights times logits
+    def add(carry, part: _Part):
+        top, mass, mean, chosen = carry
+        logits = how.logits(hidden, part)
+        new = jnp.maximum(top, jnp.max(logits, axis=-1))
+        mass, mean = _lowered(top - new, mass, mean)
+        below = logits - new[:, None]
         weights = jnp.exp(below)
-        mass = sum_parts(jnp.sum(weights, axis=-1), "vocab")
-        mean = sum_parts(jnp.sum(weights * below, axis=-1), "vocab") / mass
-        total = jnp.log(mass)
-        place = targets - how.ids(logits.shape[-1])[0]
-        own = (place >= 0) & (place < logits.shape[-1])
-        chosen = jnp.take_along_axis(logits, jnp.where(own, place, 0)[:, None], axis=-1)[:, 0]
-        chosen = sum_parts(jnp.where(own, chosen, 0.0), "vocab")
-        lse = top + total
-        return (chosen - lse, total - mean, lse), logits
+        mass = mass + jnp.sum(weights, axis=-1)
+        mean = mean + jnp.sum(weights * below, axis=-1)
+        place = targets - part.ids[0]
+        inside = (place >= 0) & (place < len(part.ids))
+        place = jnp.where(inside, place, 0)
+        if part.counts is not None:
+            inside &= part.counts[place]
+        own = jnp.take_along_axis(logits, place[:, None], axis=-1)[:, 0]
+        return (new, mass, mean, chosen + jnp.where(inside, own, 0.0)), logits
 
-    if len(hidden) == 1:
-        found, logits = chunk(hidden[0], targets[0])
-        logp, entropy, lse = (x[None] for x in found)
+    nothing = jnp.zeros(targets.shape, jnp.float32)
+    start = (jnp.full_like(nothing, NEVER), nothing, nothing, nothing)
+    logits = None
+    parts = how.parts(whole)
+    if len(parts) == 1:
+        found, logits = add(start, how.part(whole, 0))
     else:
-        logp, entropy, lse = jax.lax.map(lambda x: chunk(*x)[0], (hidden, targets))
-        logits = None
-    return (logp, entropy), (matrix, hidden, targets, lse, entropy, logits)
+
+        def step(carry, first):
+            return add(carry, how.part(whole, first))[0], None
+
+        found, _ = jax.lax.scan(step, start, parts)
+    top, mass, mean, chosen = found
+    if names := shared_by("vocab"):
+        most = jax.lax.pmax(top, names)
+        mass, mean = _lowered(top - most, mass, mean)
+        mass, mean, chosen = (jax.lax.psum(x, names) for x in (mass, mean, chosen))
+        top = most
+    total = jnp.log(mass)
+    lse = top + total
+    entropy = total - mean / mass
+    return (chosen - lse, entropy), (matrix, hidden, targets, lse, entropy, logits)
+
+
+def _lowered(by: jax.Array, mass: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums of weights, and of weights times logits, after the logits became lower by ``-by``."""
+    shrink = jnp.exp(by)
+    return mass * shrink, (mean + by * mass) * shrink
 
 
 def _backward(how: _How, kept, given):
     matrix, hidden, targets, lse, entropy, logits = kept
     # each device that shares the vocabulary has its part of what the results' gradients are
-    given = tuple(sum_parts(x, "vocab") for x in given)
+    of_logp, of_entropy = (sum_parts(x, "vocab")[:, None] for x in given)
     whole = how.whole(matrix, hidden.dtype)
-    to_hidden, to_matrix = f"CV,{how.spec}->CD", f"CV,CD->{how.spec}"
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-    def chunk(hidden, targets, lse, entropy, of_logp, of_entropy, logits):
+    def gradients(part: _Part, logits):
         if logits is None:
-            logits = how.logits(hidden, whole)
-        chosen = targets[:, None] == how.ids(logits.shape[-1])
+            logits = how.logits(hidden, part)
         logs = logits - lse[:, None]
         weights = jnp.exp(logs)
-        of_logits = jnp.where(chosen, of_logp[:, None], 0.0) - weights * of_logp[:, None]
+        of_logits = jnp.where(part.is_chosen(targets), of_logp, 0.0) - weights * of_logp
         if how.entropy_gradient:
-            of_logits = of_logits - weights * (logs + entropy[:, None]) * of_entropy[:, None]
+            of_logits = of_logits - weights * (logs + entropy[:, None]) * of_entropy
         of_logits = (of_logits / how.temperature).astype(hidden.dtype)
-        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        of_hidden = product(to_hidden, of_logits, whole).astype(hidden.dtype)
-        return of_hidden, product(to_matrix, of_logits, hidden)
+        of_hidden = product(f"PV,{how.spec}->PD", of_logits, part.matrix)
+        return of_hidden, product(f"PV,PD->{how.spec}", of_logits, hidden)
 
-    each = (hidden, targets, lse, entropy, *given)
-    if len(hidden) == 1:
-        of_hidden, of_matrix = chunk(*(x[0] for x in each), logits)
-        of_hidden = of_hidden[None]
+    def step(carry, first):
+        part = how.part(whole, first)
+        of_hidden, own = gradients(part, None)
+        put = jax.lax.dynamic_update_slice_in_dim
+        return (carry[0] + of_hidden, put(carry[1], own, part.begin, how.axis)), None
+
+    parts = how.parts(whole)
+    if len(parts) == 1:
+        of_hidden, of_matrix = gradients(how.part(whole, 0), logits)
     else:
-
-        def step(total, x):
-            of_hidden, of_matrix = chunk(*x, None)
-            return total + of_matrix, of_hidden
-
-        of_matrix, of_hidden = jax.lax.scan(step, jnp.zeros(whole.shape, jnp.float32), each)
+        start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (hidden, whole))
+        (of_hidden, of_matrix), _ = jax.lax.scan(step, start, parts)
     if how.in_parts:
         of_matrix = scattered_gradient(of_matrix, how.axes)
-    return of_matrix.astype(matrix.dtype), of_hidden, None
+    return of_matrix.astype(matrix.dtype), of_hidden.astype(hidden.dtype), None
 
 
 _logprobs.defvjp(_forward, _backward)
@@ -221,7 +292,4 @@ _logprobs.defvjp(_forward, _backward)
 
 def _devices(logical_axis: str) -> int:
     """Devices that share a logical axis, inside a ``per_shard`` function."""
-    size = 1
-    for name in shared_by(logical_axis):
-        size *= jax.lax.axis_size(name)
-    return size
+    return math.prod(jax.lax.axis_size(name) for name in shared_by(logical_axis))

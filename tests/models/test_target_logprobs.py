@@ -1,4 +1,4 @@
-"""Log-probabilities of targets in chunks: those of a softmax over all logits, with its gradients,
+"""Log-probabilities of targets in parts of the vocabulary: those of a softmax over all logits, with its gradients,
 on one device and on a mesh that cuts rows, parameters and the vocabulary.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from models.sharding import MeshConfig, make_mesh, partition_spec
-from models.target_logprobs import Head, target_logprobs
+from models.target_logprobs import AT_ONCE, KEPT, Head, chunk_size, target_logprobs
 
 ROWS, TARGETS, WIDTH, VOCAB = 4, 7, 8, 20
 AXES = {"tied": ("vocab", "embed"), "untied": ("embed", "vocab")}
@@ -63,7 +63,7 @@ def close(found, wanted, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("kind", AXES)
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", [None, 6])
 def test_chunks_give_the_values_and_gradients_of_all_logits(kind, chunk):
     given = arguments(kind)
     for tokens, temperature in ((VOCAB, 1.0), (VOCAB - 2, 0.7)):
@@ -110,8 +110,20 @@ def test_bfloat16_products_have_a_gradient_of_the_matrix_that_is_added_in_float3
 
 def test_no_array_holds_the_logits_of_all_targets():
     given = arguments("tied")
-    loss = weighed(functools.partial(in_chunks, "tied", VOCAB, 1.0, 4))
+    loss = weighed(functools.partial(in_chunks, "tied", VOCAB, 1.0, 6))
     program = loss.lower(*given).as_text()
-    assert f"4x{VOCAB}xf32" in program
-    for rows in (ROWS * TARGETS, f"{ROWS}x{TARGETS}", f"{ROWS * TARGETS // 4}x4"):
+    assert f"<{ROWS * TARGETS}x6xf32>" in program
+    for rows in (ROWS * TARGETS, f"{ROWS}x{TARGETS}"):
         assert f"<{rows}x{VOCAB}xf32>" not in program
+
+
+def test_logits_at_a_time_take_the_memory_that_is_meant():
+    for targets, vocabulary in ((4096, 151_936), (49_152, 151_936), (6144, 49_152), (512, 4096)):
+        size = chunk_size(targets, vocabulary)
+        whole = 4 * targets * vocabulary
+        if whole <= KEPT:
+            assert size == vocabulary
+        else:
+            # whole tiles of 128 tokens
+            assert whole // vocabulary * (size - 128) < AT_ONCE
+            assert -(-vocabulary // size) <= -(-whole // AT_ONCE)
