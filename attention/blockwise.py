@@ -35,6 +35,7 @@ from pallas_kernels.finite import cleaned, cotangents, guarded
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
+from pallas_kernels.saved import attended
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED, Tokens, sees, visible
 
@@ -202,6 +203,7 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
     out, lse = jax.lax.map(row, (queries, keys))
     out = _join_queries(out, q.shape)
     lse = _join_queries(lse[:, :, None], (*q.shape[:3], 1))[..., 0]
+    out, lse = attended(out, lse)
     return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
 
 

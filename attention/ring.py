@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.finite import cleaned
+from pallas_kernels.saved import attended
 from pallas_kernels.softmax import merge
 from pallas_kernels.tokens import Tokens
 
@@ -128,7 +129,7 @@ def _forward(q, k, v, rest, part: Part, ring: Ring):
     out, lse = part(q, k, v, ring._source(0), *rest)
     start = (ring.turned((k, v)), out.astype(wide), lse)
     (_, out, lse), _ = jax.lax.scan(step, start, jnp.arange(1, ring.parts))
-    out = out.astype(v.dtype)
+    out, lse = attended(out.astype(v.dtype), lse)
     return (out, lse), (q, k, v, rest, out, lse)
 
 

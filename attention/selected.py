@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.blockwise import DIRECT, XLA, check_heads
 from pallas_kernels.finite import cleaned, cotangents, guarded
+from pallas_kernels.saved import attended
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.selected.tiles import (
     cut,
@@ -134,6 +135,7 @@ def _forward(q, k, v, picks, q_order, k_order, size):
     _, (out, lse) = _each_list(chunk, lambda keys: keys, queries, cut_keys(k, v, k_order, size))
     out = join(out, q.shape)
     lse = join(lse[..., None], (*q.shape[:3], 1))[..., 0]
+    out, lse = attended(out, lse)
     return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
 
 

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from attention.products import project
 from models.quantised import product
+from pallas_kernels.saved import PRODUCT
 
 if TYPE_CHECKING:
     from models.layers import Layers
@@ -134,7 +136,7 @@ def projected(
     """
     out = product(layer, name, y, contract)
     added = None if layer.lora is None else layer.lora.added(name, y, contract)
-    return out if added is None else out + added
+    return checkpoint_name(out if added is None else out + added, PRODUCT)
 
 
 def new_adapters(model: Transformer, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:

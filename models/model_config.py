@@ -15,6 +15,7 @@ from attention.methods.method import LayerShape, Method
 from models.functions import Scaling
 from models.lora import LoRA
 from models.quantised import Kind, check_kind
+from pallas_kernels.saved import ATTENTION, PRODUCT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +143,16 @@ class Sizes:
         return dataclasses.replace(config, **own, moe=moe)
 
 
+# Names (``pallas_kernels.saved``) of what ``remat`` keeps of a layer beside the hidden states
+# before it: nothing; results and log-sum-exps of attention, so that its forward pass runs once;
+# those and the products with the layer's matrices but for experts, so that norms, rotation and
+# SwiGLU alone are computed again.
+REMAT_KEEPS: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "attention": (ATTENTION,),
+    "products": (ATTENTION, PRODUCT),
+}
+
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -193,6 +204,8 @@ class ModelConfig:
     param_dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # Results of a layer that ``remat`` keeps all the same: a key of ``REMAT_KEEPS``.
+    remat_keeps: str = "nothing"
     # Whether the hidden states before each layer, which ``remat`` keeps, wait in pinned memory of
     # the host for the backward pass.
     offload_activations: bool = False
@@ -223,6 +236,10 @@ class ModelConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r} must be a number above 0")
+        if self.remat_keeps not in REMAT_KEEPS:
+            raise ValueError(
+                f"remat_keeps={self.remat_keeps!r} must be one of {', '.join(REMAT_KEEPS)}"
+            )
         if not isinstance(self.tied_embeddings, bool):
             raise ValueError(f"tied_embeddings={self.tied_embeddings!r} must be true or false")
         if not self.attention or self.num_layers % len(self.attention):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from models.transformer import Transformer
 
 # Logits of tokens that do not exist. Finite, so that 0 times it is 0 and not NaN.
-_NEVER = -1e30
+NEVER = -1e30
 
 
 class Axis(Protocol):
@@ -282,7 +282,7 @@ def hide_padding(config: ModelConfig, logits: Float[Array, "... V"]) -> Float[Ar
     """Logits of which no token that does not exist is ever drawn, and none takes probability."""
     if config.unpadded is None or config.unpadded.vocab_size == config.vocab_size:
         return logits
-    return jnp.where(jnp.arange(config.vocab_size) < config.unpadded.vocab_size, logits, _NEVER)
+    return jnp.where(jnp.arange(config.vocab_size) < config.unpadded.vocab_size, logits, NEVER)
 
 
 def gradient_norm(gradients: Any) -> jax.Array:

@@ -334,14 +334,20 @@ def _part_forward(x, logical_axes, dtype):
 
 
 def _part_backward(logical_axes, dtype, own, gradient):
-    at = _place_of_fsdp(logical_axes)
-    gradient = gradient.astype(own.dtype)
-    if at is not None:
-        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=at, tiled=True)
-    return (gradient,)
+    return (scattered_gradient(gradient.astype(own.dtype), logical_axes),)
 
 
 gathered_part.defvjp(_part_forward, _part_backward)
+
+
+def scattered_gradient(gradient: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+    """The gradient of ``gathered_part``'s argument from that of its result: the sum over the
+    devices along ``fsdp``, of which each gets its part.
+    """
+    at = _place_of_fsdp(logical_axes)
+    if at is None:
+        return gradient
+    return jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=at, tiled=True)
 
 
 def _place_of_fsdp(logical_axes: Sequence[str | None]) -> int | None:

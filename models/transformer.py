@@ -44,7 +44,7 @@ from models.layers import (
     place_name,
 )
 from models.lora import STACKS, new_adapters, projected
-from models.model_config import ModelConfig
+from models.model_config import REMAT_KEEPS, ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
 from models.quantised import MATRICES, Kind, put_quantised, take_quantised
@@ -59,18 +59,13 @@ from models.sharding import (
     parameter_shardings,
     per_shard,
 )
+from models.target_logprobs import Head
 from pallas_kernels.tokens import Tokens
 
 # Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
 GATHERED_LATER = (*MATRICES, "router")
-# The hidden states before a layer, and the policy by which they wait in the host's memory.
+# The hidden states before a layer, which may wait in the host's memory.
 _BEFORE_LAYER = "before_layer"
-_TO_HOST = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=[_BEFORE_LAYER],
-    offload_src="device",
-    offload_dst="pinned_host",
-)
 
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
@@ -242,8 +237,7 @@ class Transformer(nnx.Module):
         )
         step = functools.partial(self._period, positions, layout, real, noted, keep)
         if self.config.remat:
-            policy = _TO_HOST if self.config.offload_activations else None
-            step = jax.checkpoint(step, policy=policy)
+            step = jax.checkpoint(step, policy=self._kept())
         elif cuts_parameters():
             # else the whole parameters of all layers would wait for the backward pass
             step = jax.checkpoint(step, policy=all_but_whole_parameters)
@@ -263,6 +257,21 @@ class Transformer(nnx.Module):
             for parts in zip(*(more[:2] for more in found), strict=True)
         )
         return x, kept, shares, _in_order(routed)
+
+    def _kept(self) -> Callable[..., Any] | None:
+        """The policy of ``remat``: what the backward pass need not compute again; None for nothing
+        but the hidden states before a layer.
+        """
+        names = REMAT_KEEPS[self.config.remat_keeps]
+        policies = jax.checkpoint_policies
+        if self.config.offload_activations:
+            return policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=names,
+                names_which_can_be_offloaded=[_BEFORE_LAYER],
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+        return policies.save_only_these_names(*names) if names else None
 
     def _period(
         self,
@@ -589,6 +598,13 @@ class Transformer(nnx.Module):
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""
         return self._within(norm(x, gathered(self.final_norm)[...], self.config))
+
+    def head(self) -> Head:
+        """The matrix from hidden states to logits, for ``models.target_logprobs``."""
+        c = self.config
+        table = self.embed.table if c.tied_embeddings else self.unembed
+        tokens = c.vocab_size if c.unpadded is None else c.unpadded.vocab_size
+        return Head(table[...], table.get_metadata("logical_axes"), tokens)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""

@@ -141,6 +141,7 @@ def config_flags(job: Workload, learner: MeshConfig, actor: MeshConfig) -> list[
         **{f"rollout.mesh.{name}": size for name, size in zip(MESH_AXES, actor.sizes, strict=True)},
         "model.dtype": model.dtype,
         "model.remat": model.remat,
+        "model.remat_keeps": model.remat_keeps,
         "model.offload_activations": model.offload_activations,
         "train.optimizer.offload": job.offload_moments,
         "rollout.engine.slots": job.rows,

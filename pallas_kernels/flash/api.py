@@ -31,6 +31,7 @@ from pallas_kernels.choice import (
 from pallas_kernels.finite import cleaned, cotangents, guarded
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
+from pallas_kernels.saved import attended
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
@@ -107,7 +108,7 @@ def _attention(q, k, v, q_tokens, k_tokens, options: _Options):
 
 
 def _forward(q, k, v, q_tokens, k_tokens, options: _Options):
-    out, lse = options.kernel("forward")(q, k, v, q_tokens, k_tokens)
+    out, lse = attended(*options.kernel("forward")(q, k, v, q_tokens, k_tokens))
     return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
 
 

@@ -30,6 +30,7 @@ from pallas_kernels.choice import (
 )
 from pallas_kernels.finite import cleaned, guarded
 from pallas_kernels.flash.api import check_rows
+from pallas_kernels.saved import attended
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
 from pallas_kernels.tuned import tuned
@@ -119,7 +120,7 @@ def _attention(q, k, v, picks, q_order, k_order, options: _Options):
 
 
 def _forward(q, k, v, picks, q_order, k_order, options: _Options):
-    out, lse = options.run(chunks.forward, q, k, v, picks, q_order, k_order)
+    out, lse = attended(*options.run(chunks.forward, q, k, v, picks, q_order, k_order))
     return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
 
 

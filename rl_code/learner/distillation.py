@@ -72,6 +72,9 @@ class Divergence:
     as_advantage: ClassVar[bool] = False
     # True if ``__call__`` asks for the teacher's distribution.
     whole: ClassVar[bool] = False
+    # True if ``__call__`` reads the policy's distribution. Without it the logits of all targets
+    # are never in memory together.
+    reads_policy: ClassVar[bool] = True
 
     def check(self, vocabulary: int) -> None:
         """Raises ValueError for settings that do not go with a vocabulary of so many tokens."""
@@ -86,15 +89,15 @@ class Divergence:
 
     def __call__(
         self,
-        policy: Distributions,
+        policy: Distributions | None,
         chosen: Tokens,
         taught: Taught,
         teacher: Callable[[], Distributions],
     ) -> Tokens:
         """The divergence of each target.
 
-        policy: log pi, with gradient. chosen: log pi of the sampled tokens. teacher: makes log pi_T
-        from ``taught.hidden``.
+        policy: log pi, with gradient; None without ``reads_policy``. chosen: log pi of the sampled
+        tokens. teacher: makes log pi_T from ``taught.hidden``.
         """
         raise NotImplementedError
 
@@ -140,6 +143,7 @@ class Sampled(Divergence):
     """log pi(a) - log pi_T(a) of the sampled token, as a negative advantage."""
 
     as_advantage: ClassVar[bool] = True
+    reads_policy: ClassVar[bool] = False
 
     def __call__(self, policy, chosen, taught, teacher):
         return chosen - taught.logprobs
@@ -255,7 +259,7 @@ def lesson(
     config: TeacherConfig,
     taught: Taught,
     *,
-    policy: Distributions,
+    policy: Distributions | None,
     chosen: Tokens,
     prox: Tokens | None,
     advantages: Tokens,

@@ -12,6 +12,8 @@ from attention.layout import Before
 from attention.picks import Noted
 from models.moe import Routing
 from models.sharding import constrain, context_size
+from models.target_logprobs import Head
+from models.target_logprobs import target_logprobs as of_targets
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
 from rl_code.learner.batch import Batch
@@ -49,6 +51,9 @@ class Model(Protocol):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> float32 [..., V]."""
 
+    def head(self) -> Head:
+        """The matrix that makes ``logits``."""
+
 
 def target_logits(
     model: Model, hidden: Float[Array, "R M D"], temperature: float
@@ -83,8 +88,8 @@ def target_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """``logprobs_of`` the targets that follow these hidden states."""
-    return logprobs_of(target_logits(model, hidden, temperature), targets, entropy_gradient)
+    """``logprobs_of`` the targets that follow these hidden states, without all their logits."""
+    return of_targets(model.head(), hidden, targets, temperature, entropy_gradient)
 
 
 def batch_logprobs(

@@ -224,15 +224,21 @@ def loss_share(
     """
     batch, prox, ref = micro
     hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
-    logits = target_logits(model, hidden, loss.temperature)
-    logp, entropy = logprobs_of(logits, batch.targets, loss.entropy_coef != 0.0)
-    lesson = None
+    rewards_entropy = loss.entropy_coef != 0.0
+    policy = lesson = None
+    if teacher is not None and teacher[0].form.reads_policy:
+        logits = target_logits(model, hidden, loss.temperature)
+        logp, entropy = logprobs_of(logits, batch.targets, rewards_entropy)
+        policy = jax.nn.log_softmax(logits)
+    else:
+        given = (batch.targets, loss.temperature, rewards_entropy)
+        logp, entropy = target_logprobs(model, hidden, *given)
     if teacher is not None:
         config, taught, head = teacher
         lesson = distillation.lesson(
             config,
             taught,
-            policy=jax.nn.log_softmax(logits),
+            policy=policy,
             chosen=logp,
             prox=prox,
             advantages=batch.advantages,
@@ -384,28 +390,40 @@ def accumulate(
     [micro_batches, ...]. The last result holds the gradient with respect to each part.
     """
 
-    def of_trained(some: Any, part: Any, i: jax.Array) -> tuple[jax.Array, Terms]:
-        return loss(with_trained(model, some), part, i)
-
-    gradient = jax.value_and_grad(of_trained, argnums=(0, 1), has_aux=True)
     changed = trained(model)
+    leaves, tree = jax.tree.flatten(changed)
+    # The backward pass adds to these sums in place, layer by layer: there is no second stack of the
+    # gradients of a micro-batch.
+    sums = [jax.new_ref(jnp.zeros(x.shape, jnp.float32)) for x in leaves]
 
     def body(i: jax.Array, carry: tuple) -> tuple:
-        value, terms, grads, part_grads = carry
-        (more, more_terms), (more_grads, one) = gradient(changed, take(parts, i), i)
-        part_grads = jax.tree.map(lambda whole, x: whole.at[i].set(x), part_grads, one)
-        return (
-            value + more,
-            terms.merge(more_terms),
-            jax.tree.map(jnp.add, grads, float32(more_grads)),
-            part_grads,
+        value, terms, part_grads = carry
+
+        def of_trained(some: Any, part: Any) -> tuple[jax.Array, Terms]:
+            return loss(with_trained(model, some), part, i)
+
+        part = take(parts, i)
+        more, backward, more_terms = jax.vjp(of_trained, changed, part, has_aux=True)
+        # of parameters in another dtype, the sums of this micro-batch alone
+        own = [
+            whole if x.dtype == jnp.float32 else jax.new_ref(jnp.zeros_like(x))
+            for whole, x in zip(sums, leaves, strict=True)
+        ]
+        of_part = jax.tree.map(lambda x: jax.new_ref(jnp.zeros_like(x)), part)
+        backward.with_refs(jax.tree.unflatten(tree, own), of_part)(jnp.ones_like(more))
+        for whole, one in zip(sums, own, strict=True):
+            if one is not whole:
+                whole[...] += jax.freeze(one).astype(jnp.float32)
+        part_grads = jax.tree.map(
+            lambda whole, ref: whole.at[i].set(jax.freeze(ref)), part_grads, of_part
         )
+        return value + more, terms.merge(more_terms), part_grads
 
     shapes = jax.eval_shape(loss, model, take(parts, 0), jnp.int32(0))
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, changed), parts)
-    )
-    return jax.lax.fori_loop(0, count, body, (*zeros[0], *zeros[1:]))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, parts))
+    value, terms, part_grads = jax.lax.fori_loop(0, count, body, (*zeros[0], zeros[1]))
+    grads = jax.tree.unflatten(tree, [jax.freeze(x) for x in sums])
+    return value, terms, grads, part_grads
 
 
 def apply(

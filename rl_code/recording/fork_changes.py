@@ -22,6 +22,7 @@ _FIXED = {
 # Keys of those sections that it can.
 _FREE = (
     "model.remat",
+    "model.remat_keeps",
     "model.offload_activations",
     "model.sequence_parallel",
     "model.fold_experts",

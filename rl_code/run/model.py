@@ -98,6 +98,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
         attention=methods,
         dtype=spec.dtype,
         remat=spec.remat,
+        remat_keeps=spec.remat_keeps,
         offload_activations=spec.offload_activations,
         sequence_parallel=spec.sequence_parallel,
         moe=moe,

@@ -60,6 +60,7 @@ _NOT_SHAPE = (
     "dtype",
     "param_dtype",
     "remat",
+    "remat_keeps",
     "offload_activations",
     "sequence_parallel",
     "attention",

@@ -11,7 +11,7 @@ from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models.families import PRESETS
 from models.lora import LoRA
-from models.model_config import ModelConfig
+from models.model_config import REMAT_KEEPS, ModelConfig
 from models.own_template import DATE
 from models.quantised import Kind
 from models.sharding import MeshConfig
@@ -62,6 +62,11 @@ class ModelSpec:
     dtype: str = "float32"
     # True if activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # With ``remat``, results of a layer that are kept all the same: "nothing"; "attention" (its
+    # results and log-sum-exps: 2 (N H) numbers a token, so that its kernel runs once); "products"
+    # (those and all products with the layer's matrices but for experts). For the memory of each
+    # ``python -m launch.plan --remat_keeps=...``.
+    remat_keeps: str = "nothing"
     # With ``remat``, whether the hidden states before each layer wait in pinned memory of the host
     # for the backward pass.
     offload_activations: bool = False
@@ -115,6 +120,14 @@ class ModelSpec:
         at_least(self, pad_for=1, pad_experts_for=1)
         if not 0.0 < self.expert_buffer < math.inf:
             raise ValueError(f"expert_buffer={self.expert_buffer} must be more than 0")
+        if self.remat_keeps not in REMAT_KEEPS:
+            raise ValueError(
+                f"remat_keeps={self.remat_keeps!r} must be one of {', '.join(REMAT_KEEPS)}"
+            )
+        if self.remat_keeps != "nothing" and not self.remat:
+            raise ValueError(
+                f"remat_keeps={self.remat_keeps!r} says what remat keeps: set remat=True"
+            )
         if self.offload_activations and not self.remat:
             raise ValueError(
                 "offload_activations=True moves what remat keeps to the host: set remat=True"

@@ -17,6 +17,7 @@ from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
+from models.target_logprobs import Head
 from models.transformer import Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory
@@ -175,6 +176,9 @@ class Toy:
 
     def logits(self, hidden):
         return jnp.einsum("...D,VD->...V", hidden, self.table).astype(jnp.float32)
+
+    def head(self):
+        return Head(self.table, ("vocab", "embed"), VOCAB)
 
 
 @functools.cache

@@ -90,13 +90,13 @@ def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatc
     assert_close(metrics, whole[1])
 
     calls = []
-    logits = type(model).logits
+    head = type(model).head
 
-    def counted(self, hidden):
+    def counted(self):
         jax.debug.callback(lambda: calls.append(1))
-        return logits(self, hidden)
+        return head(self)
 
-    monkeypatch.setattr(type(model), "logits", counted)
+    monkeypatch.setattr(type(model), "head", counted)
     jax.block_until_ready(make_token_logprobs(0.8, 8)(model, batch))
     jax.effects_barrier()
     assert len(calls) == -(-rows // 4) < 8
