@@ -63,6 +63,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":
+        config.tokenizer.update(texts=100)
         config.rollout.engine.update(slots=8)
         config.sft.update(steps=4, demonstrations=100)
         config.train.update(steps=3, tasks_per_step=4, group_size=4)

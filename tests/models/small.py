@@ -52,3 +52,7 @@ def narrow_preset(num_layers: int = 1, num_kv_heads: int = 2) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=16,
     )
+
+
+# What runs in processes of their own are given as config.model.preset.
+NARROW = narrow_preset(num_layers=2)

@@ -33,6 +33,8 @@ FLAGS = (
     "--config.train.optimizer.warmup_steps=1",
     "--config.checkpoint.every=1",
     "--config.sft.checkpoint_every=1",
+    "--config.model.preset=tests.models.small:NARROW",
+    "--config.limits.turns=3",
 )
 
 
@@ -70,7 +72,9 @@ def _kill(workdir: Path, moment: float) -> None:
 
 
 def _state(workdir: Path):
-    config = build(RunConfig, quickstart.get_config("smoke"))
+    given = quickstart.get_config("smoke")
+    given.model.preset = "tests.models.small:NARROW"
+    config = build(RunConfig, given)
     with Run(config, workdir) as run, jax.set_mesh(run.mesh):
         restored = checkpoint.load(workdir, init_state(run.init_model(), config.train.optimizer))
     assert restored is not None
