@@ -30,6 +30,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from attention.indexer import Indexed
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
@@ -52,6 +53,7 @@ from models.sharding import (
     all_but_whole_parameters,
     constrain,
     context_size,
+    cut_over,
     cut_tokens,
     cuts_parameters,
     gathered,
@@ -90,6 +92,18 @@ def _in_order(routed: list[Routing | None]) -> Routing | None:
         lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]) if len(xs) > 1 else xs[0],
         *routed,
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerTerms:
+    """What layers tell beside hidden states, for the losses that are not of tokens."""
+
+    # Where the tokens went in every layer with experts; None for a model without any.
+    routing: Routing | None = None
+    # In each row, the sum over its tokens of the indexer's divergence in nats, of every layer whose
+    # indexer learns; None without any.
+    divergence: Float[Array, "L B"] | None = None
 
 
 class Transformer(nnx.Module):
@@ -160,13 +174,13 @@ class Transformer(nnx.Module):
         before: Before | None = None,
         align: int = 1,
         documents: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Routing | None]:
-        """``hidden``, and where the tokens went in every layer with experts.
+    ) -> tuple[Float[Array, "B T D"], LayerTerms]:
+        """``hidden``, and what layers tell beside it.
 
-        The routing has an axis of these layers in front; None for a model without experts.
+        The routing has an axis of the layers with experts in front.
         """
-        x, _, _, routing = self._scan(tokens, positions, where, runs, align, documents, before)
-        return self.finish(x), routing
+        x, _, _, terms = self._scan(tokens, positions, where, runs, align, documents, before)
+        return self.finish(x), terms
 
     def hidden_noted(
         self,
@@ -176,19 +190,20 @@ class Transformer(nnx.Module):
         noted: Noted,
         runs: int = 0,
         documents: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"] | None, Routing | None]:
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"] | None, LayerTerms]:
         """``hidden_routed`` where a sampler noted what its layers chose.
 
         Returns (final hidden states; for each noted query the share of the sampler's blocks that
         the layers would choose too, and the share of lists that are equal, means over layers and
-        key/value heads, 0 where nothing was noted; the routing). None where layers do not choose.
+        key/value heads, 0 where nothing was noted; what layers tell). The shares are None where
+        layers do not choose.
         """
-        x, _, found, routing = self._scan(
+        x, _, found, terms = self._scan(
             tokens, positions, where, runs, documents=documents, noted=noted
         )
         # one entry [periods, B, M, K, 2] for each layer of a period that chooses
         shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4)) if found else None
-        return self.finish(x), shares, routing
+        return self.finish(x), shares, terms
 
     def prefill(
         self,
@@ -215,7 +230,7 @@ class Transformer(nnx.Module):
         noted: Noted | None = None,
     ):
         """Runs all layers: (hidden states of the last one, the keys that were to be kept, with
-        ``noted`` how the layers' choices agree with those, the routing of the layers with experts).
+        ``noted`` how the layers' choices agree with those, what layers tell beside them).
 
         keep: whether to keep the keys that are computed from hidden states, not rotated. They come
         as a list with an entry for each layer of a period, whose arrays are stacked over the
@@ -250,13 +265,14 @@ class Transformer(nnx.Module):
             x, more = jax.lax.scan(step, x, (*self._by_period(layers, noted), *own))
             found.append(more)
         *_, routed = found[-1]
-        kept, shares = (
+        kept, shares, diverged = (
             jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
             if len(parts) > 1
             else parts[0]
-            for parts in zip(*(more[:2] for more in found), strict=True)
+            for parts in zip(*(more[:3] for more in found), strict=True)
         )
-        return x, kept, shares, _in_order(routed)
+        divergence = jnp.concatenate(diverged) if diverged else None
+        return x, kept, shares, LayerTerms(_in_order(routed), divergence)
 
     def _kept(self) -> Callable[..., Any] | None:
         """The policy of ``remat``: what the backward pass need not compute again; None for nothing
@@ -294,7 +310,9 @@ class Transformer(nnx.Module):
         methods = self.config.attention
         kept = []
         shares = []
+        diverged = []
         routed = []
+        indexed = Indexed()
         for index, method in enumerate(methods):
             alone = len(methods) == 1
             layer = layers if alone else self._layer_of(layers, index)
@@ -309,16 +327,24 @@ class Transformer(nnx.Module):
                 given = dataclasses.replace(noted, picks=picks[index])
             way = (method, parameters, positions, layout, earlier[index], kept, given, shares)
             attention = functools.partial(self._attend, *way)
-            if method.mixes:
+            if method.indexes:
+                told = []
+                way = (method, parameters, positions, layout, indexed, given, told)
+                attention = functools.partial(self._mix_indexed, *way)
+            elif method.mixes:
                 attention = functools.partial(self._mix, method, parameters, positions, layout)
             given = None
             if experts is not None:
                 given = dataclasses.replace(noted, experts=experts[index])
             x, routing = self.block(layer, x, attention, real, given)
             routed.append(routing)
+            if method.indexes:
+                (indexed,) = told
+                shares += [] if indexed.agreement is None else [indexed.agreement]
+                diverged += [] if indexed.loss is None else [jnp.sum(indexed.loss, axis=1)]
         if not self.config.sequence_parallel:
             x = constrain(x, "batch", "slots", None)
-        return x, (kept if keep else None, shares, routed)
+        return x, (kept if keep else None, shares, diverged, routed)
 
     def _by_period(self, layers: Layers, noted: Noted | None) -> tuple[Layers, jax.Array | None]:
         """(a stack of layers, the experts that a sampler noted of them), for a scan over periods:
@@ -472,6 +498,52 @@ class Transformer(nnx.Module):
         )
         turn = functools.partial(rope, positions=positions, config=self.config)
         mixed = mapped(parameters, method.inputs(parameters, y, turn), layout)
+        return method.output(parameters, mixed)
+
+    def _mix_indexed(
+        self,
+        method: Method,
+        parameters: Parameters,
+        positions,
+        layout: Layout,
+        earlier: Indexed,
+        noted: Noted | None,
+        told: list[Indexed],
+        layer: Layers,
+        y,
+    ) -> Float[Array, "B T D"]:
+        """``_mix`` of a method with an indexer. earlier: what the layer before gave. noted: what a
+        sampler chose in this layer, [B, M, 1, n]. told: a list, to which what it gives is appended.
+        """
+        described = method.parameters(self.config.layer_shape)
+        axes = {name: described[name].axes for name in parameters}
+        ring = _ring() if method.cut_keys() else None
+        slots = None if ring is None else "slots"
+        queries = ("batch", slots)
+        turn = functools.partial(rope, positions=positions, config=self.config)
+        inputs = method.inputs(parameters, y, turn)
+        heads = tuple(
+            (*queries, head, None) for head, _ in zip(method.input_heads, inputs, strict=False)
+        )
+        # it is asked here: inside of the function the axes are no more to be cut over
+        over = cut_over("kv_heads")
+        picks = () if earlier.picks is None else (earlier.picks,)
+        given = () if noted is None else (numbers(noted.picks)[:, :, 0], noted.sources)
+
+        def own(parameters, inputs, layout, picks, given):
+            before = Indexed(*picks)
+            replay = (*given, noted.replay) if given else None
+            layout = layout.cut(ring)
+            return method.mix_indexed(parameters, inputs, layout, before, replay, over)
+
+        out = Indexed((*queries, None), queries, ("batch", None, None, None))
+        mapped = per_shard(
+            own,
+            (axes, heads, ("batch",), (*queries, None), ("batch",)),
+            ((*queries, "kv_heads", None), out),
+        )
+        mixed, indexed = mapped(parameters, inputs, layout, picks, given)
+        told.append(indexed)
         return method.output(parameters, mixed)
 
     def _derived_keys(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from attention.methods.dsa import DSA
 from attention.methods.mla import MLA
 from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
@@ -134,6 +135,9 @@ class Family:
     states: bool = False
     # Whether all layers have latent attention (``latent``).
     latent: bool = False
+    # Whether indexers of such layers rotate elements 2 i and 2 i + 1 together, and not i and i +
+    # half; None for layers without indexers.
+    index_interleaved: bool | None = None
     # Whether files may have layers behind the last one, which guess further tokens and are not
     # read.
     guesses: bool = False
@@ -200,7 +204,8 @@ class Family:
             return False
         if self.states and not any(method.mixes for method in config.attention):
             return False
-        if self.latent and not all(isinstance(method, MLA) for method in config.attention):
+        kind = MLA if self.index_interleaved is None else DSA
+        if self.latent and any(type(method) is not kind for method in config.attention):
             return False
         if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False

@@ -27,7 +27,8 @@ from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.scalar_head import ScalarHead
 from models.sharding import constrain
-from rl_code.learner import balance, distillation, layouts, offload, picks
+from models.transformer import LayerTerms
+from rl_code.learner import balance, distillation, indexing, layouts, offload, picks
 from rl_code.learner.batch import Batch
 from rl_code.learner.distillation import Taught, TeacherConfig, head_of
 from rl_code.learner.layouts import float32
@@ -223,7 +224,7 @@ def loss_share(
     1, but passes only ``coef`` times its gradient on to the model.
     """
     batch, prox, ref = micro
-    hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
+    hidden, shares, layers = target_hidden(model, batch, runs, before, replay)
     rewards_entropy = loss.entropy_coef != 0.0
     policy = lesson = None
     if teacher is not None and teacher[0].form.reads_policy:
@@ -257,8 +258,19 @@ def loss_share(
         more, of_values = value_loss(values, *given)
         found = found + more
         terms = dataclasses.replace(terms, means=terms.means | of_values)
-    terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
-    return balance.with_load(found, terms, model, routing, total.slots)
+    terms = picks.with_agreement(terms, batch, shares, layers.routing, total.tokens)
+    return with_layers(found, terms, model, layers, total.slots)
+
+
+def with_layers(
+    value: jax.Array, terms: Terms, model: Model, layers: LayerTerms, tokens: jax.Array
+) -> tuple[jax.Array, Terms]:
+    """The loss and the terms of a micro-batch with those of its experts and indexers added.
+
+    tokens: of the whole batch, all that are no padding.
+    """
+    found = balance.with_load(value, terms, model, layers.routing, tokens)
+    return indexing.with_divergence(*found, model, layers.divergence, tokens)
 
 
 def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
@@ -282,7 +294,7 @@ def supervised_loss(
     Raises:
       ValueError: a layer chooses blocks of a size of which ``batch.align`` is no multiple.
     """
-    hidden, routing = model.hidden_routed(
+    hidden, layers = model.hidden_routed(
         batch.tokens, batch.positions, batch.where, align=batch.align
     )
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
@@ -291,7 +303,7 @@ def supervised_loss(
     slots = real_slots(batch.where.segments) if slots is None else slots
     loss = -jnp.sum(mask * logp) / tokens
     terms = Terms({"policy/entropy": jnp.sum(mask * entropy) / tokens}, {})
-    return balance.with_load(loss, terms, model, routing, slots)
+    return with_layers(loss, terms, model, layers, slots)
 
 
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:

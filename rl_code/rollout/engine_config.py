@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from attention.picks import narrowest
 from rl_code.config.read_config import follows
 
 
@@ -203,7 +202,3 @@ class EngineConfig:
         """Pages of the longest shared prefix."""
         return max(1, (self.prompt_length - 1) // self.page)
 
-    @property
-    def noted_dtype(self) -> np.dtype | None:
-        """The dtype of the numbers of blocks that are noted; None if none are."""
-        return narrowest(self.table) if self.note_picks else None

@@ -427,5 +427,12 @@ def check_chooses(methods: Sequence[Method], moe: MoE | None, picks: str | None)
         names = ", ".join(dict.fromkeys(type(method).__name__ for method in methods))
         raise ConfigError(
             f"config.rollout.picks = {picks!r}: no layer has attention whose picks can be noted "
-            f"(nsa), and none has experts; the model's are {names}; set rollout.picks to None"
+            f"(nsa, dsa), and none has experts; the model's are {names}; set rollout.picks to None"
+        )
+    choose = [method for method in methods if method.noted_picks() is not None]
+    if picks is not None and len({method.pick_lists(2) for method in choose}) > 1:
+        names = " and ".join(dict.fromkeys(type(method).__name__ for method in choose))
+        raise ConfigError(
+            f"config.rollout.picks = {picks!r}: {names} have different numbers of picks for a "
+            "token, which cannot be noted together; set rollout.picks to None"
         )

@@ -30,8 +30,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DeepseekV3Config,
+    DeepseekV32Config,
     Dots1Config,
     Glm4MoeConfig,
+    GlmMoeDsaConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -112,6 +114,7 @@ LATENT = SMALL | {
     "first_k_dense_replace": 1,
     "num_mtp_layers": 0,
 }
+INDEXERS = {"index_topk": 9, "index_n_heads": 3, "index_head_dim": 12}
 # Of the 4 rotated pairs one stays, one is between and two are divided by the factor.
 YARN = {
     "rope_theta": 1e4,
@@ -258,6 +261,17 @@ MODELS = {
         rope_parameters=PLAIN,
         n_group=1,
         topk_group=1,
+    ),
+    "deepseek_v32": DeepseekV32Config(
+        **LATENT, **INDEXERS, q_lora_rank=14, rope_parameters=YARN, n_group=4, topk_group=2
+    ),
+    # every other layer takes the keys that the one before it chose
+    "glm_moe_dsa": GlmMoeDsaConfig(
+        **LATENT | {"num_hidden_layers": 4, "first_k_dense_replace": 2},
+        **INDEXERS,
+        q_lora_rank=14,
+        rope_parameters=PLAIN,
+        indexer_types=["full", "shared"] * 2,
     ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file

@@ -29,6 +29,8 @@ PUBLISHED = {
     "glm-4.5-air": 106_852_251_264,
     "deepseek-v3": 671_026_419_200,
     "kimi-k2": 1_026_408_232_448,
+    "deepseek-v3.2": 671_877_944_064,
+    "glm-5": 743_911_218_432,
     # of the text models alone
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen3.5-4b": 4_205_751_296,
