@@ -114,7 +114,8 @@ LATENT = SMALL | {
     "first_k_dense_replace": 1,
     "num_mtp_layers": 0,
 }
-INDEXERS = {"index_topk": 9, "index_n_heads": 3, "index_head_dim": 12}
+# so many heads that no two scores are 0
+INDEXERS = {"index_topk": 9, "index_n_heads": 12, "index_head_dim": 12}
 # Of the 4 rotated pairs one stays, one is between and two are divided by the factor.
 YARN = {
     "rope_theta": 1e4,
