@@ -75,9 +75,7 @@ def scores(
     return jnp.einsum("CIn,CI->Cn", found, of_heads)
 
 
-def choose(
-    found: Scoring, q_tokens: Tokens, k_tokens: Tokens, count: int
-) -> Int[Array, "B T n"]:
+def choose(found: Scoring, q_tokens: Tokens, k_tokens: Tokens, count: int) -> Int[Array, "B T n"]:
     """The places of the ``count`` best keys of every query, in order, -1 where it sees fewer.
 
     Of equal scores the first place is taken. No gradient passes. A score that is not finite counts
@@ -311,9 +309,7 @@ def attend_all(
             out = jnp.einsum(
                 "CNS,SNH->CNH", weights.astype(v.dtype), v, preferred_element_type=wide
             )
-            loss = divergence(
-                jnp.sum(weights, axis=1), scores(queries, own, of_heads), mask, over
-            )
+            loss = divergence(jnp.sum(weights, axis=1), scores(queries, own, of_heads), mask, over)
             out = marked(out, (mask & bad).any(-1)[:, None])
             return out.astype(q.dtype), loss
 
@@ -359,9 +355,7 @@ def with_noted(
     return own, shares
 
 
-def _placed(
-    q_tokens: Tokens, k_tokens: Tokens, noted: Int[Array, "B M n"]
-) -> Int[Array, "B M n"]:
+def _placed(q_tokens: Tokens, k_tokens: Tokens, noted: Int[Array, "B M n"]) -> Int[Array, "B M n"]:
     """Tokens by order as the slots of those that the queries see; -1 for none."""
 
     def row(xs):

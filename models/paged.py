@@ -150,7 +150,9 @@ def decode_tokens(
     # own: a cache of this layer alone. gather: its pages laid side by side; None if they are not.
     # chosen: the places that the layer before chose, if any.
     @_once_for_layers_alike
-    def run(layer, parameters, own, gather, x, positions, places, rows, written, seen, pages, chosen):
+    def run(
+        layer, parameters, own, gather, x, positions, places, rows, written, seen, pages, chosen
+    ):
         (method,) = own.methods
         picks = []
 
@@ -294,18 +296,14 @@ def _mix(
     heads = tuple(
         (None, None, axis, None) for axis, _ in zip(method.input_heads, inputs, strict=False)
     )
-    mapped = per_shard(
-        own, (axes, of_pages, heads, (), (), (), (), ()), (of_heads, of_pages, ())
-    )
+    mapped = per_shard(own, (axes, of_pages, heads, (), (), (), (), ()), (of_heads, of_pages, ()))
     rows = (places, written, seen, pages)
     chosen = () if chosen is None else (chosen,)
     mixed, layer, chosen = mapped(parameters, cache.layers[0], inputs, *rows, chosen)
     return method.output(parameters, mixed), cache.with_layer(0, layer), chosen
 
 
-def _noted(
-    chosen: Int[Array, "B T n"] | None, places: Int[Array, "B T"]
-) -> Int[Array, "B T 1 n"]:
+def _noted(chosen: Int[Array, "B T n"] | None, places: Int[Array, "B T"]) -> Int[Array, "B T 1 n"]:
     """Places as picks of the tokens of rows: none where queries attended to all that they saw."""
     if chosen is None:
         return jnp.full((*places.shape, 1, 1), -1)

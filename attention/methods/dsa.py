@@ -94,8 +94,10 @@ class DSA(MLA):
         if not self.index_loss >= 0:
             raise ValueError(f"DSA: index_loss={self.index_loss} must be at least 0")
         if self.all_keys and self.shared:
-            raise ValueError("DSA: shared=True takes the keys that another layer chose, and with "
-                             "all_keys=True none are chosen; leave one of the two out")
+            raise ValueError(
+                "DSA: shared=True takes the keys that another layer chose, and with "
+                "all_keys=True none are chosen; leave one of the two out"
+            )
 
     def noted_picks(self):
         return None if self.shared or self.all_keys else self.picks
@@ -187,9 +189,7 @@ class DSA(MLA):
         size = latent.shape[-1]
         rank = parameters["kv_b"].shape[0]
         wide = self._absorbed(parameters, q, size)
-        out, loss = attend_chosen(
-            wide, latent[:, :, 0], picks, rank, own if learns else None, over
-        )
+        out, loss = attend_chosen(wide, latent[:, :, 0], picks, rank, own if learns else None, over)
         loss = self._of_real(loss, layout) if learns else None
         return self._values(parameters, q, out, size), Indexed(picks, loss, shares)
 

@@ -122,8 +122,8 @@ class Method:
     mixes = False
     # Whether such a method keeps a state that each token changes, in place of keys.
     keeps_state = False
-    # Whether such a method attends to single keys that an indexer chooses (``indexer``). It then has
-    # ``mix_indexed`` and ``mix_pages_indexed`` in place of ``mix`` and ``mix_pages``.
+    # Whether such a method attends to single keys that an indexer chooses (``indexer``). It then
+    # has ``mix_indexed`` and ``mix_pages_indexed`` in place of ``mix`` and ``mix_pages``.
     indexes = False
     # With ``mixes``, the logical axis of the heads of each of ``inputs``: "kv_heads", or None for
     # an input that every device has whole.
@@ -313,8 +313,8 @@ class Method:
         """With ``indexes``, (the results of whole rows, what the indexer gives beside them).
 
         earlier: that of the layer before, whose picks a layer may share. noted: (a sampler's picks
-        [B, M, n] by order; the slots of its queries [B, M]; whether to attend to these picks). over:
-        the mesh axes over which heads are cut.
+        [B, M, n] by order; the slots of its queries [B, M]; whether to attend to these picks).
+        over: the mesh axes over which heads are cut.
         """
         raise NotImplementedError(f"{type(self).__name__}.mix_indexed")
 

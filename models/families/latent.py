@@ -84,9 +84,7 @@ def read_methods(
         raise ValueError("config.json has q_lora_rank=None, which no layer with an indexer has")
     _check_layers(hf, need)
     indexer = {name: need(key) for name, key in _INDEX_KEYS.items()}
-    full = DSA(
-        **dataclasses.asdict(method), **indexer, index_interleaved=index_interleaved
-    )
+    full = DSA(**dataclasses.asdict(method), **indexer, index_interleaved=index_interleaved)
     shared = dataclasses.replace(full, shared=True)
     types = _types(hf, need("num_hidden_layers"))
     return tuple(shared if kind == "shared" else full for kind in _period(types))

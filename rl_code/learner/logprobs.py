@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from attention.layout import Before
 from attention.picks import Noted
-from models.transformer import LayerTerms
 from models.sharding import constrain, context_size
 from models.target_logprobs import Head
 from models.target_logprobs import target_logprobs as of_targets
+from models.transformer import LayerTerms
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
 from rl_code.learner.batch import Batch

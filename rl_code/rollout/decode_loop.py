@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention.cache.gathered import GatheredPages
 from attention.cache.paged import PagedCache

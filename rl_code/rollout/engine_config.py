@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import numpy as np
-
 from rl_code.config.read_config import follows
 
 
@@ -201,4 +199,3 @@ class EngineConfig:
     def prefix_table(self) -> int:
         """Pages of the longest shared prefix."""
         return max(1, (self.prompt_length - 1) // self.page)
-

@@ -404,6 +404,11 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
         "model.pad_for": (model.pad_for, None),
     }
     _refuse(refused, f"beside {type(own[0]).__name__}, which has projections of its own")
+    indexers = [method for method in own if method.indexes]
+    if indexers and config.documents is not None:
+        # its tokens stand at other orders than at places of pages, which documents fill up
+        refused = {"rollout.picks": (config.rollout.picks, None)}
+        _refuse(refused, f"beside documents, where {type(indexers[0]).__name__} chooses tokens")
     states = [method for method in own if method.keeps_state]
     if not states:
         return

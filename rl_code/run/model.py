@@ -218,7 +218,8 @@ def _indexed(config: RunConfig, methods: tuple[Method, ...]) -> tuple[Method, ..
     if not any(method.indexes for method in methods):
         raise ConfigError(
             f"config.model.index_loss = {spec.index_loss} and index_all_keys = "
-            f"{spec.index_all_keys}: no layer of the model has an indexer, as dsa has; leave them out"
+            f"{spec.index_all_keys}: no layer of the model has an indexer, as dsa has; leave both "
+            "out"
         )
     if spec.index_all_keys and config.rollout.picks is not None:
         raise ConfigError(
@@ -227,8 +228,7 @@ def _indexed(config: RunConfig, methods: tuple[Method, ...]) -> tuple[Method, ..
         )
     try:
         return tuple(
-            dataclasses.replace(method, **given) if method.indexes else method
-            for method in methods
+            dataclasses.replace(method, **given) if method.indexes else method for method in methods
         )
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error

@@ -104,7 +104,8 @@ VARIANTS = {
     | {"rope_scaling": None, "attention": (MLA(7, None, 6, 6),)},
     "deepseek_v32": LATENT
     | {"attention": (DSA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2, **INDEXER),)},
-    "glm_moe_dsa": LATENT | {"rope_scaling": None, "num_layers": 4, "attention": SHARING}
+    "glm_moe_dsa": LATENT
+    | {"rope_scaling": None, "num_layers": 4, "attention": SHARING}
     | {"moe": dataclasses.replace(GROUPED, first_dense=2)},
 }
 
