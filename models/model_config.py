@@ -264,11 +264,19 @@ class ModelConfig:
             if self.lora is not None:
                 self.lora.check_experts()
             dense = self.moe.first_dense
-            if dense >= self.num_layers or dense % len(self.attention):
+            if dense >= self.num_layers or (dense % len(self.attention) and not self.apart):
                 raise ValueError(
                     f"moe.first_dense={dense} must be below num_layers={self.num_layers} and a "
                     f"multiple of the {len(self.attention)} layers of attention={self.attention}"
                 )
+
+    @property
+    def apart(self) -> bool:
+        """True for a model without a period, whose layers are computed one by one: dense ones and
+        others with experts, of methods with projections of their own.
+        """
+        whole = len(self.attention) == self.num_layers and not self.attending
+        return bool(whole and self.dense_layers % self.num_layers)
 
     def _check_states(self) -> None:
         """Raises ValueError for settings that layers with projections of their own do not have."""

@@ -260,11 +260,16 @@ class Transformer(nnx.Module):
         rest = (of_methods, earlier, picks)
         x = self._between(self.embed_tokens(tokens))
         found = []
-        for layers, part in self._stacks():
+        for layers, part in () if self.config.apart else self._stacks():
             own = rest if part is None else jax.tree.map(operator.itemgetter(part), rest)
             x, more = jax.lax.scan(step, x, (*self._by_period(layers, noted), *own))
             found.append(more)
+        if self.config.apart:
+            own = jax.tree.map(operator.itemgetter(0), rest)
+            x, more = step(x, (*self._apart(noted), *own))
+            found.append(jax.tree.map(lambda y: y[None], more))
         *_, routed = found[-1]
+        routed = [each for each in routed if each is not None] or [None]
         kept, shares, diverged = (
             jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
             if len(parts) > 1
@@ -315,7 +320,10 @@ class Transformer(nnx.Module):
         indexed = Indexed()
         for index, method in enumerate(methods):
             alone = len(methods) == 1
-            layer = layers if alone else self._layer_of(layers, index)
+            if isinstance(layers, list):
+                layer = layers[index]
+            else:
+                layer = layers if alone else self._layer_of(layers, index)
             layer = gathered(layer, but=GATHERED_LATER)
             described = method.parameters(self.config.layer_shape)
             parameters = {
@@ -334,7 +342,7 @@ class Transformer(nnx.Module):
             elif method.mixes:
                 attention = functools.partial(self._mix, method, parameters, positions, layout)
             given = None
-            if experts is not None:
+            if experts is not None and experts[index] is not None:
                 given = dataclasses.replace(noted, experts=experts[index])
             x, routing = self.block(layer, x, attention, real, given)
             routed.append(routing)
@@ -362,6 +370,19 @@ class Transformer(nnx.Module):
         # [B, M, L, k] -> [periods, layers of a period, B, M, k]
         experts = jnp.moveaxis(noted.experts, 2, 0)
         return layers, experts.reshape(-1, count, *experts.shape[1:])
+
+    def _apart(self, noted: Noted | None) -> tuple[list[Layers], list | None]:
+        """(every layer, the experts that a sampler noted of it) of a model without a period."""
+        found = []
+        for layers in (self.first_layers, self.layers):
+            leaves, tree = jax.tree.flatten(layers)
+            # unlike that of indexing, its gradient puts all layers together once
+            each = zip(*(jnp.unstack(leaf) for leaf in leaves), strict=True)
+            found += [jax.tree.unflatten(tree, list(one)) for one in each]
+        if noted is None or noted.experts is None:
+            return found, None
+        experts = jnp.unstack(noted.experts, axis=2)
+        return found, [*(None for _ in range(self.config.dense_layers)), *experts]
 
     def _layer_of(self, layers: Layers, index: int) -> Layers:
         """One of the consecutive layers of a stack that begins with a period, or of one period."""

@@ -274,10 +274,18 @@ MODELS = {
         rope_parameters=PLAIN,
         indexer_types=["full", "shared"] * 2,
     ),
+    # in no period, by the rule of published files
+    "glm_moe_dsa_apart": GlmMoeDsaConfig(
+        **LATENT | {"num_hidden_layers": 5},
+        **INDEXERS,
+        q_lora_rank=14,
+        rope_parameters=PLAIN,
+        index_topk_freq=2,
+    ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file
 # Models of which the gradients are compared too.
-DERIVED = ("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air")
+DERIVED = ("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air", "glm_moe_dsa_apart")
 
 
 def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:

@@ -107,6 +107,8 @@ VARIANTS = {
     "glm_moe_dsa": LATENT
     | {"rope_scaling": None, "num_layers": 4, "attention": SHARING}
     | {"moe": dataclasses.replace(GROUPED, first_dense=2)},
+    # three layers without a period, one of them dense
+    "glm_moe_dsa, apart": LATENT | {"rope_scaling": None, "attention": (SHARING[0], *SHARING)},
 }
 
 
