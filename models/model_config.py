@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from attention.methods.api import DEFAULT
+from attention.methods.dsa import check_indexers
 from attention.methods.method import LayerShape, Method
 from models.functions import Scaling
 from models.lora import LoRA
@@ -287,7 +288,7 @@ class ModelConfig:
             raise ValueError(f"lora={self.lora} is not supported beside {own[0]}")
         if self.unpadded is not None:
             raise ValueError(f"a padded shape is not supported beside {type(own[0]).__name__}")
-        self._check_indexers()
+        check_indexers(self.attention)
         states = [method for method in own if method.keeps_state]
         if len(states) == len(self.attention):
             raise ValueError(
@@ -296,24 +297,6 @@ class ModelConfig:
             )
         if states and self.quantised is not None:
             raise ValueError(f"quantised={self.quantised!r} is not supported beside {states[0]}")
-
-    def _check_indexers(self) -> None:
-        """Raises ValueError for layers that share an indexer which is not theirs."""
-        before = None
-        for method in self.attention:
-            if getattr(method, "shared", False):
-                if not before or before.picks != method.picks:
-                    raise ValueError(
-                        f"attention={self.attention}: a layer with shared=True must stand behind "
-                        "one with an indexer and as many picks, in the same period"
-                    )
-            elif method.indexes:
-                before = method
-            else:
-                before = None
-        weights = {method.index_loss for method in self.attention if method.indexes} - {0.0}
-        if len(weights) > 1:
-            raise ValueError(f"attention={self.attention}: index_loss must be one number")
 
     @property
     def rotated(self) -> int:

@@ -25,6 +25,7 @@ Dimensions: those of ``mla`` and ``attention.indexer``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import jax
@@ -45,6 +46,7 @@ from attention.indexer import (
 from attention.methods.method import (
     LayerPages,
     LayerShape,
+    Method,
     PageShape,
     Parameter,
     Parameters,
@@ -173,18 +175,19 @@ class DSA(MLA):
             # every device has the keys of whole rows: they are few numbers a token
             own = own._replace(keys=layout.whole(own.keys))
         learns = own is not None and self.index_loss > 0
-        few = layout.tokens.shape[1] <= self.picks
-        if self.all_keys or few or (self.shared and earlier.picks is None):
-            if not learns:
+        picks, shares = earlier.picks, None
+        if own is not None:
+            picks = None
+            if self._chooses(layout.tokens):
+                picks = choose(own, layout.queries, layout.tokens, self.picks)
+                if noted is not None:
+                    rows = (layout.queries, layout.tokens, *noted, layout.ring)
+                    picks, shares = with_noted(picks, *rows)
+        if picks is None:
+            if own is None or not learns:
                 return self.mix(parameters, (q, latent), layout), Indexed()
             out, loss = self._all(parameters, q, layout.whole(latent), own, layout, over)
             return out, Indexed(loss=self._of_real(loss, layout))
-        picks, shares = earlier.picks, None
-        if own is not None:
-            picks = choose(own, layout.queries, layout.tokens, self.picks)
-            if noted is not None:
-                rows = (layout.queries, layout.tokens, *noted, layout.ring)
-                picks, shares = with_noted(picks, *rows)
         latent = layout.whole(latent)
         size = latent.shape[-1]
         rank = parameters["kv_b"].shape[0]
@@ -192,6 +195,10 @@ class DSA(MLA):
         out, loss = attend_chosen(wide, latent[:, :, 0], picks, rank, own if learns else None, over)
         loss = self._of_real(loss, layout) if learns else None
         return self._values(parameters, q, out, size), Indexed(picks, loss, shares)
+
+    def _chooses(self, tokens: Tokens) -> bool:
+        """True where a query may see more keys than it attends to."""
+        return not self.all_keys and tokens.shape[1] > self.picks
 
     def _all(self, parameters, q, latent, own: Scoring, layout: Layout, over: tuple[str, ...]):
         """(the result, the divergence of each query), where all keys are attended to."""
@@ -235,17 +242,16 @@ class DSA(MLA):
             own = Scoring(*rest)
             kept["index"] = at.put_whole(pages["index"], own.keys)
         rows = q.reshape(*q_tokens.shape, *q.shape[2:])
-        all_seen = reader.pages.tokens.shape[1] <= self.picks
-        if self.all_keys or all_seen or (self.shared and earlier is None):
-            out = self._read(parameters, rows, kept["latent"], q_tokens, reader)
-            return out.reshape(*q.shape[:3], -1), kept, None
-        picks = earlier
-        if own is not None:
+        picks = earlier if own is None else None
+        if own is not None and self._chooses(reader.pages.tokens):
             asking = (x.reshape(*q_tokens.shape, *x.shape[2:]) for x in (own.queries, own.weights))
             queries, weights = asking
             keys = reader.joined(kept["index"], reader.pages.tokens)
             found = Scoring(queries, keys, weights)
             picks = choose(found, q_tokens, reader.pages.tokens, self.picks)
+        if picks is None:
+            out = self._read(parameters, rows, kept["latent"], q_tokens, reader)
+            return out.reshape(*q.shape[:3], -1), kept, None
         size = new.shape[-1]
         rank = parameters["kv_b"].shape[0]
         wide = self._absorbed(parameters, rows, size)
@@ -292,6 +298,24 @@ class DSA(MLA):
             else:
                 found.append(Call("chosen keys", phase, _no_kernel))
         return tuple(found)
+
+
+def check_indexers(methods: Sequence[Method]) -> None:
+    """Raises ValueError for a period of layers in which one shares an indexer that is not there."""
+    before = None
+    for method in methods:
+        if not isinstance(method, DSA):
+            before = None
+        elif not method.shared:
+            before = method
+        elif before is None or before.picks != method.picks:
+            raise ValueError(
+                f"attention={methods}: a layer with shared=True must stand behind one with an "
+                "indexer and as many picks, in the same period"
+            )
+    weights = {method.index_loss for method in methods if isinstance(method, DSA)} - {0.0}
+    if len(weights) > 1:
+        raise ValueError(f"attention={methods}: index_loss must be one number")
 
 
 def _no_kernel(platform: str, name: str, dtype: str) -> str:

@@ -135,8 +135,10 @@ class MLA(Method):
 
     def inputs(
         self, parameters: Parameters, y: Float[Array, "B T D"], turn: Turn
-    ) -> tuple[Float[Array, "B T N H+P"], Float[Array, "B T 1 R+P"]]:
-        """(queries, latent vectors with the rotated part of the keys behind them)."""
+    ) -> tuple[jax.Array, ...]:
+        """(queries [B, T, N, H + P], latent vectors with the rotated part of the keys behind them
+        [B, T, 1, R + P]).
+        """
 
         weights = parameters["q" if self.query_latent is None else "q_b"]
         q = project(self._for_queries(parameters, y), weights.astype(y.dtype))

@@ -207,8 +207,8 @@ class Family:
         kind = MLA if self.index_interleaved is None else DSA
         if self.latent and any(type(method) is not kind for method in config.attention):
             return False
-        indexers = {method.index_interleaved for method in config.attention if method.indexes}
-        if self.latent and indexers - {self.index_interleaved}:
+        layers = [method for method in config.attention if isinstance(method, DSA)]
+        if self.latent and {m.index_interleaved for m in layers} - {self.index_interleaved}:
             return False
         if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False

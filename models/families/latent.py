@@ -109,9 +109,9 @@ def _check_layers(hf: Mapping[str, Any], need: Callable[[str], Any]) -> None:
 def _types(hf: Mapping[str, Any], layers: int) -> list[str]:
     """The kind of every layer: "full" with an indexer, "shared" without. Raises ValueError."""
     pattern = hf.get(_PATTERN)
-    found = hf.get(_TYPES)
+    found: Any = hf.get(_TYPES)
     if found is None and isinstance(pattern, str):
-        found = [{"F": "full", "S": "shared"}.get(one) for one in pattern]
+        found = [{"F": "full", "S": "shared"}.get(one, one) for one in pattern]
     elif found is None and pattern is not None:
         found = pattern
     if found is None:
@@ -144,7 +144,8 @@ def write_methods(config: ModelConfig, index_interleaved: bool | None) -> dict[s
     """
     method = config.attention[0]
     kind = MLA if index_interleaved is None else DSA
-    if type(method) is not kind or {_plain(each) for each in config.attention} != {_plain(method)}:
+    same = {_plain(each) for each in config.attention} == {_plain(method)}
+    if not isinstance(method, MLA) or type(method) is not kind or not same:
         raise ValueError(
             f"config.json has no words for attention={config.attention}, only for one kind of "
             f"{kind.__name__}"
