@@ -32,7 +32,8 @@ def with_divergence(
     """
     if divergence is None:
         return value, terms
-    (weight,) = {method.index_loss for method in model.config.attention if method.index_loss}
+    indexers = [method for method in model.config.attention if method.indexes]
+    weight = max(method.index_loss for method in indexers)  # those that learn have the same
     loss = jnp.sum(jnp.mean(divergence, axis=0)) / tokens
     means = {"attention/index_loss": jax.lax.stop_gradient(loss)}
     return value + weight * loss, dataclasses.replace(terms, means=terms.means | means)

@@ -306,6 +306,16 @@ def supervised_loss(
     return with_layers(loss, terms, model, layers, slots)
 
 
+def next_token_loss(model: Model, batch: SupervisedBatch) -> tuple[jax.Array, jax.Array]:
+    """(The sum of the negative log-likelihoods, in nats, of the tokens that ``supervised_loss``
+    counts, each times its weight; the sum of these weights).
+    """
+    hidden, _ = model.hidden_routed(batch.tokens, batch.positions, batch.where, align=batch.align)
+    logp, _ = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
+    mask = _predicted(batch)
+    return -jnp.sum(mask * logp), jnp.sum(mask)
+
+
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
     """An update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as
     make_update.

@@ -280,6 +280,9 @@ class SftConfig:
     # The source of the demonstrated tasks; None for the training tasks.
     tasks: Named | None = None
     demonstration: DemonstrationConfig = DemonstrationConfig()
+    # Demonstrations of tasks of the first of ``suites``, whose loss is told before and after: the
+    # metric sft/held_out_loss of the first and of the last step. 0 for none.
+    held_out: int = 0
     # Weight of the tokens that the agent reads, beside 1 for those that it writes. Predicting them
     # teaches a model without knowledge how files repeat what was said before them, which few of the
     # tokens that it writes tell.
