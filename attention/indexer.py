@@ -39,7 +39,7 @@ _MOST = jnp.iinfo(jnp.int32).max
 
 
 class Scoring(NamedTuple):
-    """What an indexer computes of tokens."""
+    """Queries, keys and weights that an indexer makes of tokens."""
 
     # q, rotated.
     queries: Float[Array, "B T I D"]
@@ -52,7 +52,7 @@ class Scoring(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Indexed:
-    """What a layer with an indexer gives beside its result."""
+    """Choice and divergence of a layer with an indexer, beside its result."""
 
     # The slots of whole rows, or the places of pages, that each query attends to, -1 for none; for
     # the layers that share them. None where every query attends to all that it sees.
@@ -209,7 +209,9 @@ def _size(q, picks, found) -> int:
 
 
 def _parts(q, picks, found):
-    """What a chunk has of its own: queries, picks with -1 behind the last, and the indexer's."""
+    """Each chunk's own queries, picks counted from 1 (0 for none), and queries and weights of the
+    indexer.
+    """
     picks = jnp.where(picks < 0, -1, picks) + 1  # so that the zeros of ``_cut`` are none
     size = _size(q, picks, found)
     own = () if found is None else (found.queries, found.weights[..., 0])

@@ -97,7 +97,7 @@ def _in_order(routed: list[Routing | None]) -> Routing | None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerTerms:
-    """What layers tell beside hidden states, for the losses that are not of tokens."""
+    """Results of layers beside hidden states, for the losses that are not of tokens."""
 
     # Where the tokens went in every layer with experts; None for a model without any.
     routing: Routing | None = None

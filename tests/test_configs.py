@@ -187,7 +187,7 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     train(with_attention(given, layers), tmp_path)
     (row,) = read_metrics(tmp_path)
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
-    assert row["attention/index_loss"] > 0
+    assert row["indexer/loss"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
     assert row["policy/mismatch_max"] < 1e-3
 

@@ -134,7 +134,7 @@ class DSA(MLA):
     def inputs(
         self, parameters: Parameters, y: Float[Array, "B T D"], turn: Turn
     ) -> tuple[jax.Array, ...]:
-        """Those of MLA, and those of ``indexer.Scoring``, which pass no gradient on."""
+        """The inputs of MLA, and of ``indexer.Scoring``, which pass no gradient on."""
         found = super().inputs(parameters, y, turn)
         if self.shared:
             return found

@@ -28,12 +28,12 @@ def with_divergence(
     """The loss and the terms of a micro-batch with those of its indexers added.
 
     divergence: sums over tokens in nats; None for a model without such layers. tokens: of the whole
-    batch, all that are no padding. The metric attention/index_loss is without its weight.
+    batch, all that are no padding. The metric indexer/loss is without its weight.
     """
     if divergence is None:
         return value, terms
     indexers = [method for method in model.config.attention if method.indexes]
     weight = max(method.index_loss for method in indexers)  # those that learn have the same
     loss = jnp.sum(jnp.mean(divergence, axis=0)) / tokens
-    means = {"attention/index_loss": jax.lax.stop_gradient(loss)}
+    means = {"indexer/loss": jax.lax.stop_gradient(loss)}
     return value + weight * loss, dataclasses.replace(terms, means=terms.means | means)

@@ -44,7 +44,7 @@ def test_the_loss_is_a_mean_over_tokens_and_layers():
     holder = dataclasses.make_dataclass("Model", ["config"])(small_config(attention=(INDEXER,)))
     divergence = jnp.array([[3.0, 5.0], [1.0, 3.0]])  # two layers, two rows
     value, terms = with_divergence(jnp.float32(1), Terms({}, {}), holder, divergence, 10.0)
-    assert terms.means["attention/index_loss"] == pytest.approx(0.6)
+    assert terms.means["indexer/loss"] == pytest.approx(0.6)
     assert value == pytest.approx(1 + 0.5 * 0.6)
     assert with_divergence(1.0, Terms({}, {}), holder, None, 10.0)[1].means == {}
 
@@ -62,7 +62,7 @@ def test_it_reaches_the_indexers_alone_and_nothing_else_reaches_them():
 
     terms, learning = gradients(INDEXER)
     none, without = gradients(frozen)
-    assert terms.means["attention/index_loss"] > 0 and "attention/index_loss" not in none.means
+    assert terms.means["indexer/loss"] > 0 and "indexer/loss" not in none.means
     of_indexers = [name for name in learning if "index_" in name]
     assert len(of_indexers) == 5
     for name in learning:
@@ -82,5 +82,5 @@ def test_an_indexer_comes_to_rank_as_attention_does(all_keys, share):
     losses = []
     for _ in range(40):
         state, metrics = update(state, batch())
-        losses.append(float(metrics["attention/index_loss"]))
+        losses.append(float(metrics["indexer/loss"]))
     assert np.mean(losses[-5:]) < share * losses[0]

@@ -35,7 +35,7 @@ def test_the_loss_on_held_out_tasks_is_told_before_and_after(tmp_path, monkeypat
     begun, then = stage("dsa_indexer", tmp_path / "dsa_indexer", tmp_path / "latent")
     # an indexer changes nothing while all keys are attended to
     assert begun["sft/held_out_loss"] == pytest.approx(last["sft/held_out_loss"], rel=1e-4)
-    assert begun["attention/index_loss"] > 0 and then["sft/held_out_loss"] > 0
+    assert begun["indexer/loss"] > 0 and then["sft/held_out_loss"] > 0
 
 
 @pytest.mark.parametrize("name", convert_attention.STAGES)
