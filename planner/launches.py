@@ -173,7 +173,8 @@ def _fixed(body: Sequence[Instruction]) -> set[str]:
 
 def _called(line: Instruction, computations: Computations) -> Sequence[Instruction]:
     """The instructions that are fused in one; none of another instruction."""
-    called = _CALLS.search(line.rest) if line.operation == "fusion" else None
+    fused = line.operation in ("fusion", "fusion-start")
+    called = _CALLS.search(line.rest) if fused else None
     return computations.get(called[1], ()) if called else ()
 
 

@@ -52,7 +52,8 @@ LOOP = """HloModule m
   %w = bf16[2,64,32]{2,1,0} get-tuple-element(%t), index=1
   %table = f32[1000,64]{1,0} get-tuple-element(%t), index=2
   %x = bf16[8,64]{1,0} get-tuple-element(%t), index=3
-  %first = bf16[1,64,32]{2,1,0} fusion(%w), kind=kLoop, calls=%sliced, metadata={op_name="jit(f)/while/body/slice"}
+  %first = ((bf16[2,64,32]{2,1,0}), bf16[1,64,32]{2,1,0}, u32[]) fusion-start(%w), kind=kLoop, calls=%sliced, metadata={op_name="jit(f)/while/body/slice"}
+  %first.1 = bf16[1,64,32]{2,1,0} fusion-done(%first)
   %mine = bf16[1,64,32]{2,1,0} fusion(%w, %i), kind=kLoop, calls=%of_trip
   %flat = bf16[64,32]{1,0} bitcast(%mine)
   %call = (bf16[8,32]{1,0}, s8[4194304]{0}) custom-call(%x, %flat), custom_call_target="__cublas$gemm"
