@@ -86,7 +86,8 @@ def main(argv: Sequence[str]) -> None:
         ("targets", tuple(TARGETS)),
         ("programs", started.PROGRAMS),
     ):
-        if unknown := [name for name in FLAGS[flag].value if name not in known]:
+        given: list[str] = FLAGS[flag].value or []
+        if unknown := [name for name in given if name not in known]:
             command.refuse(f"--{flag}={unknown[0]} must be one of {'; '.join(known)}")
     if argv[1:] == ["launches"]:
         show_launches()

@@ -105,7 +105,7 @@ def row(target: Target, config: RunConfig, model: ModelConfig, program: str, com
     """What a compiled program of a run starts. Arguments as of ``rows``."""
     text = compiled.as_text()
     steps = config.rollout.engine.decode_steps if program == "decode" else 1
-    loop = {"decode": steps, "update": config.train.micro_batches}.get(program, 1)
+    loop = {"decode": steps, "update": config.train.micro_batches or 1}.get(program, 1)
     trips: list[float] = [loop, 1]
     pages = config.rollout.engine.pages
 
