@@ -97,17 +97,23 @@ def rows(
         learns = program == "update"
         held = model if learns else dataclasses.replace(model, param_dtype=model.dtype, remat=False)
         traced = traced_programs(config, held, mesh, learns=learns, samples=not learns)[program]
-        compiled = traced.lower().compile()
-        yield row(target, config, model, program, compiled)
+        engine = config.rollout.engine
+        trips = {"decode": engine.decode_steps, "update": config.train.micro_batches or 1}
+        sizes = (model.num_layers, trips.get(program, 1), engine.pages)
+        yield row(traced.lower().compile(), program, target, *sizes)
 
 
-def row(target: Target, config: RunConfig, model: ModelConfig, program: str, compiled: Any) -> Row:
-    """What a compiled program of a run starts. Arguments as of ``rows``."""
+def row(
+    compiled: Any, program: str, target: Target, layers: int, loop: int, pages: int | None
+) -> Row:
+    """What a compiled program starts.
+
+    program: of PROGRAMS. loop: trips of its outermost loop whose count depends on data: tokens of
+    a dispatch, or micro-batches. pages: of the cache.
+    """
     text = compiled.as_text()
-    steps = config.rollout.engine.decode_steps if program == "decode" else 1
-    loop = {"decode": steps, "update": config.train.micro_batches or 1}.get(program, 1)
     trips: list[float] = [loop, 1]
-    pages = config.rollout.engine.pages
+    steps = loop if program == "decode" else 1
 
     def of_kernel(line: Instruction, shapes: Sequence[str]) -> tuple[float, float]:
         read = sum(
@@ -125,7 +131,7 @@ def row(target: Target, config: RunConfig, model: ModelConfig, program: str, com
     return Row(
         program=program,
         target=target.name,
-        layers=model.num_layers,
+        layers=layers,
         launches=_times(found),
         small=_times(x for x in found if x.read + x.written < SMALL),
         copies=_times(copies),
