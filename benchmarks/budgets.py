@@ -30,11 +30,11 @@ class Job:
     """A process that writes lines."""
 
     name: str
-    # Its share of the time, in proportion to those of the jobs that are still to come.
+    # Its share of the time, in proportion to those of the jobs that are still to come; at least
+    # ``least_s`` seconds, with less than which it is not begun.
     weight: float
     command: tuple[str, ...]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # It is not begun with less time, seconds.
     least_s: float = 0.0
 
 
@@ -85,10 +85,10 @@ def run_all(
     end = clock() + seconds
     for at, job in enumerate(jobs):
         left = end - clock() - GRACE_S
-        share = left * job.weight / sum(later.weight for later in jobs[at:])
+        share = max(job.least_s, left * job.weight / sum(later.weight for later in jobs[at:]))
         line = Lines(path, job.name)
-        if share < max(job.least_s, 1e-9):
-            line(ended="no time", seconds=0.0, why=f"{max(share, 0):.0f} s are left for it")
+        if left <= 0 or left < job.least_s:
+            line(ended="no time", seconds=0.0, why=f"{max(left, 0):.0f} s are left")
             told(f"{job.name}: no time is left for it")
             continue
         told(f"{job.name}: up to {share:.0f} s")

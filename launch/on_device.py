@@ -50,6 +50,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("rows", 8, "Rows of an update, or prompts of a GRPO step.", 1)
     flags.DEFINE_integer("rows_of_group", 4, "Rows that share a prompt, of sampling.", 1)
     flags.DEFINE_list("head_dims", ["64", "128"], "Sizes of heads that are checked.")
+    flags.DEFINE_integer("checks", None, "Most checks of attention; all unless given.", 1)
     flags.DEFINE_list("alikes", ["1"], "Consecutive keys that are alike, of attention.")
     flags.DEFINE_integer("seeds", 1, "Seeds of evidence.", 1)
     flags.DEFINE_enum("evidence", "mbpp", ["mbpp", "tiny"], "The run of evidence.")
@@ -103,7 +104,7 @@ def process_of(job: DeviceJob, folder: Path) -> Job:
         # of a GPU: on CPU they would be unknown
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {job.xla}".strip()
     line = (sys.executable, "-m", "launch.on_device", *words)
-    return Job(job.name, job.weight, line, environment, 0.0 if FLAGS.rehearse else job.least_s)
+    return Job(job.name, job.weight, line, environment, job.least_s)
 
 
 def work(name: str, folder: Path) -> int:

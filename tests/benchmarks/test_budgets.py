@@ -90,9 +90,16 @@ def running(process: int) -> bool:
 def test_time_that_a_job_leaves_goes_to_the_later_ones(tmp_path):
     """With a clock that stands still every share is what is left over the weights to come."""
     told: list[str] = []
-    jobs = [job(tmp_path, name, "", weight=weight) for name, weight in (("a", 3.0), ("b", 1.0))]
+    sizes = (("a", 3.0, 0.0), ("b", 1.0, 70.0), ("c", 3.0, 0.0), ("d", 1.0, 101.0))
+    jobs = [job(tmp_path, name, "", weight=weight, least_s=least) for name, weight, least in sizes]
     run_all(jobs, tmp_path, 105.0, told=told.append, clock=lambda: 0.0)
-    assert [text for text in told if "up to" in text] == ["a: up to 75 s", "b: up to 100 s"]
+    assert [text.split(": ")[1] for text in told if "done" not in text] == [
+        "up to 38 s",
+        # the least that it asks for
+        "up to 70 s",
+        "up to 75 s",
+        "no time is left for it",
+    ]
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
