@@ -56,7 +56,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer("decode_rows", 8, "Rows that decode together.", 1)
 flags.DEFINE_integer(
-    "alike",
+    "alike_keys",
     1,
     "So many consecutive queries are alike, and keys too, as in trained models: they differ by a "
     "tenth of their size.",
@@ -192,7 +192,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     keys = jax.random.split(jax.random.key(length), 10)
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
     q, k = (
-        alike(key, (1, length, heads, h), options.alike, dtype)
+        alike(key, (1, length, heads, h), options.alike_keys, dtype)
         for key, heads in zip(keys[:2], (n, kv), strict=True)
     )
     v = jax.random.normal(keys[2], (1, length, kv, h), dtype)
@@ -234,7 +234,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     pairs = stretches + chosen + np.minimum(slots + 1, nsa.window)
     count = -(-length // nsa.block) * nsa.block // nsa.stride
     # a stretch has the mean of keys that are alike
-    ck = alike(keys[3], (1, count, kv, h), -(-options.alike // nsa.stride), dtype)
+    ck = alike(keys[3], (1, count, kv, h), -(-options.alike_keys // nsa.stride), dtype)
     cv = jax.random.normal(keys[4], (1, count, kv, h), dtype)
     wk, wv = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[5:7])
     gates = jax.random.uniform(keys[7], (1, length, n, 3), dtype)

@@ -1,5 +1,5 @@
-"""What is asked of a device when one is there: the jobs of ``launch.on_device``, in the order of
-their importance.
+"""Jobs of ``launch.on_device``: all that is asked of a device when one is there, in the order of
+importance.
 
 A job writes each line as soon as it has it (``budgets.Lines``). Its sizes are flags of the benches,
 which ``JOBS`` gives, smaller ones for a rehearsal on CPU.
@@ -65,7 +65,7 @@ class DeviceJob:
 
 
 def device(line: Lines) -> None:
-    """What this machine is, and the rates that shares are of."""
+    """Name and rates of this machine, which shares are of."""
     here = jax.devices()[0]
     names = ("jax", "jaxlib", "jax-cuda13-plugin")
     line(
@@ -170,7 +170,7 @@ def attend(line: Lines) -> None:
     with jax.set_mesh(one):
         for length in map(int, options.lengths):
             for alike in map(int, options.alikes):
-                options.alike = alike
+                options.alike_keys = alike
                 for row in attention.time_rows(length, options, 1, console):
                     line(keys="random" if alike == 1 else f"{alike} alike", **row)
             for row in attention.time_decoding(length, options, dtype, console):
@@ -213,7 +213,7 @@ def evidence(line: Lines) -> None:
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """What a run has written of its steps."""
+    """Lines that a run has written of its steps."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
@@ -227,7 +227,7 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _launches(config, batch: int, options) -> dict[str, Any]:
-    """What the decode program of an engine starts in a step here."""
+    """Launches, copies and bytes of a step of an engine's decode program here."""
     shapes = bench_model.engine_config(
         batch,
         max(1, batch // options.rows_of_group),

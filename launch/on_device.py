@@ -126,7 +126,7 @@ def job_table() -> rich.table.Table:
 
 
 def result_table(lines: Sequence[dict]) -> rich.table.Table:
-    """What was found, job by job."""
+    """Everything that was found, job by job."""
     view = rich.table.Table(title="results", title_justify="left", show_lines=True)
     view.add_column("job", no_wrap=True)
     view.add_column("ended")

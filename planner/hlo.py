@@ -65,7 +65,7 @@ class Array:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """The count of its numbers."""
         return math.prod(self.sizes)
 
     @property

@@ -200,7 +200,7 @@ def _multiplies(line: Instruction, computations: Computations) -> bool:
 
 
 def _data_path(lines: Sequence[Instruction]) -> list[Instruction]:
-    """What a fusion's numbers go through, without what only says where they lie."""
+    """Instructions that a fusion's numbers go through; without those that say where they lie."""
     by_name = {line.name: line for line in lines}
     found: dict[str, Instruction] = {}
     left = [lines[-1]]

@@ -1,4 +1,4 @@
-"""What the programs of a run start on a GPU and what that moves, from the programs compiled for it.
+"""Launches of the programs of a run on a GPU and what they move, from the programs compiled for it.
 
 Of a decode program one step of its loop over tokens counts, of the others the whole. Rows are half
 full: of the arrays of pages half is read. The compiler counts no operations of our kernels.
@@ -106,7 +106,7 @@ def rows(
 def row(
     compiled: Any, program: str, target: Target, layers: int, loop: int, pages: int | None
 ) -> Row:
-    """What a compiled program starts.
+    """The launches of a compiled program.
 
     program: of PROGRAMS. loop: trips of its outermost loop whose count depends on data: tokens of
     a dispatch, or micro-batches. pages: of the cache.

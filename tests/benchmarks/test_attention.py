@@ -190,7 +190,7 @@ def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch
 
 
 def test_the_names_of_contenders_are_those_that_run():
-    sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu", alike=1)
+    sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu", alike_keys=1)
     options = types.SimpleNamespace(**sizes)
     names = [one.name for one in attention.contenders(256, options)]
     assert names == [*attention.PEERS, *attention.OURS]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import jax
 import pytest
 from absl import flags
@@ -32,19 +35,18 @@ ASKED = {
 
 @pytest.fixture(scope="module", autouse=True)
 def own_flags():
-    """The command's flags, which other commands in this process may have already."""
-    known = {name: flags.FLAGS[name] for name in flags.FLAGS}
-    for name in ("device", "repeats", "seed", "worker"):
-        if name in known:
-            delattr(flags.FLAGS, name)
+    """The command's flags, in place of those that others have of the same names."""
+    source = inspect.getsource(on_device.define_flags)
+    names = re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', source)
+    known = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
+    for name in known:
+        delattr(flags.FLAGS, name)
     on_device.define_flags()
     yield
-    for name in set(flags.FLAGS) - set(known) | {"device", "repeats", "seed", "worker"}:
-        if name in flags.FLAGS:
-            delattr(flags.FLAGS, name)
-    for name in ("device", "repeats", "seed", "worker"):
-        if name in known:
-            flags.FLAGS[name] = known[name]
+    for name in names:
+        delattr(flags.FLAGS, name)
+    for name, flag in known.items():
+        flags.FLAGS[name] = flag
 
 
 def rehearse(job: DeviceJob, folder) -> list[dict]:

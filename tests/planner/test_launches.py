@@ -1,4 +1,4 @@
-"""What a program compiled for a GPU starts: counted and weighed by hand in programs of a few lines."""
+"""Launches of programs compiled for a GPU: counted and weighed by hand in a few lines."""
 
 from __future__ import annotations
 

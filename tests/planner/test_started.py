@@ -1,4 +1,4 @@
-"""What the programs of a run start: counted a step, and refused where nothing can be counted."""
+"""Launches of the programs of a run: counted a step, and refused where nothing can be counted."""
 
 from __future__ import annotations
 
