@@ -51,7 +51,7 @@ class Instruction:
 
     @property
     def index(self) -> int | None:
-        """Which part of a tuple it takes; None for an instruction that takes none."""
+        """The part of a tuple that it takes; None for an instruction that takes none."""
         found = _INDEX.search(self.rest)
         return int(found[1]) if self.operation == "get-tuple-element" and found else None
 
