@@ -123,9 +123,7 @@ def _cast(matrix: jax.Array, cast: jax.Array) -> jax.Array:
 
 
 def _cast_backward(empty: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    # The barrier keeps XLA on GPUs from adding to a sum of gradients within the product: it would
-    # copy the layer's part of the sum out of the stack before, and back afterwards.
-    return jax.lax.optimization_barrier(gradient).astype(empty.dtype), None
+    return gradient.astype(empty.dtype), None
 
 
 _cast.defvjp(lambda matrix, cast: (cast, jnp.zeros((0,), matrix.dtype)), _cast_backward)
