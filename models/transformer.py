@@ -48,7 +48,7 @@ from models.lora import STACKS, new_adapters, projected
 from models.model_config import REMAT_KEEPS, ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
-from models.quantised import MATRICES, Kind, put_quantised, take_quantised
+from models.quantised import MATRICES, Kind, cast_name, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
@@ -65,7 +65,7 @@ from models.target_logprobs import Head
 from pallas_kernels.tokens import Tokens
 
 # Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
-GATHERED_LATER = (*MATRICES, "router")
+GATHERED_LATER = (*MATRICES, *map(cast_name, MATRICES), "router")
 # The hidden states before a layer, which may wait in the host's memory.
 _BEFORE_LAYER = "before_layer"
 
@@ -393,7 +393,8 @@ class Transformer(nnx.Module):
         own = index % period in attending
         at = index // period * len(attending) + sum(place < index % period for place in attending)
         rest = jax.tree.map(lambda x: x, layers)
-        taken = {name: getattr(rest, name) for name in OF_ATTENTION if hasattr(rest, name)}
+        names = (*OF_ATTENTION, *map(cast_name, OF_ATTENTION))
+        taken = {name: getattr(rest, name) for name in names if hasattr(rest, name)}
         for name in taken:
             delattr(rest, name)
         found = jax.tree.map(operator.itemgetter(index), rest)

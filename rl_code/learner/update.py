@@ -23,6 +23,7 @@ import optax
 from jaxtyping import Array, Float
 
 from attention.layout import Before
+from models.casts import casts_of, with_casts
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.scalar_head import ScalarHead
@@ -187,7 +188,10 @@ def make_update(
             part = take(micro, i)
             return loss_share(loss, runs, total, model, part, None, replay, lesson, of_value)
 
-        found, terms, grads, of_heads = accumulate(share, state.model, heads, used(micro[0].mask))
+        count = used(micro[0].mask)
+        found, terms, grads, of_heads = accumulate(
+            share, state.model, heads, count, several=micro_batches > 1
+        )
         terms, load = balance.finished(picks.finished(terms))
         metrics = policy_metrics(terms) | counts(batch, total)
         if value is None:
@@ -331,7 +335,9 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
             return supervised_loss(model, take(micro, i), tokens, slots)
 
-        value, terms, grads, _ = accumulate(share, state.model, None, used(micro.mask))
+        value, terms, grads, _ = accumulate(
+            share, state.model, None, used(micro.mask), several=micro_batches > 1
+        )
         terms, load = balance.finished(terms)
         metrics = terms.means | {"train/tokens": tokens}
         return apply(state, grads, value, optimizer, metrics, load)
@@ -404,15 +410,18 @@ def accumulate(
     model: Any,
     parts: Any,
     count: jax.Array,
+    several: bool = False,
 ) -> tuple[jax.Array, Terms, Any, Any]:
     """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count``
     micro-batches.
 
     Gradients are those of what is ``trained``. parts: what the loss is differentiated by beside it,
-    [micro_batches, ...]. The last result holds the gradient with respect to each part.
+    [micro_batches, ...]. The last result holds the gradient with respect to each part. several:
+    whether there may be more than one micro-batch, for which matrices are cast once.
     """
 
     changed = trained(model)
+    casts = casts_of(model) if several else {}
     leaves, tree = jax.tree.flatten(changed)
     # The backward pass adds to these sums in place, layer by layer: there is no second stack of the
     # gradients of a micro-batch.
@@ -422,7 +431,7 @@ def accumulate(
         value, terms, part_grads = carry
 
         def of_trained(some: Any, part: Any) -> tuple[jax.Array, Terms]:
-            return loss(with_trained(model, some), part, i)
+            return loss(with_casts(with_trained(model, some), casts), part, i)
 
         part = take(parts, i)
         more, backward, more_terms = jax.vjp(of_trained, changed, part, has_aux=True)
