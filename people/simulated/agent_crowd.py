@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,9 +75,20 @@ class AgentCrowdConfig:
 class AgentPersons:
     """The persons of one process, who take turns."""
 
-    def __init__(self, config: AgentCrowdConfig, url: str, number: int, truth: Path | None = None):
-        """truth: a file for how content they truly are; None for none."""
+    def __init__(
+        self,
+        config: AgentCrowdConfig,
+        url: str,
+        number: int,
+        truth: Path | None = None,
+        *,
+        client: Callable[..., Client] = Client,
+    ):
+        """truth: a file for how content they truly are; None for none. client: makes the connection
+        of a session.
+        """
         self._config, self._url, self._truth = config, url, truth
+        self._client = client
         # Place -> how many have left it, and disappointments in a row of whoever has it.
         self._left: dict[int, int] = {}
         self._row: dict[int, int] = {}
@@ -111,9 +122,9 @@ class AgentPersons:
         name = f"{config.seed}-{place}-{self._left.get(place, 0)}"
         kind = config.kinds[place % len(config.kinds)]
         person = AgentPerson(self._fit, KINDS[kind], name, session)
-        client = Client(self._url, f"agent-person-{name}", session=session)
+        client = self._client(self._url, f"agent-person-{name}", session=session)
         # deliveries come from another thread, and later
-        courier = Client(self._url, f"agent-person-{name}", session=session)
+        courier = self._client(self._url, f"agent-person-{name}", session=session)
         rng = random.Random(f"session/{name}/{session}")
         task = self._tasks[rng.randrange(len(self._tasks))]
         mail = _Mail(session)
