@@ -138,7 +138,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 def _texts(served: Served, run: Run) -> Texts | Messages:
-    """What compares the text that clients got with recorded tokens."""
+    """Comparison of the text that clients got with recorded tokens."""
     if served.agents is None:
         return Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
     tools = OwnTools(find_tools(served.agents.tools, "config.parts.agents.tools"))

@@ -52,7 +52,8 @@ class NotingClient(Client):
             try:
                 said = self._tries.chat(messages, tools, model, **fields)
             except NoAnswer as error:
-                self._journal.note("no answer", why=str(error))
+                why = str(error).split(": ", 2)[-1]  # without how long it has tried, and the path
+                self._journal.note("no answer", why=why)
                 if time.monotonic() > end:
                     raise
                 time.sleep(random.uniform(*WAITS_S))
