@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from people.feedback.records import Event
 from people.simulated.agent_habits import KINDS
-from people.simulated.agent_person import AgentPerson, Happened
+from people.simulated.agent_person import AgentPerson, Happened, is_late, unhurried
 from people.simulated.agent_session import Desk, Session, Tried
 from people.simulated.client import Client
 from people.simulated.crowd import run_until_left
@@ -60,6 +60,9 @@ class AgentCrowdConfig:
     turn_tokens: int = 64
     # Average seconds by which late and rare events come after the others.
     late_s: float = 2.0
+    # True for people who look only every few hours: they run their tests on all that they find, and
+    # tell what became of it, and nothing earlier (``agent_person.is_late``).
+    seldom: bool = False
     # Another seed gives other persons.
     seed: int = 0
 
@@ -121,7 +124,8 @@ class AgentPersons:
         config = self._config
         name = f"{config.seed}-{place}-{self._left.get(place, 0)}"
         kind = config.kinds[place % len(config.kinds)]
-        person = AgentPerson(self._fit, KINDS[kind], name, session)
+        habits = unhurried(KINDS[kind]) if config.seldom else KINDS[kind]
+        person = AgentPerson(self._fit, habits, name, session)
         client = self._client(self._url, f"agent-person-{name}", session=session)
         # deliveries come from another thread, and later
         courier = self._client(self._url, f"agent-person-{name}", session=session)
@@ -135,6 +139,8 @@ class AgentPersons:
                 courier.report(events)
 
         def report(one: Happened) -> None:
+            if config.seldom and not is_late(one):
+                return
             self.post.take(mail.events(one), person.habits, rng, send)
 
         try:
