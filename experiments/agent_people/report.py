@@ -24,7 +24,7 @@ from people.feedback.store import FeedbackStore
 from people.realtime import sequential
 from people.realtime.ledger import Ledger
 from people.realtime.recorded import Joined, sessions_of
-from people.realtime.satisfaction import LEAST, Rewarded, TruthFile, correlation, turns_of
+from people.realtime.satisfaction import Rewarded, TruthFile, correlation, turns_of
 from people.realtime.served import TRUTH
 from people.realtime.served_store import rewarded
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
@@ -37,6 +37,8 @@ METRICS: Mapping[str, tuple[str, bool]] = {
     "reward": ("reward", True),
 }
 _Z = 1.96
+# Intervals of fewer sessions of an arm say nothing.
+_LEAST = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +84,7 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
             base = [one for one in within if one[0].version == row.base]
             copies = [one for one in within if one[0].version == anchor]
             arms = [_of_users(one, reward) for one in (base, copies)]
-            # intervals of fewer sessions of an arm say nothing, as those of fewer turns do
-            if min(number for _, number in arms) < LEAST:
+            if min(number for _, number in arms) < _LEAST:
                 continue
             paid = [[_paid(each, rewards) for each, _ in one] for one in (base, copies)]
             turns = [turns_of(one, truth) for one in paid]
