@@ -87,6 +87,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     own = absl_flags.FLAGS
     if own.stay and own.port is None:
         raise ConfigError("--stay needs --port")
+    truth = truth_of(own.truth, parts, realtime.cycle.anchor)
     ended = bool(own.cycles) and ledger.current().number > own.cycles
     if ended:
         # nothing is loaded for cycles that have ended
@@ -98,7 +99,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     keys = KeyFile(own.keys) if own.keys else None
     may_read = None if keys is None else keys.is_admin
     admin_key = os.environ.get(ADMIN_KEY)  # refused where it can be guessed
-    ways = dict(may_read=may_read, truth=truth_of(own.truth, parts, realtime.cycle.anchor))
+    ways = dict(may_read=may_read, truth=truth)
     board = Dashboard(ledger, parts.store, realtime.cycle, admin_key, **ways)
     page = served(parts, board, own.port, console, keys)
     with StopRequest(parts.stop) as stop, page, stop.deferred():
