@@ -18,12 +18,14 @@ from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from tests import programs
 
+MODEL = "--config.parts.run.model.preset=tests.models.small:NARROW"
+
 
 def command(folder: Path) -> list[str]:
     config = "--config=configs/realtime.py:smoke"
     # short, since this watches what happens and not how good a model becomes
     watch = "--config.cycle.watch.most_s=5.0"
-    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", watch]
+    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", watch, MODEL]
 
 
 def refuses(url: str) -> bool:

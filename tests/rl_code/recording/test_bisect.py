@@ -138,6 +138,7 @@ def run_of(tree: Path, file: str = "", before: str = "", after: str = "") -> Pat
         assert text.count(before) == 1
         (tree / file).write_text(text.replace(before, after))
     small = ["--config.train.steps=2", "--config.sft.steps=1", "--config.suites=()"]
+    small += ["--config.model.preset=tests.models.small:NARROW", "--config.limits.turns=2"]
     command = ["--config=configs/quickstart.py:smoke", f"--workdir={tree / 'run'}", *small]
     run_command(tree, "train", *command)
     return tree / "run"
@@ -151,7 +152,8 @@ def run_command(tree: Path, name: str, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", f"launch.{name}", *arguments],
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
+            # the model's shape is of the tests, all else of the tree
+            env=os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
             capture_output=True,
             text=True,
         )
