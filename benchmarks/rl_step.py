@@ -308,11 +308,11 @@ class ByHand:
 def update_flops(hlo: str, batch: Batch) -> float:
     """Floating-point operations of one device's matrix products in an update.
 
-    Only the blocks of keys that the rows visit count. There is one micro-batch, for which the
-    compiler makes no loop, so the loops over blocks of keys are the outermost.
+    Only the blocks of keys that the rows visit count. Their loops stand within that over
+    micro-batches, of which there is one.
     """
     rows = packed_rows(batch.segments, batch.branches, batch.positions)
-    return matmul_flops(hlo, attention_trips((Dense(),), rows))
+    return matmul_flops(hlo, (1.0, attention_trips((Dense(),), rows)))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:
