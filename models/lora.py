@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 
 from attention.products import project
 from models.quantised import product
+from models.side_by_side import JOINED, products
 
 if TYPE_CHECKING:
     from models.layers import Layers
@@ -135,6 +136,17 @@ def projected(
     out = product(layer, name, y, contract)
     added = None if layer.lora is None else layer.lora.added(name, y, contract)
     return out if added is None else out + added
+
+
+def projected_together(
+    layer: Layers, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
+) -> list[Float[Array, "B T *F"]]:
+    """``projected`` for each matrix of ``JOINED[name]``; arguments as for ``products``."""
+    found = products(layer, name, y, shapes)
+    if layer.lora is None:
+        return found
+    added = [layer.lora.added(part, y, 1) for part in JOINED[name]]
+    return [x if more is None else x + more for x, more in zip(found, added, strict=True)]
 
 
 def new_adapters(model: Transformer, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:
