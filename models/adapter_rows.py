@@ -107,14 +107,13 @@ def with_several(model: Transformer, adapters: Sequence[Mapping[str, Adapters]])
 
 def num_adapters(model: Transformer) -> int:
     """Number of adapters of a model of ``with_several``; 0 for any other model."""
-    for stack in STACKS:
-        several = getattr(getattr(model, stack, None), "lora", None)
-        if isinstance(several, AdapterRows):
-            return several.scales.shape[1]
+    for part in model.parts():
+        if isinstance(part.lora, AdapterRows):
+            return part.lora.scales.shape[-1]
     return 0
 
 
-def for_rows(model: Transformer, rows: Int[Array, " B"] | None) -> Transformer:
+def for_rows[M: Transformer](model: M, rows: Int[Array, " B"] | None) -> M:
     """A copy of a model of ``with_several`` for a batch.
 
     rows: which adapter computes each row, counted from 0; -1 for none. None returns the model as it
@@ -123,9 +122,9 @@ def for_rows(model: Transformer, rows: Int[Array, " B"] | None) -> Transformer:
     if rows is None:
         return model
     copy = jax.tree.map(lambda x: x, model)
-    for stack in STACKS:
-        layers = getattr(copy, stack, None)
-        if layers is not None:
-            of_layers = jnp.broadcast_to(rows, (layers.q.shape[0], *rows.shape))
-            layers.lora.rows = nnx.Param(of_layers, logical_axes=("layers", "batch"))
+    for part in copy.parts():
+        # of a stack of layers, or of one layer
+        layers = part.lora.scales.shape[:-1]
+        of_layers = jnp.broadcast_to(rows, (*layers, *rows.shape))
+        part.lora.rows = nnx.Param(of_layers, logical_axes=("layers", "batch"))
     return copy

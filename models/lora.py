@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +27,7 @@ from jaxtyping import Array, Float
 
 from attention.products import project
 from models.quantised import product
+from models.side_by_side import JOINED, products
 from pallas_kernels.saved import PRODUCT
 
 if TYPE_CHECKING:
@@ -137,6 +138,17 @@ def projected(
     out = product(layer, name, y, contract)
     added = None if layer.lora is None else layer.lora.added(name, y, contract)
     return checkpoint_name(out if added is None else out + added, PRODUCT)
+
+
+def projected_together(
+    layer: Layers, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
+) -> list[Float[Array, "B T *F"]]:
+    """``projected`` for each matrix of ``JOINED[name]``; arguments as for ``products``."""
+    found = products(layer, name, y, shapes)
+    if layer.lora is not None:
+        added = [layer.lora.added(part, y, 1) for part in JOINED[name]]
+        found = [x if more is None else x + more for x, more in zip(found, added, strict=True)]
+    return [checkpoint_name(x, PRODUCT) for x in found]
 
 
 def new_adapters(model: Transformer, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:

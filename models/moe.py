@@ -39,6 +39,7 @@ from models.sharding import (
     shared_by,
     sum_parts,
 )
+from models.side_by_side import products
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +107,7 @@ def feed_forward(
     if layer.moe.shared:
         # with sequence parallelism and ``MoE.fold`` its tokens are cut
         y = constrain(y, "batch", "slots", None) if layer.moe.fold else y
-        gate, up = (product(layer, name, y) for name in ("gate", "up"))
+        gate, up = products(layer, "gate_up", y, 2 * [(layer.moe.shared * layer.moe.mlp_dim,)])
         shared = product(layer, "down", swiglu(gate, up))
         if layer.moe.shared_gate:
             weights = gathered_array(layer.shared_gate[...], ("embed", None)).astype(y.dtype)

@@ -6,7 +6,6 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +101,6 @@ def decode_tokens(
     tables: Int[Array, "B P"],
     tokens: Int[Array, "B T"],
     places: Int[Array, "B T"],
-    layers: Sequence[tuple[Layers, Parameters]] | None = None,
     runs: Runs | None = None,
     note: bool = False,
 ) -> tuple[
@@ -124,8 +122,6 @@ def decode_tokens(
     rows: which pages were gathered for which rows.
     tables: all pages of the rows.
     places: of the tokens, consecutive in a row, then -1 for none.
-    layers: ``model.unstacked()``, for a caller that decodes several tokens, since unstacking may
-      copy the parameters; None to unstack here.
     runs: what the rows' pages hold; None where no row has documents.
     """
     pages = None
@@ -184,7 +180,7 @@ def decode_tokens(
     noted = []
     noted_experts = []
     chosen = None
-    for index, (layer, parameters) in enumerate(layers or model.unstacked()):
+    for index, (layer, parameters) in enumerate(model.unstacked()):
         held = (layer, parameters, cache.of_layer(index), gathers.get(index))
         x, own, gather, picks, experts, chosen = run(
             *held, x, positions, places, rows, written, seen, pages, chosen

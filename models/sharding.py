@@ -188,7 +188,7 @@ def parameter_shardings(
     """
 
     def sharding(path: tuple, param: nnx.Variable) -> nnx.Variable:
-        spec = partition_spec(param.get_metadata("logical_axes"), whole=whole)
+        spec = partition_spec(own_axes(param), whole=whole)
         for size, axis in zip(param.shape, spec, strict=True):
             names = axis if isinstance(axis, tuple) else (axis,)
             devices = math.prod(mesh.shape[name] for name in names if name is not None)
@@ -205,13 +205,33 @@ def parameter_shardings(
     )
 
 
+def own_axes(parameter: nnx.Variable) -> tuple[str | None, ...]:
+    """The logical axes of a parameter, without that of layers where it is one of a single layer."""
+    axes = parameter.get_metadata("logical_axes")
+    return axes[len(axes) - len(parameter.shape) :]
+
+
+def constrain_parameters(parameters: Any) -> Any:
+    """A pytree of nnx.Variable as samplers keep them: cut by the current mesh, whole along
+    ``fsdp``. Without a mesh it comes back as it is.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return parameters
+
+    def fixed(parameter: nnx.Variable) -> nnx.Variable:
+        spec = partition_spec(own_axes(parameter), whole=True)
+        return parameter.replace(jax.lax.with_sharding_constraint(parameter[...], spec))
+
+    return jax.tree.map(fixed, parameters, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
 def shard_specs(model: Any, names: Collection[str]) -> Any:
     """Specs by which a model's parameters come into a ``jax.shard_map`` over these axes of the
     mesh: as layers compute with them, whole along ``fsdp``.
     """
 
     def spec(parameter: nnx.Variable) -> nnx.Variable:
-        entries = partition_spec(parameter.get_metadata("logical_axes"), whole=True)
+        entries = partition_spec(own_axes(parameter), whole=True)
         return parameter.replace(_only(entries, names))
 
     return jax.tree.map(spec, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
@@ -240,9 +260,7 @@ def gathered(parameters: Any, but: Collection[str] = ()) -> Any:
     def gather(path: tuple, parameter: nnx.Variable) -> nnx.Variable:
         if jax.tree_util.keystr(path[-1:], simple=True) in but:
             return parameter
-        x = parameter[...]
-        axes = parameter.get_metadata("logical_axes")
-        return parameter.replace(gathered_array(x, axes[len(axes) - x.ndim :]))
+        return parameter.replace(gathered_array(parameter[...], own_axes(parameter)))
 
     if not cuts_parameters():
         return parameters

@@ -44,7 +44,7 @@ from models.layers import (
     make_parameter,
     place_name,
 )
-from models.lora import STACKS, new_adapters, projected
+from models.lora import STACKS, new_adapters, projected, projected_together
 from models.model_config import REMAT_KEEPS, ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
@@ -436,6 +436,10 @@ class Transformer(nnx.Module):
             )
         return found
 
+    def parts(self) -> list[Layers]:
+        """The modules that hold the parameters of layers."""
+        return [getattr(self, name) for name in _stacks_of(self)]
+
     def _attend(
         self,
         method: Method,
@@ -612,7 +616,9 @@ class Transformer(nnx.Module):
         states. positions: q and k are rotated by them; None for no rotation.
         """
         c = self.config
-        q, k, v = (projected(layer, name, y) for name in "qkv")
+        query = 2 * c.head_dim if c.output_gate else c.head_dim
+        keys = (c.num_kv_heads, c.head_dim)
+        q, k, v = projected_together(layer, "qkv", y, [(c.num_heads, query), keys, keys])
         gate = None
         if c.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
@@ -678,7 +684,7 @@ class Transformer(nnx.Module):
                     layer, y, real, given, noted.sources, noted.replay
                 )
             return x + self._between(out), routing
-        gate, up = (projected(layer, name, y) for name in ("gate", "up"))
+        gate, up = projected_together(layer, "gate_up", y, 2 * [(self.config.mlp_dim,)])
         return x + self._between(projected(layer, "down", swiglu(gate, up))), None
 
     def _between(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

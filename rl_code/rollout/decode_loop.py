@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,13 +14,11 @@ import numpy as np
 
 from attention.cache.gathered import GatheredPages
 from attention.cache.paged import PagedCache
-from attention.methods.method import Parameters
 from attention.picks import choosing, compact, narrowest, noted_dtype, noted_shape
 from models.adapter_rows import for_rows
-from models.layers import Layers
 from models.paged import decode_tokens, gather_pages, put_pages_back
 from models.sharding import per_shard, shared_by
-from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.drafts import NONE, propose
 from rl_code.rollout.engine_config import EngineConfig
@@ -31,7 +28,7 @@ from rl_code.types import MOST_ALTERNATIVES
 
 
 def decode(
-    model: Transformer,
+    model: Unstacked,
     cache: PagedCache,
     inputs: DecodeInput,
     *,
@@ -59,11 +56,7 @@ def decode(
     if inputs.texts is None:
         config = config.without_drafts()
     views = {}
-    layers = None
     if view_block:
-        # The layers are cut out of their stack before the loop, since on CPU a slice is a copy. The
-        # barrier keeps the compiler from moving the slices back into the loop.
-        layers = jax.lax.optimization_barrier(model.unstacked())
         # The greatest number of tokens behind the shared prefix that any row will have at the end
         # of this dispatch: further blocks of the view stay empty.
         reach = jnp.max(
@@ -72,7 +65,6 @@ def decode(
         views = gather_pages(cache, inputs.rows, view_block, reach, inputs.places)
     loop = _Loop(
         model,
-        layers,
         inputs,
         config,
         sampling,
@@ -125,9 +117,7 @@ class _Decoding(NamedTuple):
 class _Loop:
     """The steps of a dispatch, and what is the same in all of them."""
 
-    model: Transformer
-    # ``model.unstacked()``; None to unstack in each step.
-    layers: Sequence[tuple[Layers, Parameters]] | None
+    model: Unstacked
     inputs: DecodeInput
     config: EngineConfig
     sampling: SamplingConfig
@@ -192,7 +182,7 @@ class _Loop:
         real &= jnp.pad(guesses != NONE, ((0, 0), (1, 0)), constant_values=True)
         positions = (inputs.places + carry.counts)[:, None] + self.index
         places = jnp.where(real, positions, -1)
-        rows = (inputs.rows, inputs.tables, tokens, places, self.layers, inputs.runs)
+        rows = (inputs.rows, inputs.tables, tokens, places, inputs.runs)
         note = self.config.note_picks
         hidden, cache, views, noted = decode_tokens(self.model, *carry.held, *rows, note=note)
         sampled, logprobs, alternatives = self._draw(hidden, positions, carry)

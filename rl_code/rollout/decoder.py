@@ -10,7 +10,7 @@ import numpy as np
 
 from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
-from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission
 from rl_code.rollout.decode_input import decode_input
@@ -54,7 +54,7 @@ class Decoder:
         """The dispatches that the rows that are ready need."""
         return sorted({self._kind(row) for row in self._open.rows if row.ready})
 
-    def dispatch(self, model: Transformer, version: int, kind: Kind) -> list[Row]:
+    def dispatch(self, model: Unstacked, version: int, kind: Kind) -> list[Row]:
         """Decodes one dispatch of the rows of a kind that are ready, oldest first. Returns those
         whose message is over.
 

@@ -37,6 +37,7 @@ from models.model_config import ModelConfig
 from models.paged import forward, model_cache
 from models.sharding import SAMPLER_AXES, partition_spec, shard_specs, use_mesh
 from models.transformer import Transformer
+from models.unstacked import Unstacked, unstacked
 from rl_code.rollout import decode_loop
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.engine_config import EngineConfig
@@ -44,7 +45,7 @@ from rl_code.rollout.sampling import SamplingConfig
 
 
 def _prefill(
-    model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None, adapters
+    model: Unstacked, cache: PagedCache, tables, tokens, places, runs: Runs | None, adapters
 ) -> PagedCache:
     """Writes the keys and values of ``tokens`` [R, T] at ``places`` [R, T]; -1 is padding."""
     model = for_rows(model, adapters)
@@ -175,9 +176,17 @@ class Engine:
         """A host array [shards * n, ...] on the devices, rows split over their axes."""
         return self._place(x, self._rows)
 
+    def own(self, model: Transformer) -> Unstacked:
+        """The form of a model that the programs compute with, made once for a version of the
+        weights. All processes of the mesh call alike.
+
+        model: on the devices, whole along ``fsdp``; or abstract.
+        """
+        return unstacked(model, self.mesh)
+
     def prefill(
         self,
-        model: Transformer,
+        model: Unstacked,
         cache: PagedCache,
         tables,
         tokens,
@@ -193,7 +202,7 @@ class Engine:
         inputs = jax.tree.map(self.put, (tables, tokens, places, runs, adapters))
         return self._run(self._prefill, model, cache, *inputs)
 
-    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
+    def decode(self, model: Unstacked, cache: PagedCache, inputs: DecodeInput):
         """One dispatch of up to ``dispatch_tokens`` tokens per active row. Donates the cache. See
         ``decode_loop.decode``.
         """
@@ -229,9 +238,10 @@ class Engine:
     def tracers(self, model: Transformer) -> dict[str, Callable[[], jax.stages.Traced]]:
         """Functions that trace the programs "prefill" and "decode".
 
-        model: abstract, or on the devices.
+        model: abstract, or on the devices; they are those of ``own`` of it.
         """
         c = self.config
+        model = self.own(model)
         rows = self.shards * c.prefill_rows
         cache = self.cache_shape()
         inputs = self._abstract(empty_input(c, self.shards), self._rows)

@@ -25,6 +25,7 @@ from absl import logging
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs
 from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.engine import Engine
 from rl_code.weights.versions import Subscriber
@@ -115,9 +116,13 @@ class LeadingEngine(Engine):
         self._channel.tell("init")
         return super().init()
 
+    def own(self, model: Transformer) -> Unstacked:
+        self._channel.tell("own")
+        return super().own(model)
+
     def prefill(
         self,
-        model: Transformer,
+        model: Unstacked,
         cache: PagedCache,
         tables,
         tokens,
@@ -129,7 +134,7 @@ class LeadingEngine(Engine):
         self._channel.tell("prefill", *inputs)
         return super().prefill(model, cache, *inputs)
 
-    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
+    def decode(self, model: Unstacked, cache: PagedCache, inputs: DecodeInput):
         self._channel.tell("decode", inputs)
         return super().decode(model, cache, inputs)
 
@@ -171,13 +176,18 @@ def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
     """Makes the leader's calls until it says "stop"; raises ProcessLost when it has ended
     without.
     """
-    model: Transformer | None = None
+    given: Transformer | None = None
+    model: Unstacked | None = None
     cache: PagedCache | None = None
     while True:
         call, arguments = channel.hear()
         match call:
             case "wait":
-                _, model = weights.wait(**arguments[0])
+                _, given = weights.wait(**arguments[0])
+            case "own":
+                model = None  # frees the memory of the old copies first
+                model = engine.own(given)
+                given = None
             case "init":
                 cache = None  # frees the memory of the old cache first
                 cache = engine.init()

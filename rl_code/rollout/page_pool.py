@@ -27,6 +27,7 @@ from attention.cache.pages import OutOfPages, PageAllocator
 from models.adapter_rows import num_adapters
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.disk_pages import DiskPages, DocumentFiles
 from rl_code.rollout.document_pool import DocumentPool
@@ -460,7 +461,7 @@ class PagePool:
 
     # --- Programs ---------------------------------------------------------------------------------
 
-    def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
+    def prefill(self, model: Unstacked, spans: Sequence[Span]) -> int:
         """Prefills a chunk of the first spans of every shard, and returns the number of tokens.
 
         The last token of a row is left out: it goes through the decoder. Short results of tools
@@ -493,7 +494,7 @@ class PagePool:
                 self._filling.pop(span, None)
         return total
 
-    def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
+    def _prefill(self, model: Unstacked, spans: Sequence[Span], rows: int, length: int) -> int:
         """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
         several = num_adapters(model) > 0
         inputs, ends = prefill_input(self.engine, self, spans, rows, length, several)
@@ -508,7 +509,7 @@ class PagePool:
         """Waits until the devices have done what was dispatched."""
         jax.block_until_ready(self._arrays)
 
-    def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[Any, ...]:
+    def decode(self, model: Unstacked, inputs: DecodeInput) -> tuple[Any, ...]:
         """One dispatch of the decoder: (tokens, logprobs, counts, choices, steps, drafted) as the
         engine returns them, on the host.
         """

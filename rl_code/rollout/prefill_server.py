@@ -23,7 +23,7 @@ import jax
 from absl import logging
 
 from attention.cache.pages import OutOfPages
-from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.rollout import prefill_wire
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
@@ -94,7 +94,7 @@ class PrefillServer:
         self._on_loaded = on_loaded
         self._pool = PagePool(engine)
         self._weights, self._deadline_s = weights, deadline_s
-        self._model: Transformer | None = None
+        self._model: Unstacked | None = None
         self.version: int | None = None
         self._arrived: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         # Requests that hold no pages yet, and those that are being prefilled, oldest first.
@@ -209,9 +209,8 @@ class PrefillServer:
         if wanted == loaded:
             return
         try:
-            self.version, self._model = self._weights.wait(
-                exactly=wanted, deadline_s=self._deadline_s
-            )
+            self.version, model = self._weights.wait(exactly=wanted, deadline_s=self._deadline_s)
+            self._model = self._pool.engine.own(model)
             self._pool.new_weights()
             self._on_loaded(self.version)
         except WeightError as error:

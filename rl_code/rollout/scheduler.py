@@ -18,6 +18,7 @@ pages are handed over, or by another process (``prefill_wire``).
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -27,6 +28,7 @@ import jax
 from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
+from models.unstacked import Unstacked
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.admission import Admission
@@ -94,10 +96,11 @@ class Scheduler:
         self._open = Admission(self._pool, self._prompt_pool, episodes, remote)
         self._texts = DraftTexts(engine.config)
         self._decoder = Decoder(engine, self._pool, self._open, self._texts, tokenizer)
-        # The model that was loaded, and what of it is on the devices that decode and that prefill.
-        self._given: Transformer | None = None
-        self._model: Transformer | None = None
-        self._prompt_model: Transformer | None = None
+        # The model that was loaded, and its copies on the devices that decode and that prefill.
+        # It is not kept alive: the engines sample from copies of its layers.
+        self._given: weakref.ref[Transformer] | None = None
+        self._model: Unstacked | None = None
+        self._prompt_model: Unstacked | None = None
         self.version: int | None = None
         # Called with the open rows before each dispatch to the devices. It may load other weights
         # and set ``Row.most``, as is done to sample a trajectory again (``again``).
@@ -118,21 +121,26 @@ class Scheduler:
 
         Raises ValueError where the weights lack an adapter of a group that is not finished.
         """
-        if self._given is not model:
+        if self._given is None or self._given() is not model:
             for group in self._groups:
                 _check_adapter(model, group.adapter)
-            self._given = model
+            self._given = weakref.ref(model)
+            # the old copies go before the new ones come
+            self._model = self._prompt_model = None
             # weights that the learner cuts over ``fsdp``
             cut = self.engine.mesh.shape["fsdp"] > 1
-            self._model = self._pool.place(model) if cut else model
-            separate = self._prompt_pool is not self._pool
-            self._prompt_model = self._prompt_pool.place(model) if separate else self._model
+            placed = self._pool.place(model) if cut else model
             self._open.new_weights(version, recompute=recompute)
-            self._pool.identify(self._model)
+            self._pool.identify(placed)
+            self._model = self.engine.own(placed)
+            self._prompt_model = self._model
+            if self._prompt_pool is not self._pool:
+                prompt = self._prompt_pool
+                self._prompt_model = prompt.engine.own(prompt.place(model))
         self.version = version
 
     @property
-    def weights(self) -> Transformer | None:
+    def weights(self) -> Unstacked | None:
         """The weights that sample; None before any are loaded."""
         return self._model
 

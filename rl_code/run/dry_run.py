@@ -279,6 +279,10 @@ def _memory(
     form = run.config.rollout.dtype + (f", matrices in {quantised}" if quantised else "")
     note = "the learner's" if same else f"a copy in {form}"
     yield Part("sampler", "weights", copy, note)
+    apart = sampler.own(sampling)
+    shared = [getattr(apart, name, None) for name in ("embed", "final_norm", "unembed")]
+    layers = device_bytes(apart) - device_bytes(shared)
+    yield Part("sampler", "layers apart", layers, "copies, one by one, which it reads")
     note = f"{engine.pages} pages of {engine.page} tokens in {engine.cache_dtype}"
     yield Part("sampler", "pages", device_bytes(sampler.cache_shape()), note)
     working = max(temporary["prefill"], temporary["decode"])

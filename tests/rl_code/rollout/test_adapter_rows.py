@@ -77,6 +77,7 @@ def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="
     """
     engine = engine_of(decode, tensor)
     config = engine.config
+    model = engine.own(model)
     prompts = np.random.default_rng(5).integers(1, VOCAB, (3, PROMPT)).astype(np.int32)
     pages = np.arange(3 * 5, dtype=np.int32).reshape(3, 5)  # 20 tokens each
     tables = np.full((3, config.table), -1, np.int32)

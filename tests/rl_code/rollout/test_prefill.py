@@ -66,8 +66,9 @@ def filled(pool: PagePool, model, tokens: list[int], kinds: list[int] | None) ->
     """A span whose tokens are prefilled."""
     span = span_of(pool, tokens, kinds)
     pool.open(span)
+    own = pool.engine.own(model_on(pool.engine.mesh, model))
     while span.missing:
-        pool.prefill(model_on(pool.engine.mesh, model), [span])
+        pool.prefill(own, [span])
     return span
 
 
@@ -158,8 +159,9 @@ class HereInstead:
         span = span_of(self._pool, tokens, kinds)
         self._pool.new_weights()
         self._pool.open(span)
+        own = self._pool.engine.own(model)
         while span.missing:
-            self._pool.prefill(model, [span])
+            self._pool.prefill(own, [span])
         pieces, cuts = pieces_of(self._pool, span)
         count = len(prefill_wire.block_sizes(len(self._pool.pages(span))))
         self._pool.release(span)

@@ -187,7 +187,7 @@ def test_a_new_group_shares_no_prompt_that_older_weights_computed():
 def test_a_prompt_that_lost_its_pages_half_written_is_not_found_by_others():
     tokens = [*range(1, 15)]
     pool = PagePool(engine_of(MODEL, ENGINE))
-    model = model_on(pool.engine.mesh)
+    model = pool.engine.own(model_on(pool.engine.mesh))
     first, second = (Span(tokens=list(tokens), prompt=len(tokens)) for _ in range(2))
     pool.restore(first)
     pool.prefill(model, [first])
