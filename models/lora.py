@@ -144,11 +144,13 @@ def projected_together(
     layer: Layers, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
 ) -> list[Float[Array, "B T *F"]]:
     """``projected`` for each matrix of ``JOINED[name]``; arguments as for ``products``."""
+    if not hasattr(layer, name):
+        return [projected(layer, part, y) for part in JOINED[name]]
     found = products(layer, name, y, shapes)
-    if layer.lora is not None:
-        added = [layer.lora.added(part, y, 1) for part in JOINED[name]]
-        found = [x if more is None else x + more for x, more in zip(found, added, strict=True)]
-    return [checkpoint_name(x, PRODUCT) for x in found]
+    if layer.lora is None:
+        return found
+    added = [layer.lora.added(part, y, 1) for part in JOINED[name]]
+    return [x if more is None else x + more for x, more in zip(found, added, strict=True)]
 
 
 def new_adapters(model: Transformer, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:

@@ -89,8 +89,8 @@ def test_what_tools_take_of_a_prompt_adds_up(shown):
 def test_parameters_and_memory_are_those_of_the_model(shown):
     _, plan, config = shown
     shape = config.model.shape()
-    # a trained vocabulary may come out smaller than asked for
-    sizes = range(config.tokenizer.vocab_size - 10, config.tokenizer.vocab_size + 1)
+    # a vocabulary that is trained on few texts comes out smaller than asked for
+    sizes = range(config.tokenizer.vocab_size - 64, config.tokenizer.vocab_size + 1)
     counts = [parameter_count(dataclasses.replace(shape, vocab_size=size)) for size in sizes]
     assert plan.parameters in counts
     parts = {(part.where, part.name): part.bytes for part in plan.memory}
