@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attention.methods.mla import MLA
+from attention.methods.sinks import Sinks
 from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
 from models.families.windows import Windows
@@ -134,6 +135,10 @@ class Family:
     states: bool = False
     # Whether all layers have latent attention (``latent``).
     latent: bool = False
+    # Whether all layers have attention sinks (``gpt_oss``).
+    sinks: bool = False
+    # Files' tensors, and those of the model whose last axes alternate in them; "{}" for the layer.
+    alternating: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     # Whether files may have layers behind the last one, which guess further tokens and are not
     # read.
     guesses: bool = False
@@ -152,8 +157,8 @@ class Family:
 
     @property
     def own_methods(self) -> bool:
-        """True if files have words for layers whose methods have projections of their own."""
-        return self.states or self.latent
+        """True if files have words for layers whose methods have parameters of their own."""
+        return self.states or self.latent or self.sinks
 
     @property
     def end(self) -> str:
@@ -201,6 +206,8 @@ class Family:
         if self.states and not any(method.mixes for method in config.attention):
             return False
         if self.latent and not all(isinstance(method, MLA) for method in config.attention):
+            return False
+        if self.sinks and not all(isinstance(method, Sinks) for method in config.attention):
             return False
         if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False
