@@ -42,7 +42,7 @@ def block_of(hf: Mapping[str, Any]) -> tuple[int, int] | None:
                 return rows, columns
     raise ValueError(
         f"config.json has {_KEY}={found!r}, which is not supported, only quant_method='fp8' with "
-        "fmt='e4m3' and weight_block_size=[rows, columns], 'mxfp4', or no such key"
+        "fmt='e4m3' and weight_block_size=[rows, columns], or 'mxfp4', or no such key"
     )
 
 

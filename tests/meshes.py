@@ -9,6 +9,7 @@ from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
+from attention.methods.sinks import Sinks
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
@@ -35,6 +36,7 @@ METHODS = {
     "moba": (MoBA(block=8, picks=2),),
     "states": (GatedDelta(), Dense()),
     "latent": (MLA(latent=8, query_latent=8, plain_size=6, value_size=2),),
+    "sinks": (Sinks(7), Sinks()),
     # on contexts with documents, in one softmax and in two
     "documents": (Dense(), GatedDocuments()),
 }
@@ -42,8 +44,8 @@ METHODS = {
 # What follows attention: a dense part, or experts, of which a device has parts or whole ones.
 FEED_FORWARD = {
     "plain": None,
-    "experts": MoE(experts=8, active=2, mlp_dim=8, shared=1),
-    "folded": MoE(experts=8, active=2, mlp_dim=8, shared=1, fold=True),
+    "experts": MoE(experts=8, active=2, mlp_dim=8, shared=1, biases=True),
+    "folded": MoE(experts=8, active=2, mlp_dim=8, shared=1, biases=True, fold=True),
 }
 
 

@@ -270,7 +270,7 @@ MODELS = {
         n_group=1,
         topk_group=1,
     ),
-    # weights are so large that the clip of the activation takes hold
+    # gates and ups are so large that the clip of the activation takes hold
     "gpt_oss": GptOssConfig(
         **SMALL | {"num_hidden_layers": 4, "intermediate_size": 12},
         **HEADS,
@@ -316,7 +316,7 @@ def make(name: str) -> None:
                 # of experts, which are stacked, the last axis is that of the inputs too
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
                 if name == "gpt_oss" and parameter_name.endswith("gate_up_proj"):
-                    parameter.copy_(3 * noise)
+                    parameter.copy_(noise)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 # above 0: where a ranked score is below, transformers 4 departs from DeepSeek's code

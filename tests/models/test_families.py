@@ -29,6 +29,8 @@ PUBLISHED = {
     "glm-4.5-air": 106_852_251_264,
     "deepseek-v3": 671_026_419_200,
     "kimi-k2": 1_026_408_232_448,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     # of the text models alone
     "qwen3-next-80b-a3b": 79_674_391_296,
     "qwen3.5-4b": 4_205_751_296,
