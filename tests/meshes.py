@@ -9,9 +9,9 @@ from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
-from attention.methods.sinks import Sinks
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.sinks import Sinks
 from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MESH_AXES, MeshConfig

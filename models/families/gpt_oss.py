@@ -139,7 +139,12 @@ FAMILY = Family(
         },
         options={"biases": True, "limit": _LIMIT},
     ),
-    harmless={**HARMLESS, "attention_bias": (True, None), "swiglu_limit": (_LIMIT,), "swiglu_alpha": (1.702,)},
+    harmless={
+        **HARMLESS,
+        "attention_bias": (True, None),
+        "swiglu_limit": (_LIMIT,),
+        "swiglu_alpha": (1.702,),
+    },
     sinks=True,
     alternating=ALTERNATING,
     written={"attention_bias": True, "swiglu_limit": _LIMIT},

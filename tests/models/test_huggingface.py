@@ -98,7 +98,7 @@ VARIANTS = {
     "deepseek_v3": LATENT | {"attention": (MLA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2),)},
     "gpt_oss": {
         **{"qkv_bias": True, "o_bias": True, "num_layers": 4, "attention": (Sinks(5), Sinks())},
-        **{"rope_scaling": Yarn(4.0, 64, truncate=False)},
+        **{"mlp_dim": 32, "rope_scaling": Yarn(4.0, 64, truncate=False)},
         "moe": MoE(experts=4, active=2, mlp_dim=32, biases=True, limit=7.0),
     },
     "latent, queries from hidden states": LATENT
