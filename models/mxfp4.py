@@ -1,8 +1,8 @@
 """Matrices of experts in MXFP4 (OCP Microscaling Formats 1.0), as the files of gpt-oss have them.
 
-In place of a tensor "name" stand "name_blocks", two numbers of 4 bits (e2m1) in each byte, the lower
-half first, and "name_scales", the exponent of 2 of each block of 32 numbers, with 127 for 0. They
-are expanded to bfloat16, which holds all of these numbers exactly unless they are almost 0.
+In place of a tensor "name" stand "name_blocks", two numbers of 4 bits (e2m1) in each byte, the
+lower half first, and "name_scales", the exponent of 2 of each block of 32 numbers, with 127 for 0.
+They are expanded to bfloat16, which holds all of these numbers exactly unless they are almost 0.
 
 Dimensions: E experts, O outputs, G blocks of a row, I = 32 G inputs.
 """

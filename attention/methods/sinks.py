@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from attention.implementations import Call, CallShape, paged_call, rows_calls
 from attention.methods.method import LayerShape, Method, Parameter
+from pallas_kernels.finite import cleaned, marked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,5 +69,8 @@ def with_sinks(
 
     lse: the log-sum-exp of the scores; -inf for a query that sees no key, whose result stays 0.
     """
-    share = jax.nn.sigmoid(lse.astype(sinks.dtype) - sinks)
-    return (out.astype(sinks.dtype) * share[..., None]).astype(out.dtype)
+    bad = jnp.isnan(lse) | ~jnp.isfinite(sinks)
+    # a share that is NaN would spread through gradients of 0
+    lse = jnp.where(jnp.isnan(lse), 0.0, lse.astype(sinks.dtype))
+    share = jax.nn.sigmoid(lse - cleaned(sinks))
+    return marked((out.astype(sinks.dtype) * share[..., None]).astype(out.dtype), bad)

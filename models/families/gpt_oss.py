@@ -1,5 +1,5 @@
-"""gpt-oss: a sink for each head, windows in every second layer, and experts with biases and a clipped
-activation.
+"""gpt-oss: a sink for each head, windows in every second layer, and experts with biases and a
+clipped activation.
 
 Files keep the matrices of all experts of a layer in one tensor with the inputs first, where columns
 of gate and up alternate. Published ones have them in MXFP4, which is expanded when they are loaded;
@@ -99,6 +99,7 @@ def write_methods(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+EXPERTS_OF_32 = MoE(experts=32, active=4, mlp_dim=2880, biases=True, limit=_LIMIT)
 SHAPE = ModelConfig(
     vocab_size=201_088,
     embed_dim=2880,
@@ -114,14 +115,14 @@ SHAPE = ModelConfig(
     o_bias=True,
     rope_scaling=Yarn(factor=32.0, original_max_positions=4096, truncate=False),
     attention=(Sinks(128), Sinks()),
-    moe=MoE(experts=32, active=4, mlp_dim=2880, biases=True, limit=_LIMIT),
+    moe=EXPERTS_OF_32,
 )
 
 FAMILY = Family(
     presets={
         "gpt-oss-20b": SHAPE,
         "gpt-oss-120b": dataclasses.replace(
-            SHAPE, num_layers=36, moe=dataclasses.replace(SHAPE.moe, experts=128)
+            SHAPE, num_layers=36, moe=dataclasses.replace(EXPERTS_OF_32, experts=128)
         ),
     },
     architecture="gpt_oss",
