@@ -112,6 +112,12 @@ def test_layers_with_latent_vectors_are_updated_as_on_one_device():
     check("fsdp 2 x context 2 x tensor 2", "latent", "folded")
 
 
+@pytest.mark.long
+def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
+    """Heads are cut, tokens are, and each expert, whose bias must be added once."""
+    check("fsdp 2 x context 2 x tensor 2", "sinks", "experts")
+
+
 @pytest.mark.slow(reason="compiles for half an hour")
 @pytest.mark.parametrize(
     "mesh, methods, feed_forward", [case for case in CASES if case[1] == "states"]
