@@ -6,6 +6,7 @@ the two then differ by more than rounding. The sampler can therefore note what i
 compares that with its own choice, or attends to the noted blocks instead (``rollout.picks``).
 
 A noted block is a number by order: block j holds the places [j size, (j + 1) size) of its context.
+An indexer (``attention.indexer``) chooses single tokens, which are blocks of one here.
 The packed rows of the trainer have their blocks elsewhere (``attention.blocks``): a prompt stands
 once for all that continue it, and a completion has copies of its end.
 
@@ -34,6 +35,28 @@ _MOST = jnp.iinfo(jnp.int32).max
 def choosing(methods: Sequence[Method]) -> int | None:
     """The most blocks that a list of noted picks has; None where no layer's picks can be noted."""
     return max((method.noted_picks() or 0 for method in methods), default=0) or None
+
+
+def noted_shape(methods: Sequence[Method], num_kv_heads: int) -> tuple[int, int, int]:
+    """The shape of the picks of one token: (layers that choose, lists of each, picks of a list).
+
+    methods: those of every layer, of which some choose. Raises ValueError where they have different
+    numbers of lists.
+    """
+    choose = [method for method in methods if method.noted_picks() is not None]
+    lists = {method.pick_lists(num_kv_heads) for method in choose}
+    if len(lists) > 1:
+        raise ValueError(
+            f"picks cannot be noted of layers that choose by {sorted(lists)} lists: "
+            f"{', '.join(map(str, dict.fromkeys(choose)))}"
+        )
+    return len(choose), lists.pop(), max(method.noted_picks() or 0 for method in choose)
+
+
+def noted_dtype(methods: Sequence[Method], tokens: int) -> np.dtype:
+    """The dtype of the picks in a context of so many tokens."""
+    sizes = [method.pick_size() or 1 for method in methods if method.noted_picks() is not None]
+    return narrowest(tokens // min(sizes))
 
 
 def narrowest(blocks: int) -> np.dtype:

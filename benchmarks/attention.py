@@ -55,6 +55,13 @@ flags.DEFINE_integer(
     "check_length", 512, "Tokens of the rows that correctness is checked on, a multiple of 64.", 64
 )
 flags.DEFINE_integer("decode_rows", 8, "Rows that decode together.", 1)
+flags.DEFINE_integer(
+    "alike_keys",
+    1,
+    "So many consecutive queries are alike, and keys too, as in trained models: they differ by a "
+    "tenth of their size.",
+    1,
+)
 flags.DEFINE_string("table", None, "Print the tables of this file of results, and run nothing.")
 
 DOCUMENTS = 16
@@ -109,10 +116,15 @@ def main() -> None:
     tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
     with jax.set_mesh(make_mesh(MeshConfig(data=1, tensor=tensor))):
         for length in map(int, options.lengths):
-            _time_rows(report, length, options, tensor, console)
+            for row in time_rows(length, options, tensor, console):
+                report["rows"].append(row)
+                # a program that takes all memory ends the process
+                save(report)
     with jax.set_mesh(make_mesh(MeshConfig(1, 1), jax.devices()[:1])):
         for length in map(int, options.lengths):
-            _time_decoding(report, length, options, console)
+            for row in time_decoding(length, options, report["dtype"], console):
+                report["decode"].append(row)
+                save(report)
     console.print(table(report["rows"]))
     console.print(decode.table(report["decode"]))
 
@@ -139,8 +151,10 @@ def _check(report: dict, options, console: rich.console.Console) -> None:
         sys.exit(f"wrong on this device, and not timed: {', '.join(wrong)}")
 
 
-def _time_rows(report: dict, length: int, options, tensor: int, console) -> None:
-    """Whole rows of one length, forward and with gradients."""
+def time_rows(length: int, options, tensor: int, console: rich.console.Console) -> Iterator[dict]:
+    """Whole rows of one length, forward and with gradients. tensor: devices that heads are split
+    over.
+    """
     for contender in contenders(length, options):
         if options.contenders and contender.name not in options.contenders:
             continue
@@ -153,12 +167,12 @@ def _time_rows(report: dict, length: int, options, tensor: int, console) -> None
                 if contender.name not in PEERS and not is_too_large(error):
                     raise
                 row = dict(_about(contender, length, gradients), error=str(error).split("\n")[0])
-            report["rows"].append(row)
-            # a program that takes all memory ends the process
-            save(report)
+            yield row
 
 
-def _time_decoding(report: dict, length: int, options, console) -> None:
+def time_decoding(
+    length: int, options, dtype: str, console: rich.console.Console
+) -> Iterator[dict]:
     """One token against pages, for the methods that have any."""
     shape = LayerShape(options.head_dim, options.heads, options.kv_heads, options.head_dim)
     methods = {"dense": Dense(), "window": Window(512), "moba": MoBA(), "nsa": NSA()}
@@ -166,9 +180,8 @@ def _time_decoding(report: dict, length: int, options, console) -> None:
         if options.contenders and name not in options.contenders:
             continue
         console.print(f"{length} tokens: decoding, {name}", style="dim")
-        sizes = (length, options.decode_rows, shape, report["dtype"], options.repeats)
-        report["decode"].append(decode.measure(name, method, *sizes))
-        save(report)
+        sizes = (length, options.decode_rows, shape, dtype, options.repeats)
+        yield decode.measure(name, method, *sizes)
 
 
 def contenders(length: int, options) -> Iterator[Contender]:
@@ -178,8 +191,11 @@ def contenders(length: int, options) -> Iterator[Contender]:
     h = options.head_dim
     keys = jax.random.split(jax.random.key(length), 10)
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
-    q = jax.random.normal(keys[0], (1, length, n, h), dtype)
-    k, v = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[1:3])
+    q, k = (
+        alike(key, (1, length, heads, h), options.alike_keys, dtype)
+        for key, heads in zip(keys[:2], (n, kv), strict=True)
+    )
+    v = jax.random.normal(keys[2], (1, length, kv, h), dtype)
     per_pair = 4.0 * n * h
     slots = np.arange(length)
     dense = per_pair * length * (length + 1) / 2
@@ -217,7 +233,9 @@ def contenders(length: int, options) -> Iterator[Contender]:
     chosen = np.minimum(slots // nsa.block, nsa.picks - 1) * nsa.block + slots % nsa.block + 1
     pairs = stretches + chosen + np.minimum(slots + 1, nsa.window)
     count = -(-length // nsa.block) * nsa.block // nsa.stride
-    ck, cv = (jax.random.normal(key, (1, count, kv, h), dtype) for key in keys[3:5])
+    # a stretch has the mean of keys that are alike
+    ck = alike(keys[3], (1, count, kv, h), -(-options.alike_keys // nsa.stride), dtype)
+    cv = jax.random.normal(keys[4], (1, count, kv, h), dtype)
     wk, wv = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[5:7])
     gates = jax.random.uniform(keys[7], (1, length, n, 3), dtype)
     yield ours("nsa", nsa, single, per_pair * pairs.sum(), (ck, cv, wk, wv, gates))
@@ -227,6 +245,18 @@ def contenders(length: int, options) -> Iterator[Contender]:
     tokens = dataclasses.replace(single, documents=jnp.asarray(documents, jnp.int32)[None])
     pairs = np.where(documents > 0, slots % size + 1, slots + 1)
     yield ours("squid", Squid(), tokens, per_pair * pairs.sum())
+
+
+def alike(key: jax.Array, shape: tuple[int, ...], count: int, dtype) -> jax.Array:
+    """Random vectors [1, T, heads, H]: each ``count`` that follow each other are one vector and a
+    tenth of noise; with 1 all are independent.
+    """
+    own, shared = jax.random.split(key)
+    noise = jax.random.normal(own, shape, dtype)
+    if count == 1:
+        return noise
+    few = jax.random.normal(shared, (shape[0], -(-shape[1] // count), *shape[2:]), dtype)
+    return jnp.repeat(few, count, axis=1)[:, : shape[1]] + 0.1 * noise
 
 
 def _sharded(method: Method) -> Callable:

@@ -53,20 +53,22 @@ def main() -> None:
     save(report)
 
 
-def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
-    """Tokens per second of ``batch`` rows with short prompts.
+def decode(config, batch: int, rate: float, prompt: int = 32, groups: int | None = None) -> dict:
+    """Tokens per second of ``batch`` rows with short prompts, and what starts on a device.
 
     rate: bytes per second that all devices read. If there are fewer rows than devices, as many
-    devices as rows are used.
+    devices as rows are used. groups: different prompts, which divide the rows; one for each row if
+    None.
     """
     options = flags.FLAGS
     devices = min(batch, len(jax.devices()))
     mesh = make_mesh(MeshConfig(data=devices, tensor=1))
+    groups = batch if groups is None else groups
     engine = bench_model.engine_config(
-        batch, batch, prompt, options.completion, devices, config.dtype
+        batch, groups, prompt, options.completion, devices, config.dtype
     )
     scheduler = bench_model.make_scheduler(config, engine, mesh)
-    found = _play(scheduler, config, mesh, groups=batch, samples=1, prompt=prompt)
+    found = _play(scheduler, config, mesh, groups, samples=batch // groups, prompt=prompt)
     scheduler.close()
     parameters = parameter_count(config) * jax.numpy.dtype(config.dtype).itemsize
     keys = (
@@ -97,9 +99,7 @@ def sharing(config) -> dict:
             rows, groups, options.prompt, options.completion, mesh.size, config.dtype
         )
         scheduler = bench_model.make_scheduler(config, engine, mesh)
-        found[name] = _play(
-            scheduler, config, mesh, groups=groups, samples=samples, prompt=options.prompt
-        )
+        found[name] = _play(scheduler, config, mesh, groups, samples, options.prompt)
         scheduler.close()
     shared = found["groups of 8"]
     alone = found["alone"]
@@ -110,7 +110,7 @@ def sharing(config) -> dict:
     return found | gain | {"gain_kv_bytes": round(alone["kv_mib"] / shared["kv_mib"], 2)}
 
 
-def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) -> dict:
+def _play(scheduler, config, mesh, groups: int, samples: int, prompt: int) -> dict:
     """Medians over --repeats rollouts, after one that is not timed. Each has new prompts."""
     options = flags.FLAGS
     runs = []
@@ -136,6 +136,9 @@ def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) ->
 
     decode_s = median(lambda _, s: s.decode_s)
     prefill_s = median(lambda _, s: s.prefill_s)
+    steps = stats.slot_steps / (scheduler.engine.shards * scheduler.engine.config.slots)
+    dispatches = steps / scheduler.engine.config.decode_steps
+    outside = median(lambda took, s: took - s.decode_s - s.prefill_s - s.wait_s)
     return dict(
         total_s=round(median(lambda took, _: took), 4),
         decode_s=round(decode_s, 4),
@@ -146,6 +149,9 @@ def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) ->
         prefix_hit_rate=round(stats.prefix_hit_rate, 3),
         kv_mib=round(stats.kv_bytes / 2**20, 2),
         tools_s=round(stats.wait_s, 4),
+        step_ms=round(1e3 * decode_s / steps, 4),
+        # of the host, in which no device works
+        between_dispatches_ms=round(1e3 * max(0.0, outside) / dispatches, 3),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rl_code.environment.sampled_episode import SampledEpisode
-from rl_code.types import Context, Reward, Task, Tests, Trajectory, Turn
+from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory, Turn
 
 # No token has this id, so no token ends a message.
 STOP_IDS = (-1,)
@@ -138,3 +138,22 @@ class FixedEpisode(SampledEpisode):
         self._sampled += [sampled] * len(tokens)
         self._logprobs += logprobs or [0.0] * len(tokens)
         self._versions += versions or [-1] * len(tokens)
+
+
+def random_groups(
+    count: int, samples: int, prompt: int, completion: int, vocab_size: int, seed: int
+) -> list[Group]:
+    """Groups of ``samples`` trajectories with random tokens behind a random prompt each."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number, task in enumerate(prompts(count, prompt, vocab_size, seed)):
+        episodes = [
+            FixedEpisode(task, number, index, message=completion) for index in range(samples)
+        ]
+        for episode in episodes:
+            episode.start()
+            logprobs = [-float(np.log(vocab_size))] * completion
+            tokens = rng.integers(0, vocab_size, completion).tolist()
+            episode.step(tokens, logprobs, [0] * completion)
+        groups.append(Group(task, tuple(episode.finish() for episode in episodes)))
+    return groups

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import rich.console
 import rich.table
 from absl import flags
@@ -30,7 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import model as bench_model
-from benchmarks.episodes import FixedEpisode, prompts
+from benchmarks.episodes import random_groups
 from benchmarks.results import hardware, save
 from benchmarks.rl_step import PROMPTS, SAMPLES, WORKLOADS
 from models.model_config import ModelConfig
@@ -39,7 +38,6 @@ from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.two_phase import make_two_phase_update, residual_bytes
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import init_state, make_update
-from rl_code.types import Group
 
 flags.DEFINE_float("wait_s", 1.0, "Seconds that the rollouts of overlap take.", lower_bound=0.0)
 flags.DEFINE_string("trace", None, "Folder for the profile of overlap.")
@@ -80,7 +78,7 @@ def measure(config: ModelConfig) -> dict[str, float]:
     options = flags.FLAGS
     mesh = bench_model.all_devices()
     prompt, completion = WORKLOADS[options.workload]
-    groups = _groups(prompt, completion, config.vocab_size)
+    groups = random_groups(PROMPTS, SAMPLES, prompt, completion, config.vocab_size, options.seed)
     advantages = group_advantages(groups, GRPO())
     whole = PackConfig(PROMPTS, prompt + SAMPLES * (completion - 1), SAMPLES * completion, 0, False)
     apart = dataclasses.replace(whole, slots=SAMPLES * completion, prompt_slots=prompt)
@@ -138,22 +136,6 @@ def _timed(step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
     start = time.perf_counter()
     result = jax.block_until_ready(step(state))
     return result, time.perf_counter() - start
-
-
-def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
-    """Groups of trajectories with random tokens, for random prompts."""
-    rng = np.random.default_rng(flags.FLAGS.seed)
-    groups = []
-    for number, task in enumerate(prompts(PROMPTS, prompt, vocab, flags.FLAGS.seed)):
-        episodes = [
-            FixedEpisode(task, number, index, message=completion) for index in range(SAMPLES)
-        ]
-        for episode in episodes:
-            episode.start()
-            logprobs = [-float(np.log(vocab))] * completion
-            episode.step(rng.integers(0, vocab, completion).tolist(), logprobs, [0] * completion)
-        groups.append(Group(task, tuple(episode.finish() for episode in episodes)))
-    return groups
 
 
 # --- The profile ----------------------------------------------------------------------------------

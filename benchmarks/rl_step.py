@@ -35,6 +35,7 @@ from benchmarks import hand_written
 from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.results import hardware, save
+from models.model_config import ModelConfig
 from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
 from planner.flops import attention_trips, matmul_flops
@@ -187,23 +188,36 @@ def compared(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> di
 class Ours:
     """The project's step: its engine, its packing and its update."""
 
-    def __init__(self, prompt: int, completion: int, mesh: Mesh, seed: int):
-        """prompt, completion: tokens of each. seed: of weights, prompts and random numbers."""
+    def __init__(
+        self,
+        prompt: int,
+        completion: int,
+        mesh: Mesh,
+        seed: int,
+        *,
+        groups: int = PROMPTS,
+        config: ModelConfig | None = None,
+        micro_batches: int = 1,
+    ):
+        """prompt, completion: tokens of each. seed: of weights, prompts and random numbers. groups:
+        prompts. config: by default the model that the flags name.
+        """
         self._lengths, self._mesh, self._seed = (prompt, completion), mesh, seed
-        self._config = bench_model.model_config()
+        self._groups = groups
+        self._config = config or bench_model.model_config()
         engine = bench_model.engine_config(
-            PROMPTS * SAMPLES, PROMPTS, prompt, completion, mesh.size, self._config.dtype
+            groups * SAMPLES, groups, prompt, completion, mesh.size, self._config.dtype
         )
         self._scheduler = bench_model.make_scheduler(self._config, engine, mesh)
         self._packing = PackConfig(
-            rows=PROMPTS,
+            rows=groups,
             slots=prompt + SAMPLES * completion,
             targets=SAMPLES * completion,
             max_staleness=0,
             drop_uninformative=False,
             align=64,
         )
-        self._update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
+        self._update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, micro_batches)
         with jax.set_mesh(mesh):
             model = bench_model.random_model(self._config, mesh, seed)
             self._state = init_state(model, bench_model.OPTIMIZER)
@@ -216,12 +230,12 @@ class Ours:
         prompt, completion = self._lengths
         groups, self.stats = self._scheduler.rollout(
             cast(self._state.model, self._config.dtype),
-            prompts(PROMPTS, prompt, self._config.vocab_size, self._seed + number),
+            prompts(self._groups, prompt, self._config.vocab_size, self._seed + number),
             lambda *a: FixedEpisode(*a, message=completion),
             group_size=SAMPLES,
             version=number,
             key=jax.random.key(self._seed),
-            first_group=number * PROMPTS,
+            first_group=number * self._groups,
         )
         return groups
 

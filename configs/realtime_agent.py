@@ -12,7 +12,8 @@ Why this agent: of those of this project it is the smallest that meets all that 
 Command: python -m launch.realtime --config=configs/realtime_agent.py --workdir=runs/realtime_agent
   --cycles=10, then python -m experiments.agent_people runs/realtime_agent
   configs/realtime_agent.py:bad makes the first candidate bad on purpose and has the gate let it
-  through. Sizes of a cycle: python -m experiments.agent_people.arithmetic
+  through; configs/realtime_agent.py:seldom has as many answers, and people who look only hours
+  later. Sizes of a cycle: python -m experiments.agent_people.arithmetic
 Hardware: 2 CPU cores. Run time: 2.5 minutes a cycle, 3 to 6 beside other programs.
 Expected metric: ten cycles; retained rises and dissatisfied follow-ups fall against the copy that
   never changes; at least one candidate proven better, the bad one rolled back.
@@ -30,10 +31,12 @@ WANTS = dict(name=TASKS, levels=(1,), unclear="two", share=0.5)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """arg: "", "smoke" (two minutes: no warm start to speak of, few people) or "bad"."""
-    if arg not in ("", "smoke", "bad"):
+    """arg: "", "smoke" (two minutes: no warm start to speak of, few people), "bad" or "seldom"
+    (people look only every few hours).
+    """
+    if arg not in ("", "smoke", "bad", "seldom"):
         raise ValueError(
-            f"configs/realtime_agent.py:{arg}: the argument must be empty, smoke or bad"
+            f"configs/realtime_agent.py:{arg}: the argument must be empty, smoke, bad or seldom"
         )
     smoke = arg == "smoke"
     config = rehearsal.get_config()
@@ -56,6 +59,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 turns=2,
                 turn_tokens=48,
                 late_s=0.5 if smoke else 2.0,
+                # They know at once what they will find then. Real ones need a silence_s of hours.
+                seldom=arg == "seldom",
             ),
         )
     config.cycle.update(

@@ -27,7 +27,7 @@ CONTENTS = {
         *("serving", "tinker", "feedback", "realtime", "production", "editors"),
     ),
     "Change": ("adding", "architecture", "glossary", "../CONTRIBUTING"),
-    "Measured": ("results", "benchmarks", "../CHANGELOG", "licences"),
+    "Measured": ("results", "benchmarks", "on_device", "../CHANGELOG", "licences"),
 }
 
 project = html_title = "rl-code"

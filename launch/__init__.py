@@ -18,8 +18,9 @@ from rl_code.host.stop import INTERRUPTED
 
 # Commands that work for minutes or longer.
 LONG = (
-    *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks", "plan"),
-    *("realtime", "redteam", "replay", "serve", "sft", "sweep", "train", "tune", "validate"),
+    *("aot", "bench", "bisect", "evaluate", "export", "faults", "fork", "make_tasks"),
+    *("on_device", "plan", "realtime", "redteam", "replay", "serve", "sft", "sweep", "train"),
+    *("tune", "validate"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -113,6 +114,17 @@ def config_file(value: str) -> str:
     file, colon, argument = value.partition(":")
     own = ROOT / file
     return value if Path(file).is_file() or not own.is_file() else f"{own}{colon}{argument}"
+
+
+def config_of_file(path: Path, argument: str) -> Any:
+    """The config that a file gives, for commands that take no keys. Raises ConfigError."""
+    spec = importlib.util.spec_from_file_location("config_of_command", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: no such config file")
+    module = importlib.util.module_from_spec(spec)
+    with endings.running_config_file(str(path)):
+        spec.loader.exec_module(module)
+        return module.get_config(argument) if argument else module.get_config()
 
 
 def shown(module: str, *words: str) -> str:

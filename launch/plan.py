@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> None:
         command.refuse(f"--model={FLAGS.model} must be one of {', '.join(PRESETS)}")
     if FLAGS.tokens % FLAGS.context:
         command.refuse(f"--tokens={FLAGS.tokens} must be a multiple of --context={FLAGS.context}")
+    if FLAGS.targets and FLAGS.targets > FLAGS.context:
+        command.refuse(f"--targets={FLAGS.targets} must be at most --context={FLAGS.context}")
     job = job_of_flags()
     if FLAGS.worker:
         done = compiled.compiled(job, table.from_json(json.loads(FLAGS.worker)))
@@ -89,6 +91,7 @@ def job_of_flags() -> Workload:
         dtype="bfloat16",
         param_dtype=FLAGS.param_dtype,
         remat=True,
+        remat_keeps=FLAGS.remat_keeps,
         offload_activations="activations" in FLAGS.offload,
     )
     if FLAGS.fold_experts:
@@ -98,7 +101,8 @@ def job_of_flags() -> Workload:
         model = dataclasses.replace(model, moe=moe, sequence_parallel=True)
     sizes = (FLAGS.tokens, FLAGS.context, FLAGS.rows)
     moments = "optimizer" in FLAGS.offload
-    return Workload(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, offload_moments=moments)
+    own = dict(offload_moments=moments, targets=FLAGS.targets)
+    return Workload(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, **own)
 
 
 def chosen(flag: str, devices: int) -> list[MeshConfig]:
@@ -120,6 +124,7 @@ def compile_apart(job: Workload, estimate: Estimate) -> Estimate:
     """
     console().print(f"compiling {estimate.role} on {table.words(estimate.mesh)}", style="dim")
     own = ("model", "chip", "tokens", "context", "rows", "param_dtype", "fold_experts")
+    own += ("remat_keeps",) + (("targets",) if FLAGS.targets else ())
     given = [f"--{name}={FLAGS[name].value}" for name in own]
     given += [f"--offload={name}" for name in FLAGS.offload]
     worker = f"--worker={json.dumps(table.to_json(estimate))}"
@@ -154,6 +159,7 @@ def report(job: Workload, found: dict[str, list[Estimate]]) -> None:
         role: [table.to_json(x) | table.derived(job, x) for x in own] for role, own in found.items()
     }
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
+    own += ("targets", "remat_keeps")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
 
@@ -166,6 +172,15 @@ def define_flags() -> None:
     flags.DEFINE_integer("actor_devices", None, "Devices that sample; by default as many.", 1)
     flags.DEFINE_integer("tokens", 2**20, "Tokens that one step trains on.", 1)
     flags.DEFINE_integer("context", 8192, "Tokens of a row.", 128)
+    flags.DEFINE_integer(
+        "targets", None, "Tokens of a row that are predicted; by default half of them.", 1
+    )
+    flags.DEFINE_enum(
+        "remat_keeps",
+        "nothing",
+        ["nothing", "attention", "products"],
+        "What a layer keeps for the backward pass (model.remat_keeps).",
+    )
     flags.DEFINE_integer("rows", 64, "Rows that decode together on each shard of rows.", 2)
     flags.DEFINE_enum(
         "param_dtype", "float32", ["float32", "bfloat16"], "Of the learner's weights."

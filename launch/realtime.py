@@ -10,6 +10,10 @@ counted from the first of the workdir; 0 goes on until it is stopped. --port ser
 serve on any free port without it. With --stay both go on after the last cycle until they are
 stopped; for a workdir whose cycles have ended already it serves the page alone.
 
+--truth is the file in which simulated people of an agent write down how content they truly are
+(WORKDIR/people.truth.jsonl of a run with config.parts.agents); the page then shows how the reward
+follows it. Nothing else reads it.
+
 --keys is a file of API keys and their limits, as of launch.serve; without one everybody may ask,
 and read the page. Who has the key in the environment variable RL_CODE_ADMIN_KEY may roll back and
 acknowledge alarms there. A run that was stopped or killed goes on with the same command. Ctrl-C and
@@ -41,6 +45,7 @@ from people.realtime.cycle import Cycle, CycleConfig, Notice
 from people.realtime.dashboard import Dashboard
 from people.realtime.ledger import Ledger
 from people.realtime.parts import Parts
+from people.realtime.satisfaction import Curve
 from people.realtime.tables import CYCLES, EDGES
 from people.serving.access import KeyFile
 from rl_code.config import named, read_config
@@ -93,7 +98,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     keys = KeyFile(own.keys) if own.keys else None
     may_read = None if keys is None else keys.is_admin
     admin_key = os.environ.get(ADMIN_KEY)  # refused where it can be guessed
-    board = Dashboard(ledger, parts.store, realtime.cycle, admin_key, may_read=may_read)
+    ways = dict(may_read=may_read, truth=truth_of(own.truth, parts, realtime.cycle.anchor))
+    board = Dashboard(ledger, parts.store, realtime.cycle, admin_key, **ways)
     page = served(parts, board, own.port, console, keys)
     with StopRequest(parts.stop) as stop, page, stop.deferred():
         if not ended:
@@ -101,6 +107,23 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         console.print(table(ledger))
         while own.stay and not stop.requested:
             time.sleep(_LOOK_S)
+
+
+def truth_of(path: str | None, parts: Parts, anchor: int) -> Curve | None:
+    """The curve of the page; None without a file. Raises ConfigError for a file that cannot be, and
+    for parts that record no answers.
+    """
+    if path is None:
+        return None
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(
+            f"--truth={path}: expected the file in which simulated people write how content they "
+            "are, such as WORKDIR/people.truth.jsonl"
+        )
+    if parts.rewards is None:
+        raise ConfigError(f"--truth={path}: these parts record no answers (config.parts)")
+    return Curve(file, parts.rewards, anchor)
 
 
 class Lines:
@@ -229,6 +252,7 @@ def define_flags() -> None:
     absl_flags.DEFINE_integer("cycles", 0, "Cycles after which it ends; 0 for none.", 0)
     absl_flags.DEFINE_integer("port", None, "Port of the page; 0 for any that is free.", 0)
     absl_flags.DEFINE_bool("stay", False, "Go on serving after the last cycle. Needs --port.")
+    absl_flags.DEFINE_string("truth", None, "File of simulated people's satisfaction, shown.")
     absl_flags.DEFINE_string("keys", None, "File of API keys; everybody may ask without one.")
 
 

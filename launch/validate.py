@@ -19,17 +19,15 @@ tests that must fail before the work is guarded, and --verdicts says it of each 
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
-from launch import command, endings, task_flags
+from launch import command, task_flags
 from launch.task_flags import FIRST, LAYERS, SECONDS, SETTINGS, limits_of_tests
 from launch.workdir import WORKDIR
 from rl_code.config import read_config
@@ -118,20 +116,9 @@ def read_sources(word: str) -> dict[str, Named]:
             f"--settings={SETTINGS.value!r} is for a source that is named; {path} has settings of "
             "its own"
         )
-    config = read_config.build(RunConfig, _get_config(Path(path), argument))
+    config = read_config.build(RunConfig, command.config_of_file(Path(path), argument))
     suites = {f"suite {suite.name}": suite.tasks for suite in config.suites}
     return {"tasks": config.tasks, **suites}
-
-
-def _get_config(path: Path, argument: str) -> Any:
-    """The config of a file. Raises ConfigError."""
-    spec = importlib.util.spec_from_file_location("config_of_tasks", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{path}: no such config file")
-    module = importlib.util.module_from_spec(spec)
-    with endings.running_config_file(str(path)):
-        spec.loader.exec_module(module)
-        return module.get_config(argument) if argument else module.get_config()
 
 
 def run(

@@ -144,7 +144,7 @@ def _methods(
     if family.states:
         return hybrid.read_methods(hf, need)
     if family.latent:
-        return latent.read_methods(hf, need, scaling)
+        return latent.read_methods(hf, need, scaling, family.index_interleaved)
     if type(layers) is not int or layers < 1:  # which the model's config refuses
         return ModelConfig.attention
     if family.sinks:
@@ -160,7 +160,7 @@ def _written_methods(config: ModelConfig, family: families.Family) -> dict[str, 
     if family.states:
         return hybrid.write_methods(config)
     if family.latent:
-        return latent.write_methods(config)
+        return latent.write_methods(config, family.index_interleaved)
     if family.sinks:
         return gpt_oss.write_methods(config)
     if family.windows is not None:

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from attention.methods.api import DEFAULT
+from attention.methods.dsa import check_indexers
 from attention.methods.method import LayerShape, Method
 from models.functions import Scaling
 from models.lora import LoRA
@@ -272,11 +273,19 @@ class ModelConfig:
             if self.lora is not None:
                 self.lora.check_experts()
             dense = self.moe.first_dense
-            if dense >= self.num_layers or dense % len(self.attention):
+            if dense >= self.num_layers or (dense % len(self.attention) and not self.apart):
                 raise ValueError(
                     f"moe.first_dense={dense} must be below num_layers={self.num_layers} and a "
                     f"multiple of the {len(self.attention)} layers of attention={self.attention}"
                 )
+
+    @property
+    def apart(self) -> bool:
+        """True for a model without a period, whose layers are computed one by one: dense ones and
+        others with experts, of methods with projections of their own.
+        """
+        whole = len(self.attention) == self.num_layers and not self.attending
+        return bool(whole and self.dense_layers % self.num_layers)
 
     def _check_states(self) -> None:
         """Raises ValueError for settings that layers with projections of their own do not have."""
@@ -287,6 +296,7 @@ class ModelConfig:
             raise ValueError(f"lora={self.lora} is not supported beside {own[0]}")
         if self.unpadded is not None:
             raise ValueError(f"a padded shape is not supported beside {type(own[0]).__name__}")
+        check_indexers(self.attention)
         states = [method for method in own if method.keeps_state]
         if len(states) == len(self.attention):
             raise ValueError(

@@ -68,13 +68,14 @@ def forward(
     """
     seen, positions = pages.at(places)
 
-    # own: a cache of this layer alone
+    # own: a cache of this layer alone. chosen: the places that the layer before chose, if any
     @_once_for_layers_alike
-    def run(layer, parameters, own, x, positions, places, seen, pages):
+    def run(layer, parameters, own, x, positions, places, seen, pages, chosen):
         def attention(layer, y):
-            nonlocal own
+            nonlocal own, chosen
             if own.methods[0].mixes:
-                out, own = _mix(model, own, parameters, y, positions, places, pages, seen, pages)
+                rows = (positions, places, pages, seen, pages)
+                out, own, chosen = _mix(model, own, parameters, y, *rows, chosen)
                 return out
             *found, gate = new_keys(model, own.methods[0], parameters, layer, y, positions)
             out, own, _ = _write_and_attend(
@@ -82,12 +83,13 @@ def forward(
             )
             return gated(out, gate)
 
-        return model.block(layer, x, attention, places >= 0)[0], own
+        return model.block(layer, x, attention, places >= 0)[0], own, chosen
 
     x = model.embed_tokens(tokens)
+    chosen = None
     for index, (layer, parameters) in enumerate(model.unstacked()):
         own = cache.of_layer(index)
-        x, own = run(layer, parameters, own, x, positions, places, seen, pages)
+        x, own, chosen = run(layer, parameters, own, x, positions, places, seen, pages, chosen)
         cache = cache.with_layer(index, own.layers[0])
     return model.finish(x), cache
 
@@ -146,16 +148,21 @@ def decode_tokens(
         positions = runs.positions(positions, cache.page)
 
     # own: a cache of this layer alone. gather: its pages laid side by side; None if they are not.
+    # chosen: the places that the layer before chose, if any.
     @_once_for_layers_alike
-    def run(layer, parameters, own, gather, x, positions, places, rows, written, seen, pages):
+    def run(
+        layer, parameters, own, gather, x, positions, places, rows, written, seen, pages, chosen
+    ):
         (method,) = own.methods
         picks = []
 
         def attention(layer, y):
-            nonlocal own, gather, picks
+            nonlocal own, gather, picks, chosen
             if method.mixes:
                 rows_seen = (places, written, seen, pages)
-                out, own = _mix(model, own, parameters, y, positions, *rows_seen)
+                out, own, chosen = _mix(model, own, parameters, y, positions, *rows_seen, chosen)
+                if note and method.noted_picks() is not None:
+                    picks = [_noted(chosen, places)]
                 return out
             q, new, inputs, gate = new_keys(model, method, parameters, layer, y, positions)
             if gather is not None:
@@ -170,16 +177,17 @@ def decode_tokens(
 
         x, routing = model.block(layer, x, attention, places >= 0)
         experts = [routing.experts] if note and routing is not None else []
-        return x, own, gather, picks, experts
+        return x, own, gather, picks, experts, chosen
 
     x = model.embed_tokens(tokens)
     gathers = dict(gathers)
     noted = []
     noted_experts = []
+    chosen = None
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
         held = (layer, parameters, cache.of_layer(index), gathers.get(index))
-        x, own, gather, picks, experts = run(
-            *held, x, positions, places, rows, written, seen, pages
+        x, own, gather, picks, experts, chosen = run(
+            *held, x, positions, places, rows, written, seen, pages, chosen
         )
         cache = cache.with_layer(index, own.layers[0])
         if gather is not None:
@@ -259,32 +267,47 @@ def _mix(
     written: Pages,
     seen: Tokens,
     pages: Pages,
-) -> tuple[Float[Array, "B T D"], PagedCache]:
+    chosen: Int[Array, "B T n"] | None,
+) -> tuple[Float[Array, "B T D"], PagedCache, Int[Array, "B T n"] | None]:
     """(The result of a layer whose method has projections of its own, the cache with the new tokens
-    in it). Every device has its own heads.
+    in it, the places that its queries attend to where it has an indexer). Every device has its own
+    heads.
 
-    cache: of this layer alone. y: normalised hidden states. positions: that RoPE rotates by. The
-    other arguments are those of ``_write_and_attend``.
+    cache: of this layer alone. y: normalised hidden states. positions: that RoPE rotates by.
+    chosen: the places of the layer before, of the queries of ``seen``; None for all. The other
+    arguments are those of ``_write_and_attend``.
     """
     (method,) = cache.methods
     axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
     rotate = functools.partial(rope, config=model.config)
 
-    def own(parameters, layer, inputs, places, written, seen, pages):
+    def own(parameters, layer, inputs, places, written, seen, pages, chosen):
         at = PageWriter(written.tables, places, cache.page, rotate, written.runs)
         read = PageReader(pages, cache.page, inputs[0].dtype)
-        return method.mix_pages(parameters, layer, inputs, at, seen, read)
+        rows = (parameters, layer, inputs, at, seen, read)
+        if method.indexes:
+            return method.mix_pages_indexed(*rows, *(chosen or (None,)))
+        return (*method.mix_pages(*rows), None)
 
     of_pages = (None, method.page_heads)
-    heads = tuple((None, None, axis, None) for axis in method.input_heads)
-    mapped = per_shard(
-        own, (axes, of_pages, heads, (), (), (), ()), ((None, None, "kv_heads", None), of_pages)
-    )
+    of_heads = (None, None, "kv_heads", None)
     turn = functools.partial(rope, positions=positions, config=model.config)
     inputs = method.inputs(parameters, y, turn)
+    heads = tuple(
+        (None, None, axis, None) for axis, _ in zip(method.input_heads, inputs, strict=False)
+    )
+    mapped = per_shard(own, (axes, of_pages, heads, (), (), (), (), ()), (of_heads, of_pages, ()))
     rows = (places, written, seen, pages)
-    mixed, layer = mapped(parameters, cache.layers[0], inputs, *rows)
-    return method.output(parameters, mixed), cache.with_layer(0, layer)
+    chosen = () if chosen is None else (chosen,)
+    mixed, layer, chosen = mapped(parameters, cache.layers[0], inputs, *rows, chosen)
+    return method.output(parameters, mixed), cache.with_layer(0, layer), chosen
+
+
+def _noted(chosen: Int[Array, "B T n"] | None, places: Int[Array, "B T"]) -> Int[Array, "B T 1 n"]:
+    """Places as picks of the tokens of rows: none where queries attended to all that they saw."""
+    if chosen is None:
+        return jnp.full((*places.shape, 1, 1), -1)
+    return chosen.reshape(*places.shape, 1, -1)
 
 
 def gather_pages(

@@ -60,6 +60,11 @@ def scale_name(name: str) -> str:
     return f"{name}_scale"
 
 
+def cast_name(name: str) -> str:
+    """The name of a matrix's cast (``models.casts``), which stands beside it."""
+    return f"{name}_cast"
+
+
 def check_kind(kind: str | None) -> None:
     """Raises ValueError for a kind that does not exist; None is for no quantisation."""
     if kind is not None and kind not in DTYPES:
@@ -101,13 +106,27 @@ def product(
     name: of the matrix, such as "q". contract: how many last axes of y it contracts.
     """
     parameter = getattr(layer, name)
-    matrix = parameter[...].astype(y.dtype)
+    cast = getattr(layer, cast_name(name), None)
+    matrix = parameter[...].astype(y.dtype) if cast is None else _cast(parameter[...], cast[...])
     if cuts_parameters():
         # the axis of layers is gone
         return cut_product(y, matrix, parameter.get_metadata("logical_axes")[1:], contract)
     out = project(y, matrix, contract)
     scales = getattr(layer, scale_name(name), None)
     return out if scales is None else _scaled(out, scales[...])
+
+
+@jax.custom_vjp
+def _cast(matrix: jax.Array, cast: jax.Array) -> jax.Array:
+    """The cast of a matrix, with the gradient of ``matrix.astype``."""
+    return cast
+
+
+def _cast_backward(empty: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
+    return gradient.astype(empty.dtype), None
+
+
+_cast.defvjp(lambda matrix, cast: (cast, jnp.zeros((0,), matrix.dtype)), _cast_backward)
 
 
 def expert_product(

@@ -30,6 +30,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from attention.indexer import Indexed
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
@@ -48,11 +49,12 @@ from models.lora import STACKS, new_adapters, projected
 from models.model_config import REMAT_KEEPS, ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
-from models.quantised import MATRICES, Kind, put_quantised, take_quantised
+from models.quantised import MATRICES, Kind, cast_name, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
     context_size,
+    cut_over,
     cut_tokens,
     cuts_parameters,
     gathered,
@@ -64,7 +66,7 @@ from models.target_logprobs import Head
 from pallas_kernels.tokens import Tokens
 
 # Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
-GATHERED_LATER = (*MATRICES, "router", *EXPERT_BIASES)
+GATHERED_LATER = (*MATRICES, *map(cast_name, MATRICES), "router", *EXPERT_BIASES)
 # The hidden states before a layer, which may wait in the host's memory.
 _BEFORE_LAYER = "before_layer"
 
@@ -91,6 +93,18 @@ def _in_order(routed: list[Routing | None]) -> Routing | None:
         lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]) if len(xs) > 1 else xs[0],
         *routed,
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerTerms:
+    """Results of layers beside hidden states, for the losses that are not of tokens."""
+
+    # Where the tokens went in every layer with experts; None for a model without any.
+    routing: Routing | None = None
+    # In each row, the sum over its tokens of the indexer's divergence in nats, of every layer whose
+    # indexer learns; None without any.
+    divergence: Float[Array, "L B"] | None = None
 
 
 class Transformer(nnx.Module):
@@ -161,13 +175,13 @@ class Transformer(nnx.Module):
         before: Before | None = None,
         align: int = 1,
         documents: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Routing | None]:
-        """``hidden``, and where the tokens went in every layer with experts.
+    ) -> tuple[Float[Array, "B T D"], LayerTerms]:
+        """``hidden``, and what layers tell beside it.
 
-        The routing has an axis of these layers in front; None for a model without experts.
+        The routing has an axis of the layers with experts in front.
         """
-        x, _, _, routing = self._scan(tokens, positions, where, runs, align, documents, before)
-        return self.finish(x), routing
+        x, _, _, terms = self._scan(tokens, positions, where, runs, align, documents, before)
+        return self.finish(x), terms
 
     def hidden_noted(
         self,
@@ -177,19 +191,20 @@ class Transformer(nnx.Module):
         noted: Noted,
         runs: int = 0,
         documents: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"] | None, Routing | None]:
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"] | None, LayerTerms]:
         """``hidden_routed`` where a sampler noted what its layers chose.
 
         Returns (final hidden states; for each noted query the share of the sampler's blocks that
         the layers would choose too, and the share of lists that are equal, means over layers and
-        key/value heads, 0 where nothing was noted; the routing). None where layers do not choose.
+        key/value heads, 0 where nothing was noted; what layers tell). The shares are None where
+        layers do not choose.
         """
-        x, _, found, routing = self._scan(
+        x, _, found, terms = self._scan(
             tokens, positions, where, runs, documents=documents, noted=noted
         )
         # one entry [periods, B, M, K, 2] for each layer of a period that chooses
         shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4)) if found else None
-        return self.finish(x), shares, routing
+        return self.finish(x), shares, terms
 
     def prefill(
         self,
@@ -216,7 +231,7 @@ class Transformer(nnx.Module):
         noted: Noted | None = None,
     ):
         """Runs all layers: (hidden states of the last one, the keys that were to be kept, with
-        ``noted`` how the layers' choices agree with those, the routing of the layers with experts).
+        ``noted`` how the layers' choices agree with those, what layers tell beside them).
 
         keep: whether to keep the keys that are computed from hidden states, not rotated. They come
         as a list with an entry for each layer of a period, whose arrays are stacked over the
@@ -246,18 +261,24 @@ class Transformer(nnx.Module):
         rest = (of_methods, earlier, picks)
         x = self._between(self.embed_tokens(tokens))
         found = []
-        for layers, part in self._stacks():
+        for layers, part in () if self.config.apart else self._stacks():
             own = rest if part is None else jax.tree.map(operator.itemgetter(part), rest)
             x, more = jax.lax.scan(step, x, (*self._by_period(layers, noted), *own))
             found.append(more)
+        if self.config.apart:
+            own = jax.tree.map(operator.itemgetter(0), rest)
+            x, more = step(x, (*self._apart(noted), *own))
+            found.append(jax.tree.map(lambda y: y[None], more))
         *_, routed = found[-1]
-        kept, shares = (
+        routed = [each for each in routed if each is not None] or [None]
+        kept, shares, diverged = (
             jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
             if len(parts) > 1
             else parts[0]
-            for parts in zip(*(more[:2] for more in found), strict=True)
+            for parts in zip(*(more[:3] for more in found), strict=True)
         )
-        return x, kept, shares, _in_order(routed)
+        divergence = jnp.concatenate(diverged) if diverged else None
+        return x, kept, shares, LayerTerms(_in_order(routed), divergence)
 
     def _kept(self) -> Callable[..., Any] | None:
         """The policy of ``remat``: what the backward pass need not compute again; None for nothing
@@ -295,10 +316,15 @@ class Transformer(nnx.Module):
         methods = self.config.attention
         kept = []
         shares = []
+        diverged = []
         routed = []
+        indexed = Indexed()
         for index, method in enumerate(methods):
             alone = len(methods) == 1
-            layer = layers if alone else self._layer_of(layers, index)
+            if isinstance(layers, list):
+                layer = layers[index]
+            else:
+                layer = layers if alone else self._layer_of(layers, index)
             layer = gathered(layer, but=GATHERED_LATER)
             described = method.parameters(self.config.layer_shape)
             parameters = {
@@ -310,16 +336,24 @@ class Transformer(nnx.Module):
                 given = dataclasses.replace(noted, picks=picks[index])
             way = (method, parameters, positions, layout, earlier[index], kept, given, shares)
             attention = functools.partial(self._attend, *way)
-            if method.mixes:
+            if method.indexes:
+                told = []
+                way = (method, parameters, positions, layout, indexed, given, told)
+                attention = functools.partial(self._mix_indexed, *way)
+            elif method.mixes:
                 attention = functools.partial(self._mix, method, parameters, positions, layout)
             given = None
-            if experts is not None:
+            if experts is not None and experts[index] is not None:
                 given = dataclasses.replace(noted, experts=experts[index])
             x, routing = self.block(layer, x, attention, real, given)
             routed.append(routing)
+            if method.indexes:
+                (indexed,) = told
+                shares += [] if indexed.agreement is None else [indexed.agreement]
+                diverged += [] if indexed.loss is None else [jnp.sum(indexed.loss, axis=1)]
         if not self.config.sequence_parallel:
             x = constrain(x, "batch", "slots", None)
-        return x, (kept if keep else None, shares, routed)
+        return x, (kept if keep else None, shares, diverged, routed)
 
     def _by_period(self, layers: Layers, noted: Noted | None) -> tuple[Layers, jax.Array | None]:
         """(a stack of layers, the experts that a sampler noted of them), for a scan over periods:
@@ -338,6 +372,19 @@ class Transformer(nnx.Module):
         experts = jnp.moveaxis(noted.experts, 2, 0)
         return layers, experts.reshape(-1, count, *experts.shape[1:])
 
+    def _apart(self, noted: Noted | None) -> tuple[list[Layers], list | None]:
+        """(every layer, the experts that a sampler noted of it) of a model without a period."""
+        found = []
+        for layers in (self.first_layers, self.layers):
+            leaves, tree = jax.tree.flatten(layers)
+            # unlike that of indexing, its gradient puts all layers together once
+            each = zip(*(jnp.unstack(leaf) for leaf in leaves), strict=True)
+            found += [jax.tree.unflatten(tree, list(one)) for one in each]
+        if noted is None or noted.experts is None:
+            return found, None
+        experts = jnp.unstack(noted.experts, axis=2)
+        return found, [*(None for _ in range(self.config.dense_layers)), *experts]
+
     def _layer_of(self, layers: Layers, index: int) -> Layers:
         """One of the consecutive layers of a stack that begins with a period, or of one period."""
         attending = self.config.attending
@@ -347,7 +394,8 @@ class Transformer(nnx.Module):
         own = index % period in attending
         at = index // period * len(attending) + sum(place < index % period for place in attending)
         rest = jax.tree.map(lambda x: x, layers)
-        taken = {name: getattr(rest, name) for name in OF_ATTENTION if hasattr(rest, name)}
+        names = (*OF_ATTENTION, *map(cast_name, OF_ATTENTION))
+        taken = {name: getattr(rest, name) for name in names if hasattr(rest, name)}
         for name in taken:
             delattr(rest, name)
         found = jax.tree.map(operator.itemgetter(index), rest)
@@ -473,6 +521,52 @@ class Transformer(nnx.Module):
         )
         turn = functools.partial(rope, positions=positions, config=self.config)
         mixed = mapped(parameters, method.inputs(parameters, y, turn), layout)
+        return method.output(parameters, mixed)
+
+    def _mix_indexed(
+        self,
+        method: Method,
+        parameters: Parameters,
+        positions,
+        layout: Layout,
+        earlier: Indexed,
+        noted: Noted | None,
+        told: list[Indexed],
+        layer: Layers,
+        y,
+    ) -> Float[Array, "B T D"]:
+        """``_mix`` of a method with an indexer. earlier: what the layer before gave. noted: what a
+        sampler chose in this layer, [B, M, 1, n]. told: a list, to which what it gives is appended.
+        """
+        described = method.parameters(self.config.layer_shape)
+        axes = {name: described[name].axes for name in parameters}
+        ring = _ring() if method.cut_keys() else None
+        slots = None if ring is None else "slots"
+        queries = ("batch", slots)
+        turn = functools.partial(rope, positions=positions, config=self.config)
+        inputs = method.inputs(parameters, y, turn)
+        heads = tuple(
+            (*queries, head, None) for head, _ in zip(method.input_heads, inputs, strict=False)
+        )
+        # it is asked here: inside of the function the axes are no more to be cut over
+        over = cut_over("kv_heads")
+        picks = () if earlier.picks is None else (earlier.picks,)
+        given = () if noted is None else (numbers(noted.picks)[:, :, 0], noted.sources)
+
+        def own(parameters, inputs, layout, picks, given):
+            before = Indexed(*picks)
+            replay = (*given, noted.replay) if given else None
+            layout = layout.cut(ring)
+            return method.mix_indexed(parameters, inputs, layout, before, replay, over)
+
+        out = Indexed((*queries, None), queries, ("batch", None, None, None))
+        mapped = per_shard(
+            own,
+            (axes, heads, ("batch",), (*queries, None), ("batch",)),
+            ((*queries, "kv_heads", None), out),
+        )
+        mixed, indexed = mapped(parameters, inputs, layout, picks, given)
+        told.append(indexed)
         return method.output(parameters, mixed)
 
     def _derived_keys(

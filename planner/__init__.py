@@ -2,7 +2,7 @@
 
 In go a model, an accelerator (``targets.py``) and the sizes of a step. Out come memory, operations
 and bytes sent on each mesh, by arithmetic (``arithmetic.py``) and from compiled programs
-(``compiled.py``, which reads them by ``hlo.py``, ``flops.py`` and ``collectives.py``). ``aot.py``
-compiles every kernel of a run, ``tune.py`` times block sizes on the device that is here. Start with
-``arithmetic.py``.
+(``compiled.py``, which reads them by ``hlo.py``, ``flops.py``, ``collectives.py`` and
+``launches.py``). ``aot.py`` compiles every kernel of a run, ``tune.py`` times block sizes on the
+device that is here. Start with ``arithmetic.py``.
 """

@@ -23,6 +23,7 @@ import jax
 from models.model_config import ModelConfig
 from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh
+from models.target_logprobs import KEPT, chunk_size
 from models.transformer import abstract_model
 from planner.collectives import Kind
 from planner.targets import Target
@@ -47,6 +48,13 @@ class Workload:
     rows: int
     # Whether the learner's moments wait in the host's memory.
     offload_moments: bool = False
+    # Tokens of a row that are predicted; None for half of them.
+    targets: int | None = None
+
+    @property
+    def predicted(self) -> int:
+        """Tokens of a row that are predicted."""
+        return self.context // 2 if self.targets is None else self.targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,30 +148,37 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     micro = rows / mesh.row_shards
     cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
     size = jax.numpy.dtype(model.param_dtype).itemsize
+    compute = jax.numpy.dtype(model.dtype).itemsize
     elements, gathered = cut / size, whole / size
     moments = _MOMENTS * _FLOAT32 * elements
     working, kept = _activations(job, mesh, gathered)
+    several = micro > 1 and model.dtype != model.param_dtype
     # of moments that wait on the host, those of a layer at a time are on the device
     memory = {
         "weights": cut,
         "moments": moments / model.num_layers if job.offload_moments else moments,
+        # one stack, to which every micro-batch adds in place
         "gradients": _FLOAT32 * elements,
+        # matrices of layers in the dtype of their products, made once for all micro-batches
+        "casts": _cast_elements(job, mesh) * compute if several else 0.0,
         "working": working if model.offload_activations else kept + working,
     }
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
-    forward, attention = (x / context for x in _forward(job, mesh))
+    layers, head, attention = (x / context for x in _forward(job, mesh))
     # the last of a row's tokens see all of them, the mean token half of them
-    attention *= 2 - 1 / context
-    compute = jax.numpy.dtype(model.dtype).itemsize
+    attention *= (2 - 1 / context) * _attention_passes(model)
     return Estimate(
         "learner",
         mesh,
         memory,
-        flops=4 * (forward + attention) * micro,
+        flops=(
+            3 * layers + _again(job, mesh) / context + _head_products(job, mesh) * head + attention
+        )
+        * micro,
         useful=3 * sum(_forward(itself, MeshConfig())) / (mesh.tensor * context) * micro,
-        attention=4 * attention * micro,
+        attention=attention * micro,
         # weights are read in three passes, gradients read and written once for each micro-batch,
         # and the update reads and writes weights and moments
         hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
@@ -175,8 +190,8 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
 
 
 def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
-    """Bytes on a device for a micro-batch of one row: (what the layer that computes needs, hidden
-    states that all layers keep).
+    """Bytes on a device for a micro-batch of one row: (what the part that computes needs, a layer
+    or the loss; hidden states that all layers keep, and what ``remat_keeps`` adds to them).
 
     gathered: elements of all parameters, whole along ``fsdp``.
     """
@@ -190,9 +205,37 @@ def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[floa
     # rows that a device sends, and room for those that it gets, of which it keeps the results
     if copies := _copies(model, mesh):
         layer += 2 * (1 + model.moe.buffer) * copies * stream
-    logits = 2 * _FLOAT32 * min(own, 1024) * model.vocab_size / mesh.tensor
     at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
-    return layer + logits + at_once, model.num_layers * stream
+    kept = model.num_layers * (stream + own * _kept_elements(model) * compute / mesh.tensor)
+    return max(layer + at_once, _loss_bytes(job, mesh)), kept
+
+
+def _loss_bytes(job: Workload, mesh: MeshConfig) -> float:
+    """Bytes that the loss of a row needs on a device, as ``models.target_logprobs`` makes it."""
+    model = job.model
+    targets = job.predicted / (mesh.context or 1)
+    vocabulary = model.vocab_size / mesh.tensor
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    # the logits of a part of the vocabulary, and their gradient
+    logits = targets * chunk_size(int(targets), int(vocabulary)) * (_FLOAT32 + compute)
+    # the matrix in the dtype of products, its gradient, the hidden states and theirs
+    matrix = vocabulary * model.embed_dim * (_FLOAT32 + compute)
+    return logits + matrix + targets * model.embed_dim * (2 * _FLOAT32 + compute)
+
+
+def _kept_elements(model: ModelConfig) -> float:
+    """Elements that a layer keeps of a token for the backward pass beside its hidden state."""
+    attended = model.num_heads * _pair(model) / 2
+    keys = (model.num_heads + model.num_kv_heads) * _pair(model)
+    shared = model.moe.mlp_dim * model.moe.shared if model.moe else 0
+    products = keys / 2 + model.num_kv_heads * _pair(model) / 2 + model.embed_dim
+    products += 2 * (shared if model.moe else model.mlp_dim)
+    if not model.remat:
+        # norms, what is rotated, SwiGLU
+        return attended + products + 3 * model.embed_dim + keys / 2 + _hidden(model)
+    return {"nothing": 0.0, "attention": attended, "products": attended + products}[
+        model.remat_keeps
+    ]
 
 
 def _sent_by_learner(
@@ -345,8 +388,50 @@ def _parameters(job: Workload, mesh: MeshConfig, whole: bool) -> float:
     return device_bytes(abstract_model(job.model, devices, whole=whole))
 
 
-def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
-    """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
+def _head_products(job: Workload, mesh: MeshConfig) -> int:
+    """Products with the matrix of logits in an update: forward, two for gradients, and forward
+    again where the logits are not kept.
+    """
+    targets = job.predicted // (mesh.context or 1)
+    vocabulary = job.model.vocab_size // mesh.tensor
+    return 3 if 4 * targets * vocabulary <= KEPT else 4
+
+
+def _attention_passes(model: ModelConfig) -> float:
+    """Operations of attention in an update, in those of its forward pass: two products forward and
+    seven backward (dk and dv: scores, and one each for their gradient and the two results; dq:
+    scores, their gradient, and the result), and two more where they are done again.
+    """
+    again = model.remat and model.remat_keeps == "nothing"
+    return 4.5 + again
+
+
+def _again(job: Workload, mesh: MeshConfig) -> float:
+    """Operations of products of layers that ``remat`` does again for one row on one device. The
+    result of a layer's last product is not needed again.
+    """
+    model = job.model
+    if not model.remat or model.remat_keeps == "products":
+        return 0.0
+    last = 2 * job.context * model.mlp_dim * model.embed_dim / mesh.tensor
+    layers, *_ = _forward(job, mesh)
+    return layers - last * (model.num_layers - _expert_layers(model))
+
+
+def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
+    """Elements on a device of the matrices of layers without experts."""
+    model = job.model
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    parts = mesh.tensor * (mesh.fsdp or 1)
+    experts = _experts(model)[0] / (parts * (mesh.expert or 1))
+    tables = model.vocab_size * model.embed_dim * (1 if model.tied_embeddings else 2)
+    return _parameters(job, mesh, whole=False) / size - experts - tables / parts
+
+
+def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
+    """Operations of the forward pass over one row on one device: (of the matrices of layers, of
+    the matrix of logits, of attention).
+    """
     model = job.model
     # a device computes as many pairs as it has, though of other rows
     layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None, context=None)
@@ -356,7 +441,9 @@ def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     elements -= (_table(model) + kept - computing) / mesh.tensor
     seen = job.context / 2
     attention = 2 * job.context * seen * model.num_heads * _pairs(model, decode=False)
-    return 2 * job.context * elements, attention / mesh.tensor
+    head = model.vocab_size * model.embed_dim / mesh.tensor
+    products = 2 * job.context * (elements - head)
+    return products, 2 * job.predicted * head, attention / mesh.tensor
 
 
 def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:

@@ -14,8 +14,6 @@ import numpy as np
 from planner import hlo as hlo_text
 from planner.hlo import Instruction
 
-_BITS = re.compile(r"^(?:pred|[a-z]+?(\d+))")
-_SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
@@ -70,7 +68,7 @@ def sent_bytes(
         kind = Kind(operation, groups.shape[1], bool(np.any(np.ptp(groups // domain, axis=1))))
         size = _result_bytes(line)
         if operation == "ragged-all-to-all" and (rows := _FIRST.match(line.rest)):
-            size = min(size, _array_bytes(shapes[rows[1]]))
+            size = min(size, hlo_text.arrays(shapes[rows[1]])[0].bytes)
         return {kind: _SENT[operation](groups.shape[1]) * size}
 
     found = hlo_text.total(hlo, value, unknown_trips)
@@ -124,22 +122,11 @@ def _result_bytes(line: Instruction) -> float:
     """Bytes of a collective's result on one device. That of an asynchronous one is written after
     its operands.
     """
-    shapes = _SHAPE.findall(line.shape)
+    shapes = hlo_text.arrays(line.shape)
     if line.operation.endswith("-start"):
-        shapes = [x for x in shapes if x[1] or x[0] not in ("u32", "s32")]
+        shapes = [x for x in shapes if x.sizes or x.dtype not in ("u32", "s32")]
         shapes = shapes[len(shapes) // 2 :]
-    return sum(math.prod(_numbers(sizes)) * _bytes(dtype) for dtype, sizes in shapes)
-
-
-def _array_bytes(shape: str) -> float:
-    """Bytes of an array of a shape such as "bf16[2,128]{1,0}"."""
-    dtype, sizes = _SHAPE.findall(shape)[0]
-    return math.prod(_numbers(sizes)) * _bytes(dtype)
-
-
-def _bytes(dtype: str) -> float:
-    bits = _BITS.match(dtype)
-    return int(bits[1] or 8) / 8
+    return sum(x.bytes for x in shapes)
 
 
 def _numbers(text: str) -> list[int]:

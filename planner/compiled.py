@@ -141,7 +141,7 @@ def settings(job: Workload, estimate: Estimate) -> RunConfig:
         "rollout.engine.pages": job.rows * -(-job.context // page) + 1,
         "train.pack.slots": job.context,
         "train.pack.rows": rows,
-        "train.pack.targets": job.context // 2,
+        "train.pack.targets": job.predicted,
         "train.pack.runs": 12,
         "train.optimizer.muon_learning_rate": None,
         "train.optimizer.offload": job.offload_moments,

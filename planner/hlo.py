@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -27,6 +28,9 @@ _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _NUMBER = re.compile(r"(\d+)\)")
 _INDEX = re.compile(r"index=(\d+)")
+# An array within a shape, and the bits of its dtype.
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_BITS = re.compile(r"^(?:pred|[a-z]+?(\d+))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,44 @@ class Instruction:
     operation: str
     # Operands and attributes.
     rest: str
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        return _NAME.findall(self.rest.partition(")")[0])
+
+    @property
+    def index(self) -> int | None:
+        """The part of a tuple that it takes; None for an instruction that takes none."""
+        found = _INDEX.search(self.rest)
+        return int(found[1]) if self.operation == "get-tuple-element" and found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """A shape that is no tuple."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The count of its numbers."""
+        return math.prod(self.sizes)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that it takes; what is no number takes none."""
+        bits = _BITS.match(self.dtype)
+        return self.elements * int(bits[1] or 8) / 8 if bits else 0.0
+
+
+def arrays(shape: str) -> list[Array]:
+    """The arrays of a shape such as "bf16[2,128]{1,0}", or of several in parentheses."""
+    return [
+        Array(dtype, tuple(int(part) for part in sizes.split(",") if part))
+        for dtype, sizes in _ARRAY.findall(shape)
+    ]
 
 
 def total[K: Hashable](
@@ -57,7 +99,7 @@ def total[K: Hashable](
 
     Raises ValueError for a text that is not that of a compiled program.
     """
-    computations, entry = _parse(hlo)
+    computations, entry = parse(hlo)
     depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]
 
     @functools.cache
@@ -69,7 +111,7 @@ def total[K: Hashable](
             _add(found, value(line, shapes))
             times, inside = 1.0, depth
             if line.operation == "while":
-                trips = _trips(line, computations[name], computations)
+                trips = trips_of(line, computations[name], computations)
                 times = depths[min(depth, len(depths) - 1)] if trips is None else trips
                 inside = depth + 1 if trips is None else depth
             for called in _CALLED.findall(line.rest):
@@ -79,7 +121,7 @@ def total[K: Hashable](
     return of(entry)
 
 
-def _trips(
+def trips_of(
     loop: Instruction,
     around: Sequence[Instruction],
     computations: Mapping[str, Sequence[Instruction]],
@@ -97,23 +139,18 @@ def _trips(
     *_, last = inside.values()
     if last.operation != "compare" or "direction=LT" not in last.rest:
         return None
-    counted, bound = (inside[name] for name in _operands(last))
+    counted, bound = (inside[name] for name in last.operands)
     if (counted.operation, bound.operation) != ("get-tuple-element", "constant"):
         return None
     before = {line.name: line for line in around}
-    begin = before.get(_operands(loop)[0])
+    begin = before.get(loop.operands[0])
     if begin is not None and begin.operation == "tuple":
-        begin = before.get(_operands(begin)[int(_INDEX.search(counted.rest)[1])])
+        begin = before.get(begin.operands[counted.index])
     while begin is not None and begin.operation == "copy":
-        begin = before.get(_operands(begin)[0])
+        begin = before.get(begin.operands[0])
     if begin is None or begin.operation != "constant" or _NUMBER.match(begin.rest)[1] != "0":
         return None
     return float(_NUMBER.match(bound.rest)[1])
-
-
-def _operands(line: Instruction) -> list[str]:
-    """The names of an instruction's operands."""
-    return _NAME.findall(line.rest.partition(")")[0])
 
 
 def _add(sums: collections.Counter, more: Mapping, times: float = 1.0) -> None:
@@ -121,8 +158,11 @@ def _add(sums: collections.Counter, more: Mapping, times: float = 1.0) -> None:
         sums[key] += times * number
 
 
-def _parse(hlo: str) -> tuple[dict[str, list[Instruction]], str]:
-    """(the instructions of each computation by its name, the name of the entry computation)."""
+def parse(hlo: str) -> tuple[dict[str, list[Instruction]], str]:
+    """(the instructions of each computation by its name, the name of the entry computation).
+
+    Raises ValueError for a text that is not that of a compiled program.
+    """
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in hlo.splitlines():

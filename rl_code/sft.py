@@ -18,7 +18,7 @@ from rl_code.environment.documents import place
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.learner.row_slots import cut_documents
 from rl_code.learner.supervised_batching import Demonstrated, SupervisedBatch, pack_supervised
-from rl_code.learner.update import TrainState, init_state, make_sft_update
+from rl_code.learner.update import TrainState, init_state, make_sft_update, next_token_loss
 from rl_code.metrics.progress import Progress
 from rl_code.metrics.writers import MetricLog
 from rl_code.run.config import RunConfig
@@ -38,12 +38,13 @@ def may_differ(config: RunConfig) -> tuple[str, ...]:
 
 class Demonstrations:
     """Endless token examples by number: the configured demonstrations, gone through again and
-    again.
+    again; with ``held_out`` those of held-out tasks.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, *, held_out: bool = False):
         self._run = run
-        self._count = run.config.sft.demonstrations
+        self._count = run.config.sft.held_out if held_out else run.config.sft.demonstrations
+        self._show = run.held_out_demonstration if held_out else run.demonstration
         self._decisive = _tokens(run.tokenizer, run.config.sft.decisive)
         self._known: dict[int, Demonstrated] = {}
 
@@ -55,7 +56,7 @@ class Demonstrations:
         tokens: list[int] = []
         weights: list[float] = []
         kinds: list[int] = []
-        for segment in run.demonstration(index):
+        for segment in self._show(index):
             piece = run.tokenizer.encode(segment.text)
             if documents is not None:
                 number = max([0, *kinds])
@@ -143,6 +144,23 @@ def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[int]:
     return frozenset(token for (token,) in found.values())
 
 
+def held_out_loss(run: Run, model: Transformer) -> dict[str, float]:
+    """The metric of ``SftConfig.held_out``: mean negative log-likelihood, in nats, of the tokens of
+    held-out demonstrations that training would count. Nothing where there are none.
+    """
+    if not run.config.sft.held_out:
+        return {}
+    shown = Demonstrations(run, held_out=True)
+    loss = jax.jit(next_token_loss)
+    total, tokens, position = 0.0, 0.0, 0
+    while position < run.config.sft.held_out:
+        batch, position = shown.batch(position)
+        found = jax.device_get(loss(model, jax.device_put(batch, run.rows_sharding)))
+        total += float(found[0])
+        tokens += float(found[1])
+    return {"sft/held_out_loss": total / max(tokens, 1.0)}
+
+
 def warm_start(run: Run, stop: StopRequest) -> TrainState:
     """Trains from the run's initial model. It continues from its own checkpoint if there is one,
     and returns at once if that is of the last step.
@@ -174,6 +192,8 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
             Progress("warm start", config.steps, start) as progress,
             stop.deferred(),
         ):
+            # the last step's is the one after it, where there is only one step
+            held_out = held_out_loss(run, state.model) if start == 0 < config.steps - 1 else {}
             for step in range(start, config.steps):
                 begin = time.perf_counter()
                 batch, position = demonstrations.batch(position)
@@ -186,10 +206,13 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                     raise FloatingPointError(f"warm start: the loss is not finite at step {step}")
                 seconds = time.perf_counter() - begin
                 speed = float(batch.mask.size) / seconds
-                times = {"time/step_s": seconds, "time/tokens_per_s": speed}
-                writer.write(step, {**counts, **metrics, **times})
-                progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
                 last = step + 1 == config.steps
+                if last:
+                    held_out |= held_out_loss(run, state.model)
+                times = {"time/step_s": seconds, "time/tokens_per_s": speed}
+                writer.write(step, {**counts, **metrics, **times, **held_out})
+                held_out = {}
+                progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
                 stopping = stop.agreed
                 if (step + 1) % config.checkpoint_every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, {"example": position})

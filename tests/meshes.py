@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
@@ -29,6 +31,7 @@ _ALL = [MeshConfig(**dict(zip(MESH_AXES, sizes, strict=True))) for sizes in _FAC
 # All 35: one axis of 8, two of 4 and 2, three of 2.
 MESHES = {_name(config): config for config in _ALL if config.devices == DEVICES}
 
+CHOSEN = DSA(8, 8, 6, 2, picks=6, index_heads=4, index_size=8, index_loss=0.5)
 METHODS = {
     "dense": (Dense(),),
     "window": (Window(7),),
@@ -37,6 +40,7 @@ METHODS = {
     "states": (GatedDelta(), Dense()),
     "latent": (MLA(latent=8, query_latent=8, plain_size=6, value_size=2),),
     "sinks": (Sinks(7), Sinks()),
+    "chosen": (CHOSEN, dataclasses.replace(CHOSEN, shared=True, index_loss=0.0)),
     # on contexts with documents, in one softmax and in two
     "documents": (Dense(), GatedDocuments()),
 }

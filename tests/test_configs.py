@@ -171,8 +171,9 @@ def test_attention_that_no_run_can_have_is_one_line():
 def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     """One layer of each."""
     # a method that keeps a state goes with less: tests/rl_code/run/test_states_config.py
-    assert {*IN_LAYERS, *ELSEWHERE, "mla"} == {*METHODS} - {"squid", "gated_delta"}
-    layers = (*IN_LAYERS.values(), "mla")
+    assert {*IN_LAYERS, *ELSEWHERE, "mla", "dsa"} == {*METHODS} - {"squid", "gated_delta"}
+    indexer = dict(name="dsa", picks=100, index_heads=2, index_size=16, index_loss=0.1)
+    layers = (*IN_LAYERS.values(), "mla", indexer)
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(layers), num_kv_heads=1))
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
@@ -186,6 +187,7 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     train(with_attention(given, layers), tmp_path)
     (row,) = read_metrics(tmp_path)
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
+    assert row["indexer/loss"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
     assert row["policy/mismatch_max"] < 1e-3
 

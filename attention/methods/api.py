@@ -7,6 +7,7 @@ that a config names as ``package.module:Class``. ``method.Method`` says what a m
 from __future__ import annotations
 
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     "gated_delta": GatedDelta,
     "mla": MLA,
     "sinks": Sinks,
+    "dsa": DSA,
 }
 
 # The methods of a model whose config names none.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attention.cache.reader import PageReader
     from attention.cache.writer import PageWriter
     from attention.implementations import Call, CallShape
+    from attention.indexer import Indexed
     from attention.layout import Layout
     from pallas_kernels.tokens import Tokens
 
@@ -121,6 +122,9 @@ class Method:
     mixes = False
     # Whether such a method keeps a state that each token changes, in place of keys.
     keeps_state = False
+    # Whether such a method attends to single keys that an indexer chooses (``indexer``). It then
+    # has ``mix_indexed`` and ``mix_pages_indexed`` in place of ``mix`` and ``mix_pages``.
+    indexes = False
     # With ``mixes``, the logical axis of the heads of each of ``inputs``: "kv_heads", or None for
     # an input that every device has whole.
     input_heads: ClassVar[tuple[str | None, ...]] = ()
@@ -150,6 +154,14 @@ class Method:
         Such a method also has ``choose``, and ``choose_pages`` for the sampler.
         """
         return None
+
+    def pick_size(self) -> int | None:
+        """With ``noted_picks``, the tokens that a noted number stands for."""
+        return self.block_size()
+
+    def pick_lists(self, num_kv_heads: int) -> int:
+        """With ``noted_picks``, the lists of picks that a query has."""
+        return num_kv_heads
 
     def chunk(self, page: int) -> int:
         """The number of tokens of which the tokens of a prefill must be a multiple, so that results
@@ -288,6 +300,40 @@ class Method:
         rows as ``inputs`` or of rows of one token each.
         """
         raise NotImplementedError(f"{type(self).__name__}.mix_pages")
+
+    def mix_indexed(
+        self,
+        parameters: Parameters,
+        inputs: tuple[jax.Array, ...],
+        layout: Layout,
+        earlier: Indexed,
+        noted: tuple[jax.Array, jax.Array, bool] | None,
+        over: tuple[str, ...],
+    ) -> tuple[Float[Array, "B T N V"], Indexed]:
+        """With ``indexes``, (the results of whole rows, what the indexer gives beside them).
+
+        earlier: that of the layer before, whose picks a layer may share. noted: (a sampler's picks
+        [B, M, n] by order; the slots of its queries [B, M]; whether to attend to these picks).
+        over: the mesh axes over which heads are cut.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.mix_indexed")
+
+    def mix_pages_indexed(
+        self,
+        parameters: Parameters,
+        pages: LayerPages,
+        inputs: tuple[jax.Array, ...],
+        at: PageWriter,
+        q_tokens: Tokens,
+        reader: PageReader,
+        earlier: Int[Array, "B T n"] | None,
+    ) -> tuple[Float[Array, "B T N V"], LayerPages, Int[Array, "B T n"] | None]:
+        """With ``indexes``, ``mix_pages`` and the places that the queries attend to, -1 for none;
+        None where they attend to all that they see.
+
+        earlier: those of the layer before.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.mix_pages_indexed")
 
     def output(
         self, parameters: Parameters, mixed: Float[Array, "B T K V"]

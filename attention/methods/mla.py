@@ -135,22 +135,26 @@ class MLA(Method):
 
     def inputs(
         self, parameters: Parameters, y: Float[Array, "B T D"], turn: Turn
-    ) -> tuple[Float[Array, "B T N H+P"], Float[Array, "B T 1 R+P"]]:
-        """(queries, latent vectors with the rotated part of the keys behind them)."""
+    ) -> tuple[jax.Array, ...]:
+        """(queries [B, T, N, H + P], latent vectors with the rotated part of the keys behind them
+        [B, T, 1, R + P]).
+        """
 
-        def product(name: str, x: jax.Array) -> jax.Array:
-            return project(x, parameters[name].astype(x.dtype))
-
-        if self.query_latent is None:
-            q = product("q", y)
-        else:
-            q = product("q_b", self._normalised(product("q_a", y), parameters["q_a_norm"]))
-        both = product("kv_a", y)[:, :, None]
+        weights = parameters["q" if self.query_latent is None else "q_b"]
+        q = project(self._for_queries(parameters, y), weights.astype(y.dtype))
+        both = project(y, parameters["kv_a"].astype(y.dtype))[:, :, None]
         latent = parameters["kv_b"].shape[0]
         rotated = both.shape[-1] - latent
         c = self._normalised(both[..., :latent], parameters["kv_a_norm"])
         q = jnp.concatenate([q[..., :-rotated], self._turned(q[..., -rotated:], turn)], axis=-1)
         return q, jnp.concatenate([c, self._turned(both[..., latent:], turn)], axis=-1)
+
+    def _for_queries(self, parameters: Parameters, y: Float[Array, "B T D"]) -> jax.Array:
+        """The vectors that queries are made of: latent ones, or the hidden states."""
+        if self.query_latent is None:
+            return y
+        latent = project(y, parameters["q_a"].astype(y.dtype))
+        return self._normalised(latent, parameters["q_a_norm"])
 
     def _normalised(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """RMSNorm in float32 or wider."""
@@ -232,21 +236,25 @@ class MLA(Method):
     ) -> tuple[Float[Array, "B T N V"], LayerPages]:
         """(the results of new tokens, the pages with their latent vectors)."""
         q, new = inputs
+        kept = self._written(parameters, pages, new, at)
+        rows = q.reshape(*q_tokens.shape, *q.shape[2:])
+        out = self._read(parameters, rows, kept, q_tokens, reader)
+        return out.reshape(*q.shape[:3], -1), {"latent": kept}
+
+    def _written(
+        self,
+        parameters: Parameters,
+        pages: LayerPages,
+        new: Float[Array, "B T 1 R+P"],
+        at: PageWriter,
+    ) -> Float[Array, "pages 1 page R+P"]:
+        """The pages with new latent vectors."""
         # Values are finite in pages, and keys NaN where they were not: see ``finite``.
         rank = parameters["kv_b"].shape[0]
         r, c = finite.kept(new[..., rank:], new[..., :rank])
-        kept = at.put_whole(pages["latent"], jnp.concatenate([c, r], axis=-1))
-        value = self._value_size(parameters, q, new)
-        rows = q.reshape(*q_tokens.shape, *q.shape[2:])
-        if reader.few(rows):
-            out = self._absorbed(parameters, rows, kept, q_tokens, reader)
-        else:
-            latent = reader.joined(kept, reader.pages.tokens)
-            rows, k, v = self._expanded(parameters, rows, latent)
-            out = dense_attention(rows, k, v, q_tokens, reader.pages.tokens)[0][..., :value]
-        return out.reshape(*q.shape[:3], value), {"latent": kept}
+        return at.put_whole(pages["latent"], jnp.concatenate([c, r], axis=-1))
 
-    def _absorbed(
+    def _read(
         self,
         parameters: Parameters,
         q: Float[Array, "B T N H+P"],
@@ -254,16 +262,39 @@ class MLA(Method):
         q_tokens: Tokens,
         reader: PageReader,
     ) -> Float[Array, "B T N V"]:
-        """Attention of few queries to latent vectors where they lie."""
+        """Attention to all latent vectors of pages that a query sees."""
+        if reader.few(q):
+            wide = self._absorbed(parameters, q, kept.shape[-1])
+            rank = parameters["kv_b"].shape[0]
+            out = reader.dense((kept, kept), wide, q_tokens)[..., :rank]
+            return self._values(parameters, q, out, kept.shape[-1])
+        latent = reader.joined(kept, reader.pages.tokens)
+        value = self._value_size(parameters, q, latent)
+        q, k, v = self._expanded(parameters, q, latent)
+        return dense_attention(q, k, v, q_tokens, reader.pages.tokens)[0][..., :value]
+
+    def _absorbed(
+        self, parameters: Parameters, q: Float[Array, "B T N H+P"], size: int
+    ) -> Float[Array, "B T N R+P"]:
+        """Queries of latent vectors, with the matrix of keys in them. size: R + P."""
         weights = parameters["kv_b"].astype(q.dtype)
-        rank = weights.shape[0]
-        plain = q.shape[-1] - (kept.shape[-1] - rank)
-        # The sum over a head's elements, and the one over latent elements below, is that of a
-        # product of each token with one matrix for each head.
+        plain = q.shape[-1] - (size - weights.shape[0])
+        # The sum over a head's elements, and the one over latent elements in ``_values``, is that
+        # of a product of each token with one matrix for each head.
         inside = jnp.einsum("BTNH,RNH->BTNR", q[..., :plain], weights[..., :plain])
         wide = jnp.concatenate([inside, q[..., plain:]], axis=-1)
-        wide = self._scaled(wide, wide.shape[-1], q.shape[-1])
-        out = reader.dense((kept, kept), wide, q_tokens)[..., :rank]
+        return self._scaled(wide, size, q.shape[-1])
+
+    def _values(
+        self,
+        parameters: Parameters,
+        q: Float[Array, "B T N H+P"],
+        out: Float[Array, "B T N R"],
+        size: int,
+    ) -> Float[Array, "B T N V"]:
+        """Results that are sums of latent vectors as sums of values. size: R + P."""
+        weights = parameters["kv_b"].astype(out.dtype)
+        plain = q.shape[-1] - (size - weights.shape[0])
         return jnp.einsum("BTNR,RNV->BTNV", out, weights[..., plain:])
 
     # --- What it costs and how it runs ---------------------------------------------------------

@@ -1,14 +1,13 @@
 """A run of the agent's cycle: each checkpoint beside a copy that never changes.
 
-True satisfaction is read from the file that simulated people keep for themselves. It is joined with
-the recorded answers here, after the run, and nowhere in the loop.
+True satisfaction is read from the file that simulated people keep for themselves
+(``realtime.satisfaction``), after the run.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +17,15 @@ import rich.table
 
 from experiments.report import AFTER, BEFORE, Estimate, band, figure, table
 from people.feedback.database import make_engine
-from people.feedback.records import EVENTS
+from people.feedback.records import EVENTS, AnswerRecord
 from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.feedback.store import FeedbackStore
 from people.realtime import sequential
 from people.realtime.ledger import Ledger
 from people.realtime.recorded import Joined, sessions_of
+from people.realtime.satisfaction import Rewarded, TruthFile, correlation, turns_of
+from people.realtime.served import TRUTH
 from people.realtime.served_store import rewarded
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 
@@ -36,7 +37,7 @@ METRICS: Mapping[str, tuple[str, bool]] = {
     "reward": ("reward", True),
 }
 _Z = 1.96
-# Intervals of fewer turns, or of fewer sessions of an arm, say nothing.
+# Intervals of fewer sessions of an arm say nothing.
 _LEAST = 12
 
 
@@ -75,7 +76,7 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
         versions = {anchor, *(row.base for row in rows)}
         joined = store.joined(store.routed(sorted(versions), 0.0))
         rewards = {one.answer.id: reward(one).total for one in answered(joined)}
-        truth = _truth(folder)
+        truth = TruthFile(folder / TRUTH).turns()
         found = []
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             end = math.inf if following is None else following.began_at
@@ -85,7 +86,8 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
             arms = [_of_users(one, reward) for one in (base, copies)]
             if min(number for _, number in arms) < _LEAST:
                 continue
-            turns = [_turns(one, truth, rewards) for one in (base, copies)]
+            paid = [[_paid(each, rewards) for each, _ in one] for one in (base, copies)]
+            turns = [turns_of(one, truth) for one in paid]
             found.append(
                 Period(
                     cycle=row.number,
@@ -96,7 +98,7 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
                     control=arms[1][0],
                     sessions=(arms[0][1], arms[1][1]),
                     satisfaction=(_mean(turns[0][:, 0]), _mean(turns[1][:, 0])),
-                    correlation=_correlation(np.concatenate(turns)),
+                    correlation=Estimate(*correlation(np.concatenate(turns))),
                 )
             )
         return found
@@ -119,7 +121,7 @@ def versions(folder: Path) -> rich.table.Table:
     that the router gave it, the share that was right, and true satisfaction.
     """
     engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
-    truth = _truth(folder)
+    truth = TruthFile(folder / TRUTH).turns()
     turns: dict[int, dict[str, tuple[float, float]]] = collections.defaultdict(dict)
     with FeedbackStore(engine) as store:
         known = [row.version for row in Ledger(engine).rows(VERSIONS)]
@@ -170,31 +172,6 @@ def draw(periods: Sequence[Period], path: Path) -> None:
         last.set(xlabel="cycle", title="correlation of reward and true satisfaction", ylim=(-1, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """Knowledge of a person about a turn."""
-
-    # A name of the turn.
-    name: str
-    right: float
-    satisfaction: float
-
-
-def _truth(folder: Path) -> dict[str, Truth]:
-    """Answer -> what the person who got it knows of its turn."""
-    path = folder / "people.truth.jsonl"
-    found: dict[str, Truth] = {}
-    if path.exists():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            try:
-                told = json.loads(line)
-            except ValueError:
-                continue  # the last line of a process that was killed
-            for answer in told["answers"]:
-                found[answer] = Truth(f"turn {number}", float(told["right"]), told["satisfaction"])
-    return found
-
-
 def _of_users(joined: Joined, reward) -> tuple[dict[str, Estimate], int]:
     """Metric -> mean over users, and the number of sessions."""
     if not joined:
@@ -207,14 +184,8 @@ def _of_users(joined: Joined, reward) -> tuple[dict[str, Estimate], int]:
     return found, len(sessions.session)
 
 
-def _turns(joined: Joined, truth: Mapping[str, Truth], rewards: Mapping[str, float]) -> np.ndarray:
-    """[turns, 2]: true satisfaction, and the mean reward of the answers of the turn."""
-    found: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
-    for answer, _ in joined:
-        if answer.id in truth:
-            one = truth[answer.id]
-            found[one.name].append((one.satisfaction, rewards[answer.id]))
-    return np.array([np.mean(one, axis=0) for one in found.values()]).reshape(-1, 2)
+def _paid(answer: AnswerRecord, rewards: Mapping[str, float]) -> Rewarded:
+    return Rewarded(answer.id, answer.version, answer.asked_at, rewards[answer.id])
 
 
 def _difference(period: Period, name: str) -> Estimate:
@@ -222,16 +193,6 @@ def _difference(period: Period, name: str) -> Estimate:
     one, other = period.deployed[name], period.control[name]
     variance = ((one.high - one.low) ** 2 + (other.high - other.low) ** 2) / (2 * _Z) ** 2
     return _interval(one.mean - other.mean, variance)
-
-
-def _correlation(turns: np.ndarray) -> Estimate:
-    """Correlation of the two columns with Fisher's interval (1921)."""
-    if len(turns) < _LEAST or min(turns.std(axis=0)) == 0:
-        return Estimate(math.nan, math.nan, math.nan)
-    value = float(np.corrcoef(turns.T)[0, 1])
-    half = _Z / math.sqrt(len(turns) - 3)
-    middle = math.atanh(min(max(value, -0.999999), 0.999999))
-    return Estimate(value, math.tanh(middle - half), math.tanh(middle + half))
 
 
 def _mean(values: np.ndarray) -> Estimate:

@@ -24,7 +24,7 @@ from people.feedback.rewards.answered import answered
 from people.feedback.rewards.combine import FeedbackRewardConfig, make_reward
 from people.realtime import sequential
 from people.simulated.agent_habits import KINDS
-from people.simulated.agent_person import AgentPerson, Happened, Turn
+from people.simulated.agent_person import AgentPerson, Happened, Turn, is_late, unhurried
 from people.simulated.changes import Change
 from people.simulated.fit import embedded
 
@@ -46,9 +46,15 @@ _WRONG = {_FILE: "def f(xs):\n    return [x + 3 for x in xs]\n"}
 
 @dataclasses.dataclass(frozen=True)
 class Users:
-    """Rewards of simulated users, [users, sessions]."""
+    """Rewards and true satisfaction of simulated users, each [users, sessions]."""
 
     rewards: np.ndarray
+    satisfaction: np.ndarray
+
+    @property
+    def correlation(self) -> float:
+        """Correlation of both over sessions."""
+        return float(np.corrcoef(self.rewards.ravel(), self.satisfaction.ravel())[0, 1])
 
     @property
     def mean(self) -> float:
@@ -71,26 +77,34 @@ class Users:
         return self.between**2 + self.within**2 / sessions
 
 
-def simulate(right: float, users: int, sessions: int, seed: int = 0) -> Users:
-    """Users whose agent is right with a chance, in each turn anew."""
+def simulate(
+    right: float, users: int, sessions: int, seed: int = 0, *, seldom: bool = False
+) -> Users:
+    """Users whose agent is right with a chance, in each turn anew. seldom: True where they look
+    only hours later (``AgentCrowdConfig.seldom``).
+    """
     fit, reward = embedded(), make_reward(FeedbackRewardConfig())
     rng = np.random.default_rng(seed)
-    rewards = np.empty((users, sessions))
+    rewards, satisfaction = np.empty((2, users, sessions))
     for user in range(users):
         habits = KINDS[KIND_NAMES[user % len(KIND_NAMES)]]
+        habits = unhurried(habits) if seldom else habits
         for session in range(sessions):
             person = AgentPerson(fit, habits, f"{seed}/{user}", str(session))
-            joined, attempt = [], 0
+            joined, content, attempt = [], [], 0
             while True:
                 id = f"{user}-{session}-{attempt}"
                 decision = person.decide(_turn(id, bool(rng.random() < right)), attempt)
-                joined.append((_record(id, attempt), events_of(decision.happened)))
+                told = [one for one in decision.happened if not seldom or is_late(one)]
+                joined.append((_record(id, attempt), events_of(told)))
+                content.append(decision.satisfaction)
                 attempt += 1
                 if decision.done or attempt > habits.patience:
                     break
             totals = [reward(one).total for one in answered(joined)]
             rewards[user, session] = np.mean(totals)
-    return Users(rewards)
+            satisfaction[user, session] = np.mean(content)
+    return Users(rewards, satisfaction)
 
 
 def events_of(happened: Sequence[Happened]) -> list[Event]:
@@ -137,6 +151,27 @@ def tests(before: Users, after: Users) -> rich.table.Table:
     caption = (
         f"users of each arm. Reward {before.mean:+.3f} -> {after.mean:+.3f}, effect {effect:+.3f}; "
         f"users differ by {before.between:.3f}, sessions of one user by {before.within:.3f}"
+    )
+    return table(columns, rows, caption)
+
+
+def looks(quick: Sequence[Users], seldom: Sequence[Users]) -> rich.table.Table:
+    """Feedback at once beside that of people who look only hours later, each before and after: at
+    as many sessions of a user, so at as many answers.
+    """
+    sessions, rows = SESSIONS[1], []
+    for name, (before, after) in (("at once", quick), ("hours later", seldom)):
+        effect = after.mean - before.mean
+        noise = max(before.within, after.within)
+        variance = max(before.variance(sessions), after.variance(sessions))
+        needed = users_needed(effect, variance)
+        numbers = (effect, noise, effect / noise, before.correlation, after.correlation)
+        rows.append([name, *(f"{one:.3f}" for one in numbers), str(needed)])
+    columns = ["feedback", "effect", "sessions differ by", "effect / noise"]
+    columns += ["correlation before", "after", "users of each arm"]
+    caption = (
+        f"of {SESSIONS[1]} sessions each: effect of +20 points on the reward, its noise, its "
+        "correlation with true satisfaction, and users that see the effect in 80 % of all tests"
     )
     return table(columns, rows, caption)
 

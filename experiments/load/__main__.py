@@ -5,6 +5,12 @@
     python -m experiments.load --config=configs/realtime.py:smoke --workdir=runs/kills \\
         --clients=8 --seconds=0 --anytime_kills=30 --rounds=0 --database=sqlite
 
+    python -m experiments.load --config=configs/realtime_agent.py:smoke --workdir=runs/agent \\
+        --clients=6 --seconds=0 --anytime_kills=30 --rounds=0 --database=sqlite
+
+Where the config has people of an agent (parts.agents), the clients are those, with their habits,
+tools and wants; else programmers who ask for suggestions.
+
 At first it measures, side by side: the clients ask for --share_s seconds, the engine alone answers
 the same requests for as long, --rounds times. Then the clients ask for --seconds and until the last
 kill was made, and parts are killed by SIGKILL and started again: the program while it serves
@@ -32,7 +38,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.load import beside as beside_lib
 from experiments.load import postgres, report
-from experiments.load.audit import Audit, Texts, check_cycles, check_record, read_journal
+from experiments.load.audit import Audit, Messages, Texts, check_cycles, check_record, read_journal
 from experiments.load.clients import Clients, Task
 from experiments.load.program import Program, ProgramEnded
 from experiments.load.strikes import KINDS, Strikes
@@ -43,10 +49,14 @@ from people.realtime.api import PARTS
 from people.realtime.ledger import Ledger
 from people.realtime.served import Served
 from people.realtime.tables import CYCLES
+from people.simulated.own_tools import OwnTools
 from rl_code.config import named, read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.protocol import stop_ids
+from rl_code.environment.tools.api import find_tools
+from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.host.files import write_atomically
+from rl_code.run.run import Run
 
 FLAGS = absl_flags.FLAGS
 # Seconds that the program may take to start: a warm start, and programs to compile.
@@ -64,6 +74,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     served = named.make(PARTS, realtime.parts, "config.parts")
     if not isinstance(served, Served):
         raise ConfigError(f"config.parts={realtime.parts.name!r} serves nobody")
+    if served.agents is not None and FLAGS.rounds:
+        raise ConfigError(
+            f"--rounds={FLAGS.rounds}: these clients work with an agent, and the engine alone is "
+            "measured by suggestions; take --rounds=0"
+        )
     folder = Path(workdir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / "clients.jsonl"
@@ -78,13 +93,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         database = _database(stack, counts)
         url = database.url if database else database_of(realtime, folder)
         path = config_flags.get_config_filename(FLAGS["config"])
-        command = [f"--config={path}", *flags.overrides(), "--config.parts.people=None"]
+        command = [f"--config={path}", *flags.overrides()]
+        # the clients are started here, and are not killed
+        command += [f"--config.parts.{'agents' if served.agents else 'people'}=None"]
         command += [f"--config.database={url}", f"--workdir={folder}"]
         program = stack.enter_context(Program(folder))
         program.start([*command, f"--config.cycle.cadence_s={_NEVER_S}"])
         program.wait_ready(_START_S)
         ledger = Ledger(tables.connect(url))
-        task = Task(program.url, str(journal), FLAGS.clients, seed, FLAGS.max_tokens)
+        agents = json.loads(read_config.to_json(served.agents)) if served.agents else None
+        task = Task(program.url, str(journal), FLAGS.clients, seed, FLAGS.max_tokens, agents)
         clients = stack.enter_context(Clients(task))
         found = {"seed": seed, "flags": _flags(), "database": url.partition(":")[0]}
         beside = stack.enter_context(beside_lib.Beside(served.run, folder, realtime.cycle.anchor))
@@ -101,12 +119,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         found |= _load(program, clients, ledger, strikes)
         told = read_journal(journal)
         audit = Audit()
-        run = beside.run
-        texts = Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
-        check_record(audit, ledger.engine, told, texts)
+        check_record(audit, ledger.engine, told, _texts(served, beside.run))
         train, cycle = served.run.train, realtime.cycle
         batch = cycle.batch or cycle.window * train.tasks_per_step * train.group_size
-        ways = batch, served.feedback.wait
+        control = cycle.anchor if cycle.control_share else None
+        ways = batch, served.feedback.wait, control
         check_cycles(audit, ledger.engine, folder / "versions", *ways)
         audit.none("looks that found not one deployed version", set(strikes.looks) - {1})
         if strikes.left:
@@ -118,6 +135,14 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     if audit.problems:
         raise LoadError("; ".join(audit.problems))
     print("every check passed")
+
+
+def _texts(served: Served, run: Run) -> Texts | Messages:
+    """Comparison of the text that clients got with recorded tokens."""
+    if served.agents is None:
+        return Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
+    tools = OwnTools(find_tools(served.agents.tools, "config.parts.agents.tools"))
+    return Messages(ChatText(run.protocol, run.tokenizer), tools.schemas)
 
 
 def _database(stack: contextlib.ExitStack, counts: dict[str, int]) -> postgres.Server | None:

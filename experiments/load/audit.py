@@ -20,6 +20,7 @@ from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from rl_code.checkpoint import checkpoint
 from rl_code.checkpoint.record import CheckpointError
+from rl_code.harness.endpoint.chat_text import ChatText
 
 # How many examples a problem names.
 _NAMED = 3
@@ -85,7 +86,9 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def check_record(audit: Audit, engine: sqlalchemy.Engine, told: Told, texts: Texts) -> None:
+def check_record(
+    audit: Audit, engine: sqlalchemy.Engine, told: Told, texts: Texts | Messages
+) -> None:
     """Everything that was acknowledged is there once and as it was told, and nothing else is."""
     with engine.connect() as connection:
         columns = ANSWERS.c.id, ANSWERS.c.tokens, ANSWERS.c.finish_reason, ANSWERS.c.session
@@ -145,13 +148,32 @@ class Texts:
         return len(tokens) == line["tokens"] and self._tokenizer.decode(words) == line["text"]
 
 
+class Messages:
+    """Tells whether the message of an agent that a client got is that of the recorded tokens."""
+
+    def __init__(self, text: ChatText, tools: Sequence[Mapping[str, Any]]):
+        self._text, self._tools = text, tools
+
+    def same(self, tokens: tuple[int, ...], line: Mapping[str, Any]) -> bool:
+        message, _ = self._text.read(tokens, self._tools, "call")
+        calls = [[call.name, call.arguments] for call in message.calls]
+        told = line["tokens"], line["content"] or "", line["calls"]
+        return told == (len(tokens), message.content or "", calls)
+
+
 def check_cycles(
-    audit: Audit, engine: sqlalchemy.Engine, versions: Path, batch: int, wait: Wait = NO_WAIT
+    audit: Audit,
+    engine: sqlalchemy.Engine,
+    versions: Path,
+    batch: int,
+    wait: Wait = NO_WAIT,
+    control: int | None = None,
 ) -> None:
     """No answer is trained on twice, none is lost, and one version is deployed at any time.
 
     versions: the folder of the checkpoints. batch: the most answers of a cycle; 0 for all. wait: of
-    answers, before a cycle takes them.
+    answers, before a cycle takes them. control: the version that some users always have; None for
+    none.
     """
     ledger = Ledger(engine)
     cycles, edges = ledger.rows(CYCLES), ledger.rows(EDGES)
@@ -199,7 +221,7 @@ def check_cycles(
     deployed = [row.version for row in ledger.rows(VERSIONS) if row.state == "deployed"]
     if len(deployed) != 1:
         audit.problems.append(f"versions {deployed} are deployed")
-    allowed = Allowed(cycles, edges)
+    allowed = Allowed(cycles, edges, control)
     audit.none(
         "answers of a version that was not served then",
         (f"{row.id} at {row.asked_at:.3f}" for row in answers if not allowed.at(row)),
@@ -273,7 +295,8 @@ def _check_ready(
 class Allowed:
     """Versions that may have answered at a time, by the edges that were taken."""
 
-    def __init__(self, cycles: Iterable[Row], edges: Iterable[Row]):
+    def __init__(self, cycles: Iterable[Row], edges: Iterable[Row], control: int | None = None):
+        self._control = control
         by_number = {row.number: row for row in cycles}
         # (Unix seconds from which it holds, versions): what the state that is entered then allows
         self._spans = [(float("-inf"), {by_number[1].base})] if by_number else []
@@ -294,7 +317,7 @@ class Allowed:
     def at(self, answer: Row) -> bool:
         """True if the version of an answer may have been asked when it was."""
         versions = [found for at, found in self._spans if at <= answer.asked_at]
-        return answer.version in versions[-1]
+        return answer.version in versions[-1] or answer.version == self._control
 
 
 def _told(versions: Path, version: int | None) -> Mapping[str, Any] | None:

@@ -2,13 +2,15 @@
 
 A process of them is started by ``Clients``. Each client is a person with an API key, who asks for
 suggestions as a stream, decides as a simulated programmer does (``simulated.programmer``) and
-reports it. An answer is acknowledged when the end of its stream has come, events when the server
-has said that they are recorded; until then they are sent again with the same keys. The process is
-never killed, so its journal is what the database is judged by.
+reports it; or who works with an agent (``agent_clients``). An answer is acknowledged when the end
+of its stream has come, events when the server has said that they are recorded; until then they are
+sent again with the same keys. The process is never killed, so its journal is what the database is
+judged by.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -20,9 +22,11 @@ import threading
 import time
 import urllib.parse
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from experiments.load.agent_clients import PATIENCE_S, TIMEOUT_S, WAITS_S, AgentLives
 from people.simulated.at_work import Hole, events_of
 from people.simulated.client import Client, ServerRefused, Suggestion
 from people.simulated.crowd import CrowdConfig, holes_of
@@ -34,11 +38,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SESSIONS = 64
 # Answers of a session.
 _HOLES = 4
-# Seconds of one try, and the shortest and longest wait after one that failed.
-_TIMEOUT_S = 120.0
-_WAITS_S = (0.1, 2.0)
-# Seconds for which events are sent again before a client gives up.
-_PATIENCE_S = 3_600.0
 # Seconds that the process has to end when it is told to.
 _END_S = 60.0
 
@@ -52,6 +51,8 @@ class Task:
     clients: int
     seed: int
     max_tokens: int
+    # An ``AgentCrowdConfig`` of people who work with an agent; None for programmers.
+    agents: dict[str, Any] | None = None
 
 
 class Clients:
@@ -155,7 +156,7 @@ class Asking:
 
     def _send(self, body: bytes, session: str) -> http.client.HTTPResponse:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT_S)
+            self._connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
         headers = self._headers | {"X-Session": session}
         self._connection.request("POST", "/v1/completions", body, headers)
         return self._connection.getresponse()
@@ -193,16 +194,10 @@ class Asking:
             self._connection = None
 
 
-class Persons:
-    """The clients of this process, each a thread."""
+class Gate:
+    """Lets clients work, or rest."""
 
-    def __init__(self, task: Task, journal: Journal):
-        self._task, self._journal = task, journal
-        self._fit = embedded()
-        crowd = CrowdConfig(holes=_HOLES)
-        self._sessions = [
-            list(holes_of(crowd, f"load/{task.seed}/{number}")) for number in range(_SESSIONS)
-        ]
+    def __init__(self) -> None:
         self._change = threading.Condition()
         self._going, self._busy = False, 0
 
@@ -217,26 +212,45 @@ class Persons:
             self._going = False
             self._change.wait_for(lambda: self._busy == 0)
 
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """Waits until it may begin, and is at work until it is left."""
+        with self._change:
+            self._change.wait_for(lambda: self._going)
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._busy -= 1
+                self._change.notify_all()
+
+
+class Persons:
+    """Programmers of this process, each a thread."""
+
+    def __init__(self, task: Task, journal: Journal, gate: Gate):
+        self._task, self._journal = task, journal
+        self._fit = embedded()
+        crowd = CrowdConfig(holes=_HOLES)
+        self._sessions = [
+            list(holes_of(crowd, f"load/{task.seed}/{number}")) for number in range(_SESSIONS)
+        ]
+        self._gate = gate
+
     def live(self, number: int) -> None:
         """The life of one client."""
         task = self._task
         key = f"load-{task.seed}-{number}"
         rng = random.Random(f"{task.seed}/{number}")
         asking = Asking(task.url, key)
-        reporting = Client(f"{task.url}/v1", key, timeout_s=_TIMEOUT_S, patience_s=_PATIENCE_S)
+        reporting = Client(f"{task.url}/v1", key, timeout_s=TIMEOUT_S, patience_s=PATIENCE_S)
         while True:
             session = uuid.uuid4().hex
             person = Programmer(self._fit, NAMED["recorded"], f"{task.seed}/{number}", session)
             for hole in rng.choice(self._sessions):
-                with self._change:
-                    self._change.wait_for(lambda: self._going)
-                    self._busy += 1
-                try:
+                with self._gate.work():
                     self._one(asking, reporting, person, hole, session, rng)
-                finally:
-                    with self._change:
-                        self._busy -= 1
-                        self._change.notify_all()
 
     def _one(
         self,
@@ -252,7 +266,7 @@ class Persons:
         found = asking.ask(hole, session, self._task.max_tokens)
         if "why" in found:
             journal.note("no answer", **found)
-            time.sleep(found.get("after_s", 0.0) + rng.uniform(*_WAITS_S))
+            time.sleep(found.get("after_s", 0.0) + rng.uniform(*WAITS_S))
             return
         journal.note("answer", **found)
         if not found["text"].strip():
@@ -269,19 +283,38 @@ class Persons:
         journal.note("events", keys=[event.key for event in events], refused=refused)
 
 
+def _people(
+    task: Task, journal: Journal, gate: Gate
+) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """The life of a client by its number; and what is left to do when all rest."""
+    if task.agents is None:
+        return Persons(task, journal, gate).live, lambda: None
+    lives = AgentLives(task.url, task.agents, journal)
+    threading.Thread(target=lives.post.run, daemon=True).start()
+
+    def live(number: int) -> None:
+        while True:
+            with gate.work():
+                lives.have()
+
+    return live, lambda: lives.post.deliver(everything=True)
+
+
 def main() -> None:
     """One process; its task is a line of JSON on the standard input, then go and rest."""
     task = Task(**json.loads(sys.stdin.readline()))
     threading.stack_size(512 * 1024)
+    gate = Gate()
     with open(task.journal, "a", encoding="utf-8") as file:
-        persons = Persons(task, Journal(file))
+        live, rest = _people(task, Journal(file), gate)
         for number in range(task.clients):
-            threading.Thread(target=persons.live, args=(number,), daemon=True).start()
+            threading.Thread(target=live, args=(number,), daemon=True).start()
         print("ready", flush=True)
         for line in sys.stdin:
             if line.strip() == "go":
-                persons.go()
+                gate.go()
             else:
-                persons.rest()
+                gate.rest()
+                rest()
                 print(time.process_time(), flush=True)
     os._exit(0)  # threads that rest do not end by themselves

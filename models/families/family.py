@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from attention.methods.dsa import DSA
 from attention.methods.mla import MLA
 from attention.methods.sinks import Sinks
 from models.families.hybrid import Regrouped
@@ -139,6 +140,9 @@ class Family:
     sinks: bool = False
     # Files' tensors, and those of the model whose last axes alternate in them; "{}" for the layer.
     alternating: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # Whether indexers of such layers rotate elements 2 i and 2 i + 1 together, and not i and i +
+    # half; None for layers without indexers.
+    index_interleaved: bool | None = None
     # Whether files may have layers behind the last one, which guess further tokens and are not
     # read.
     guesses: bool = False
@@ -205,7 +209,11 @@ class Family:
             return False
         if self.states and not any(method.mixes for method in config.attention):
             return False
-        if self.latent and not all(isinstance(method, MLA) for method in config.attention):
+        kind = MLA if self.index_interleaved is None else DSA
+        if self.latent and any(type(method) is not kind for method in config.attention):
+            return False
+        layers = [method for method in config.attention if isinstance(method, DSA)]
+        if self.latent and {m.index_interleaved for m in layers} - {self.index_interleaved}:
             return False
         if self.sinks and not all(isinstance(method, Sinks) for method in config.attention):
             return False

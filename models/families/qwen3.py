@@ -25,6 +25,14 @@ SHAPE_8B = ModelConfig(
 FAMILY = dataclasses.replace(
     qwen2.FAMILY,
     presets={
+        "qwen3-1.7b": dataclasses.replace(
+            SHAPE_8B,
+            embed_dim=2048,
+            mlp_dim=6144,
+            num_layers=28,
+            num_heads=16,
+            tied_embeddings=True,
+        ),
         "qwen3-8b": SHAPE_8B,
         "qwen3-32b": dataclasses.replace(
             SHAPE_8B, embed_dim=5120, mlp_dim=25_600, num_layers=64, num_heads=64

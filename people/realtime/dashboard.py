@@ -40,6 +40,7 @@ from people.feedback.tables import SUSPECTS, TRAINING_SETS
 from people.realtime.cycle import STATES, CycleConfig
 from people.realtime.ledger import Ledger
 from people.realtime.parts import Overtaken, Sessions, Store
+from people.realtime.satisfaction import Curve
 from people.realtime.tables import ALARMS, CYCLES, EDGES, VERSIONS
 from people.realtime.watching import finite
 from rl_code.config.read_config import ConfigError
@@ -69,9 +70,12 @@ class Dashboard:
         clock: Callable[[], float] = time.time,
         *,
         may_read: Callable[[str], bool] | None = None,
+        truth: Curve | None = None,
     ):
         """admin_key: of at least 16 characters; None for a page that nobody can change anything
         through. may_read: whether a key may read what the page shows; None where everybody may.
+        truth: how far the reward follows the satisfaction of simulated people; None for people
+        whose satisfaction nobody knows.
         Raises ConfigError for a shorter admin key.
         """
         if admin_key is not None and len(admin_key) < 16:
@@ -85,6 +89,7 @@ class Dashboard:
         self._admin_key = admin_key
         self._clock = clock
         self._may_read = may_read
+        self._truth = truth
         # What the page shows, until when (``time.monotonic``); whoever reads anew holds the lock.
         self._shown: dict[str, Any] | None = None
         self._shown_until = 0.0
@@ -130,6 +135,7 @@ class Dashboard:
         versions = [one for one in (row.base, row.candidate) if one is not None]
         sessions = self._store.sessions(versions, row.began_at)
         read = self._ledger.rows
+        cycles = read(CYCLES, LAST["cycles"])
         shown = {
             "now": self._clock(),
             "admin": self._admin_key is not None,
@@ -138,13 +144,14 @@ class Dashboard:
             "margin": self._config.watch.margin,
             "share": self._config.watch.share,
             "cycle": _plain(row),
-            "cycles": [_plain(one) for one in read(CYCLES, LAST["cycles"])],
+            "cycles": [_plain(one) for one in cycles],
             "edges": [_plain(one) for one in read(EDGES, LAST["edges"])],
             "versions": [_plain(one) for one in read(VERSIONS, LAST["versions"])],
             "alarms": [_plain(one) for one in read(ALARMS, LAST["alarms"])],
             "training_sets": [_plain(one) for one in read(TRAINING_SETS, LAST["cycles"])],
             "suspects": [_plain(one) for one in read(SUSPECTS, LAST["suspects"])],
             "sessions": _samples(sessions, LAST["sessions"]),
+            "truth": None if self._truth is None else self._truth.read(cycles),
         }
         return finite(shown)
 

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64
 from starlette.routing import BaseRoute
 
 from people.feedback.outcomes import Selection
+from people.realtime.satisfaction import Rewards
 
 if TYPE_CHECKING:
     from people.serving.access import KeyFile
@@ -225,6 +226,8 @@ class Parts:
     # bounds are checked at the start; None where they are not known before.
     metrics: Collection[str] | None = None
     rates: Collection[str] | None = None
+    # Rewards of recorded answers, for the page; None where no answers are recorded.
+    rewards: Rewards | None = None
     # Called in a handler of signals once the process is asked to end: from now on nobody new is
     # served, and long work stops soon.
     stop: Callable[[], None] = nothing

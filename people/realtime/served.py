@@ -61,7 +61,7 @@ from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
 
 # What simulated people who work with an agent write down for themselves, in the workdir. No part of
-# the cycle reads it; ``experiments.agent_people`` compares it with rewards afterwards.
+# the cycle reads it; ``realtime.satisfaction`` compares it with rewards for who looks at a run.
 TRUTH = "people.truth.jsonl"
 # Seconds after which whoever waits asks whether to stop.
 _ASK_S = 1.0
@@ -161,7 +161,7 @@ class Served:
         system = System(self, folder, config.anchor, config.window, secret, record, reward)
         kept = self.feedback.wait, self.feedback.poisoning, self.feedback.keep_days
         store = ServedStore(record, reward, *kept)
-        names = dict(metrics=store.metrics, rates=RATES, stop=system.stop)
+        names = dict(metrics=store.metrics, rates=RATES, rewards=store.rewards, stop=system.stop)
         names |= dict(update_size=self.run.train.tasks_per_step * self.run.train.group_size)
         return Parts(store, system, system, system, system.wait, system.serve, **names)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from absl import logging
@@ -15,6 +15,7 @@ from people.feedback.rewards.combine import FeedbackReward
 from people.feedback.store import FeedbackStore
 from people.feedback.waiting import Wait
 from people.realtime.recorded import Joined, RecordedStore
+from people.realtime.satisfaction import Rewarded
 
 # Seconds between two removals of what is too old, while a cycle collects.
 _EXPIRE_S = 3_600.0
@@ -36,7 +37,7 @@ class ServedStore(RecordedStore):
         """The last three are those of ``FeedbackConfig``."""
         parts = [f"reward/{component}" for component in reward.components]
         super().__init__(record, functools.partial(rewarded, reward), ("reward", *parts))
-        self._feedback, self._wait = record, wait
+        self._feedback, self._reward, self._wait = record, reward, wait
         self._poisoning = poisoning
         # (version, user) of those who were implausible at the last look
         self._left_out: set[tuple[int, str]] = set()
@@ -46,6 +47,16 @@ class ServedStore(RecordedStore):
 
     def select(self, watermark: float, versions: Collection[int], most: int) -> Any:
         return self._feedback.select(watermark, versions, most, self._wait)
+
+    def rewards(self, versions: Collection[int], since: float) -> Sequence[Rewarded]:
+        """As ``satisfaction.Rewards``."""
+        given = answered(self._feedback.joined(self._feedback.routed(versions, since)))
+        return [
+            Rewarded(
+                one.answer.id, one.answer.version, one.answer.asked_at, self._reward(one).total
+            )
+            for one in given
+        ]
 
     def expire(self, cycle: int, now: float) -> None:
         # Looks follow each other in seconds, and all writers wait meanwhile.

@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from people.feedback.records import Event
 from people.simulated.agent_habits import KINDS
-from people.simulated.agent_person import AgentPerson, Happened
+from people.simulated.agent_person import AgentPerson, Happened, is_late, unhurried
 from people.simulated.agent_session import Desk, Session, Tried
 from people.simulated.client import Client
 from people.simulated.crowd import run_until_left
@@ -60,6 +60,9 @@ class AgentCrowdConfig:
     turn_tokens: int = 64
     # Average seconds by which late and rare events come after the others.
     late_s: float = 2.0
+    # True for people who look only every few hours: they run their tests on all that they find, and
+    # tell what became of it, and nothing earlier (``agent_person.is_late``).
+    seldom: bool = False
     # Another seed gives other persons.
     seed: int = 0
 
@@ -75,9 +78,20 @@ class AgentCrowdConfig:
 class AgentPersons:
     """The persons of one process, who take turns."""
 
-    def __init__(self, config: AgentCrowdConfig, url: str, number: int, truth: Path | None = None):
-        """truth: a file for how content they truly are; None for none."""
+    def __init__(
+        self,
+        config: AgentCrowdConfig,
+        url: str,
+        number: int,
+        truth: Path | None = None,
+        *,
+        client: Callable[..., Client] = Client,
+    ):
+        """truth: a file for how content they truly are; None for none. client: makes the connection
+        of a session.
+        """
         self._config, self._url, self._truth = config, url, truth
+        self._client = client
         # Place -> how many have left it, and disappointments in a row of whoever has it.
         self._left: dict[int, int] = {}
         self._row: dict[int, int] = {}
@@ -110,10 +124,11 @@ class AgentPersons:
         config = self._config
         name = f"{config.seed}-{place}-{self._left.get(place, 0)}"
         kind = config.kinds[place % len(config.kinds)]
-        person = AgentPerson(self._fit, KINDS[kind], name, session)
-        client = Client(self._url, f"agent-person-{name}", session=session)
+        habits = unhurried(KINDS[kind]) if config.seldom else KINDS[kind]
+        person = AgentPerson(self._fit, habits, name, session)
+        client = self._client(self._url, f"agent-person-{name}", session=session)
         # deliveries come from another thread, and later
-        courier = Client(self._url, f"agent-person-{name}", session=session)
+        courier = self._client(self._url, f"agent-person-{name}", session=session)
         rng = random.Random(f"session/{name}/{session}")
         task = self._tasks[rng.randrange(len(self._tasks))]
         mail = _Mail(session)
@@ -124,6 +139,8 @@ class AgentPersons:
                 courier.report(events)
 
         def report(one: Happened) -> None:
+            if config.seldom and not is_late(one):
+                return
             self.post.take(mail.events(one), person.habits, rng, send)
 
         try:

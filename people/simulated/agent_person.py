@@ -25,6 +25,8 @@ from people.simulated.telemetry import Seen
 
 # Chances that the persons of a kind differ in.
 _OWN = ("tests", "care", "mends", "reverts", "talks", "opens", "votes")
+# Events of a person who looks only hours later.
+_LATE = ("accepted", "rejected", "retained", "merged", "left")
 # Part of the satisfaction with a right change that goes with each thing that had to be done about
 # it: trimmed, renamed, tested; and with a question about a clear task. Assumed.
 _TASTE = 0.2
@@ -210,6 +212,21 @@ class AgentPerson:
         log_s = timing.log_mean(Seen.of("", text, None)) + self._slowness
         log_s += timing.posterior.noise * self._rng.gauss(0.0, 1.0)
         return math.exp(log_s) * self.habits.pace
+
+
+def unhurried(habits: AgentHabits) -> AgentHabits:
+    """Habits of the same kind of people where they look only every few hours: all that was done
+    meanwhile is run against their own tests.
+    """
+    return dataclasses.replace(habits, tests=1.0)
+
+
+def is_late(one: Happened) -> bool:
+    """True for what a person who looks only hours later tells: what was kept and how much of it is
+    alive at the last horizon, what was refused, and what was merged. No words, votes or early
+    looks.
+    """
+    return one.kind in _LATE and one.horizon_s in (None, HORIZONS_S[-1])
 
 
 def _moved(chance: float, logits: float) -> float:

@@ -31,6 +31,10 @@ class ServerRefused(Exception):
     """An answer that asking again would not change, or no answer in time."""
 
 
+class NoAnswer(ServerRefused):
+    """No answer in time; asking again later may come to one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
     """One suggestion of the server."""
@@ -64,6 +68,8 @@ class Said:
     calls: tuple[tuple[str, Mapping[str, Any]], ...]
     # Seconds from the request to the whole answer.
     seconds: float
+    # Number of tokens by the server's count; 0 where it does not say.
+    tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -88,7 +94,7 @@ class Client:
     ):
         """url: such as http://127.0.0.1:8000/v1. key: the person's API key. session: what its
         answers belong to; "" for the server's default. timeout_s: of one try. patience_s: how long
-        one call is tried again before ServerRefused. Raises ValueError for a wrong url.
+        one call is tried again before NoAnswer. Raises ValueError for a wrong url.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -156,6 +162,7 @@ class Client:
                 message=message,
                 calls=tuple((one["name"], json.loads(one["arguments"])) for one in called),
                 seconds=time.monotonic() - start,
+                tokens=int((answer.get("usage") or {}).get("completion_tokens", 0)),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefused(f"no answer of a chat: {error!r}: {answer!r:.200}") from error
@@ -246,7 +253,7 @@ class Client:
     def _wait(self, wait_s: float, deadline: float, why: str, after: str | None) -> float:
         """Waits before another try; the next wait. after: what the header Retry-After says."""
         if time.monotonic() + wait_s > deadline:
-            raise ServerRefused(f"gave up after {self._patience_s:g} s: {why}")
+            raise NoAnswer(f"gave up after {self._patience_s:g} s: {why}")
         told = float(after) if after and after.replace(".", "", 1).isdigit() else 0.0
         # an unlucky or wrong header must not keep a client away for hours
         self._sleep(max(min(told, 10 * _LONGEST_WAIT_S), wait_s * random.uniform(0.5, 1.0)))

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from attention.layout import Before
 from attention.picks import Noted
-from models.moe import Routing
 from models.sharding import constrain, context_size
 from models.target_logprobs import Head
 from models.target_logprobs import target_logprobs as of_targets
+from models.transformer import LayerTerms
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
 from rl_code.learner.batch import Batch
@@ -32,7 +32,7 @@ class Model(Protocol):
         before: Before | None = None,
         align: int = 1,
         documents: bool = False,
-    ) -> tuple[jax.Array, Routing | None]:
+    ) -> tuple[jax.Array, LayerTerms]:
         """Int32 [B, T] each -> (hidden states [B, T, D], where tokens went); as
         ``models.transformer.Transformer.hidden_routed``.
         """
@@ -45,7 +45,7 @@ class Model(Protocol):
         noted: Noted,
         runs: int = 0,
         documents: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None, Routing | None]:
+    ) -> tuple[jax.Array, jax.Array | None, LayerTerms]:
         """As ``models.transformer.Transformer.hidden_noted``; only for batches with choices."""
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -118,9 +118,9 @@ def batch_logprobs(
 
 def target_hidden(
     model: Model, batch: Batch, runs: int, before: Before | None = None, replay: bool = False
-) -> tuple[Float[Array, "R M D"], Float[Array, "R M 2"] | None, Routing | None]:
+) -> tuple[Float[Array, "R M D"], Float[Array, "R M 2"] | None, LayerTerms]:
     """The hidden states that predict a batch's targets; of a batch with choices, how those of the
-    model agree with them; and of a model with experts, where the tokens went.
+    model agree with them; and what layers tell beside them.
 
     Arguments and errors as for ``batch_logprobs``.
     """
@@ -128,8 +128,8 @@ def target_hidden(
     documents = batch.documents is not None
     shares = None
     if batch.choices is None:
-        hidden, routing = model.hidden_routed(*rows, runs, before, documents=documents)
+        hidden, layers = model.hidden_routed(*rows, runs, before, documents=documents)
     else:
         noted = picks.noted(batch, replay)
-        hidden, shares, routing = model.hidden_noted(*rows, noted, runs, documents=documents)
-    return jnp.take_along_axis(hidden, batch.sources[..., None], axis=1), shares, routing
+        hidden, shares, layers = model.hidden_noted(*rows, noted, runs, documents=documents)
+    return jnp.take_along_axis(hidden, batch.sources[..., None], axis=1), shares, layers

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.picks import Noted, choosing, narrowest
+from attention.picks import Noted, choosing, narrowest, noted_dtype, noted_shape
 from models.model_config import ModelConfig
 from models.moe import Routing
 from rl_code.learner.batch import Batch
@@ -38,19 +38,18 @@ def shapes(model: ModelConfig, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
     if model.moe is not None:
         shape = (model.num_layers - model.moe.first_dense, model.moe.active)
         found[EXPERTS] = jax.ShapeDtypeStruct(shape, narrowest(model.moe.experts))
-    most = choosing(model.attention)
-    if most is None:
+    if choosing(model.attention) is None:
         if not found:
             raise ValueError(
-                f"rollout.picks is for layers that choose blocks, as nsa does, or experts; the "
+                f"rollout.picks is for layers that choose keys, as nsa and dsa do, or experts; the "
                 f"model has attention={model.attention} and no experts: set rollout.picks to None"
             )
         return found
-    layers = sum(method.noted_picks() is not None for method in model.attention) * model.periods
-    sizes = [method.block_size() for method in model.attention if method.noted_picks()]
-    # no context has more blocks than a row has slots for
-    dtype = narrowest(slots // min(sizes) + 1)
-    found[BLOCKS] = jax.ShapeDtypeStruct((layers, model.num_kv_heads, most), dtype)
+    methods = model.attention * model.periods
+    # no context has more tokens than a row has slots, and perhaps a last block that is not full
+    dtype = noted_dtype(methods, slots + max(method.pick_size() or 1 for method in methods))
+    shape = noted_shape(methods, model.num_kv_heads)
+    found[BLOCKS] = jax.ShapeDtypeStruct(shape, dtype)
     return found
 
 

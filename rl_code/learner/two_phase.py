@@ -120,7 +120,7 @@ def make_two_phase_update(
             return loss_share(loss, runs, total, model, take(micro, i), before, teacher=lesson)
 
         value, terms, grads, d_keys = accumulate(
-            share, state.model, prefilled.keys, used(micro[0].mask)
+            share, state.model, prefilled.keys, used(micro[0].mask), several=micro_batches > 1
         )
         metrics = policy_metrics(terms) | counts(batch, total)
         metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)

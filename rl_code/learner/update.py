@@ -23,11 +23,13 @@ import optax
 from jaxtyping import Array, Float
 
 from attention.layout import Before
+from models.casts import casts_of, with_casts
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.scalar_head import ScalarHead
 from models.sharding import constrain
-from rl_code.learner import balance, distillation, layouts, offload, picks
+from models.transformer import LayerTerms
+from rl_code.learner import balance, distillation, indexing, layouts, offload, picks
 from rl_code.learner.batch import Batch
 from rl_code.learner.distillation import Taught, TeacherConfig, head_of
 from rl_code.learner.layouts import float32
@@ -186,7 +188,10 @@ def make_update(
             part = take(micro, i)
             return loss_share(loss, runs, total, model, part, None, replay, lesson, of_value)
 
-        found, terms, grads, of_heads = accumulate(share, state.model, heads, used(micro[0].mask))
+        count = used(micro[0].mask)
+        found, terms, grads, of_heads = accumulate(
+            share, state.model, heads, count, several=micro_batches > 1
+        )
         terms, load = balance.finished(picks.finished(terms))
         metrics = policy_metrics(terms) | counts(batch, total)
         if value is None:
@@ -223,7 +228,7 @@ def loss_share(
     1, but passes only ``coef`` times its gradient on to the model.
     """
     batch, prox, ref = micro
-    hidden, shares, routing = target_hidden(model, batch, runs, before, replay)
+    hidden, shares, layers = target_hidden(model, batch, runs, before, replay)
     rewards_entropy = loss.entropy_coef != 0.0
     policy = lesson = None
     if teacher is not None and teacher[0].form.reads_policy:
@@ -257,8 +262,19 @@ def loss_share(
         more, of_values = value_loss(values, *given)
         found = found + more
         terms = dataclasses.replace(terms, means=terms.means | of_values)
-    terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
-    return balance.with_load(found, terms, model, routing, total.slots)
+    terms = picks.with_agreement(terms, batch, shares, layers.routing, total.tokens)
+    return with_layers(found, terms, model, layers, total.slots)
+
+
+def with_layers(
+    value: jax.Array, terms: Terms, model: Model, layers: LayerTerms, tokens: jax.Array
+) -> tuple[jax.Array, Terms]:
+    """The loss and the terms of a micro-batch with those of its experts and indexers added.
+
+    tokens: of the whole batch, all that are no padding.
+    """
+    found = balance.with_load(value, terms, model, layers.routing, tokens)
+    return indexing.with_divergence(*found, model, layers.divergence, tokens)
 
 
 def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
@@ -282,7 +298,7 @@ def supervised_loss(
     Raises:
       ValueError: a layer chooses blocks of a size of which ``batch.align`` is no multiple.
     """
-    hidden, routing = model.hidden_routed(
+    hidden, layers = model.hidden_routed(
         batch.tokens, batch.positions, batch.where, align=batch.align
     )
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
@@ -291,7 +307,17 @@ def supervised_loss(
     slots = real_slots(batch.where.segments) if slots is None else slots
     loss = -jnp.sum(mask * logp) / tokens
     terms = Terms({"policy/entropy": jnp.sum(mask * entropy) / tokens}, {})
-    return balance.with_load(loss, terms, model, routing, slots)
+    return with_layers(loss, terms, model, layers, slots)
+
+
+def next_token_loss(model: Model, batch: SupervisedBatch) -> tuple[jax.Array, jax.Array]:
+    """(The sum of the negative log-likelihoods, in nats, of the tokens that ``supervised_loss``
+    counts, each times its weight; the sum of these weights).
+    """
+    hidden, _ = model.hidden_routed(batch.tokens, batch.positions, batch.where, align=batch.align)
+    logp, _ = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
+    mask = _predicted(batch)
+    return -jnp.sum(mask * logp), jnp.sum(mask)
 
 
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
@@ -309,7 +335,9 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
             return supervised_loss(model, take(micro, i), tokens, slots)
 
-        value, terms, grads, _ = accumulate(share, state.model, None, used(micro.mask))
+        value, terms, grads, _ = accumulate(
+            share, state.model, None, used(micro.mask), several=micro_batches > 1
+        )
         terms, load = balance.finished(terms)
         metrics = terms.means | {"train/tokens": tokens}
         return apply(state, grads, value, optimizer, metrics, load)
@@ -382,15 +410,18 @@ def accumulate(
     model: Any,
     parts: Any,
     count: jax.Array,
+    several: bool = False,
 ) -> tuple[jax.Array, Terms, Any, Any]:
     """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count``
     micro-batches.
 
     Gradients are those of what is ``trained``. parts: what the loss is differentiated by beside it,
-    [micro_batches, ...]. The last result holds the gradient with respect to each part.
+    [micro_batches, ...]. The last result holds the gradient with respect to each part. several:
+    whether there may be more than one micro-batch, for which matrices are cast once.
     """
 
     changed = trained(model)
+    casts = casts_of(model) if several else {}
     leaves, tree = jax.tree.flatten(changed)
     # The backward pass adds to these sums in place, layer by layer: there is no second stack of the
     # gradients of a micro-batch.
@@ -400,7 +431,7 @@ def accumulate(
         value, terms, part_grads = carry
 
         def of_trained(some: Any, part: Any) -> tuple[jax.Array, Terms]:
-            return loss(with_trained(model, some), part, i)
+            return loss(with_casts(with_trained(model, some), casts), part, i)
 
         part = take(parts, i)
         more, backward, more_terms = jax.vjp(of_trained, changed, part, has_aux=True)

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention.cache.gathered import GatheredPages
 from attention.cache.paged import PagedCache
 from attention.methods.method import Parameters
-from attention.picks import choosing, compact, narrowest
+from attention.picks import choosing, compact, narrowest, noted_dtype, noted_shape
 from models.adapter_rows import for_rows
 from models.layers import Layers
 from models.paged import decode_tokens, gather_pages, put_pages_back
@@ -76,7 +77,7 @@ def decode(
         config,
         sampling,
         stop_ids,
-        most_picks=choosing(cache.methods),
+        picks_dtype=_picks_dtype(cache, config),
         index=jnp.arange(1 + config.draft_tokens),
         row=jnp.arange(inputs.tokens.shape[0])[:, None],
         together=() if model.config.moe is None else shared_by("experts"),
@@ -88,6 +89,13 @@ def decode(
     )
     results = (end.out_tokens, end.out_logprobs, end.counts, end.choices, end.steps, end.drafted)
     return cache, *results
+
+
+def _picks_dtype(cache: PagedCache, config: EngineConfig) -> np.dtype | None:
+    """The dtype of the picks that are noted; None where none are."""
+    if not config.note_picks or choosing(cache.methods) is None:
+        return None
+    return noted_dtype(cache.methods, config.table * config.page)
 
 
 class _Decoding(NamedTuple):
@@ -124,8 +132,8 @@ class _Loop:
     config: EngineConfig
     sampling: SamplingConfig
     stop_ids: tuple[int, ...]
-    # The most blocks that any layer chooses; None where none does.
-    most_picks: int | None
+    # The dtype of the picks that are noted; None where none are.
+    picks_dtype: np.dtype | None
     # 0 to the number of guesses, [1 + drafts], and 0 to the last row, [rows, 1].
     index: jax.Array
     row: jax.Array
@@ -157,14 +165,12 @@ class _Loop:
         """Room for the choices of all tokens [rows, tokens]."""
         found = {}
         model = self.model.config
-        noted_dtype = self.config.noted_dtype
-        if noted_dtype is not None and model.moe is not None:
+        if self.config.note_picks and model.moe is not None:
             noted = (*shape, model.num_layers - model.moe.first_dense, model.moe.active)
             found["experts"] = jnp.zeros(noted, narrowest(model.moe.experts))
-        if noted_dtype is not None and self.most_picks is not None:
-            layers = sum(method.noted_picks() is not None for method in cache.methods)
-            noted = (*shape, layers, model.num_kv_heads, self.most_picks)
-            found["blocks"] = jnp.zeros(noted, noted_dtype)
+        if self.picks_dtype is not None:
+            noted = (*shape, *noted_shape(cache.methods, model.num_kv_heads))
+            found["blocks"] = jnp.zeros(noted, self.picks_dtype)
         if self.inputs.ways is not None:
             noted = (*shape, min(MOST_ALTERNATIVES, self.inputs.ways.biases.shape[-1]))
             found["alternatives"] = jnp.zeros(noted, jnp.int32)
@@ -187,7 +193,7 @@ class _Loop:
         positions = (inputs.places + carry.counts)[:, None] + self.index
         places = jnp.where(real, positions, -1)
         rows = (inputs.rows, inputs.tables, tokens, places, self.layers, inputs.runs)
-        note = self.config.noted_dtype is not None
+        note = self.config.note_picks
         hidden, cache, views, noted = decode_tokens(self.model, *carry.held, *rows, note=note)
         sampled, logprobs, alternatives = self._draw(hidden, positions, carry)
         taken = self._taken(sampled, guesses, real)
@@ -300,8 +306,8 @@ class _Loop:
         picks, experts = noted
         found = {name: x[:, None] for name, x in alternatives.items()}
         if picks:
-            dtype = self.config.noted_dtype
-            blocks = [compact(x, self.most_picks, dtype) for x in picks]
+            most = choices["blocks"].shape[-1]
+            blocks = [compact(x, most, self.picks_dtype) for x in picks]
             found["blocks"] = jnp.stack(blocks, axis=2)
         if experts:
             found["experts"] = jnp.stack(experts, axis=2).astype(choices["experts"].dtype)

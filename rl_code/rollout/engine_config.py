@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import numpy as np
-
-from attention.picks import narrowest
 from rl_code.config.read_config import follows
 
 
@@ -202,8 +199,3 @@ class EngineConfig:
     def prefix_table(self) -> int:
         """Pages of the longest shared prefix."""
         return max(1, (self.prompt_length - 1) // self.page)
-
-    @property
-    def noted_dtype(self) -> np.dtype | None:
-        """The dtype of the numbers of blocks that are noted; None if none are."""
-        return narrowest(self.table) if self.note_picks else None

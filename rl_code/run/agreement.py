@@ -404,6 +404,11 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
         "model.pad_for": (model.pad_for, None),
     }
     _refuse(refused, f"beside {type(own[0]).__name__}, which has projections of its own")
+    indexers = [method for method in own if method.indexes]
+    if indexers and config.documents is not None:
+        # its tokens stand at other orders than at places of pages, which documents fill up
+        refused = {"rollout.picks": (config.rollout.picks, None)}
+        _refuse(refused, f"beside documents, where {type(indexers[0]).__name__} chooses tokens")
     states = [method for method in own if method.keeps_state]
     if not states:
         return
@@ -427,5 +432,12 @@ def check_chooses(methods: Sequence[Method], moe: MoE | None, picks: str | None)
         names = ", ".join(dict.fromkeys(type(method).__name__ for method in methods))
         raise ConfigError(
             f"config.rollout.picks = {picks!r}: no layer has attention whose picks can be noted "
-            f"(nsa), and none has experts; the model's are {names}; set rollout.picks to None"
+            f"(nsa, dsa), and none has experts; the model's are {names}; set rollout.picks to None"
+        )
+    choose = [method for method in methods if method.noted_picks() is not None]
+    if picks is not None and len({method.pick_lists(2) for method in choose}) > 1:
+        names = " and ".join(dict.fromkeys(type(method).__name__ for method in choose))
+        raise ConfigError(
+            f"config.rollout.picks = {picks!r}: {names} have different numbers of picks for a "
+            "token, which cannot be noted together; set rollout.picks to None"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
+from attention.methods.method import Method
 from models import families, peft
 from models.functions import DynamicScaling
 from models.lora import with_trained
@@ -92,6 +93,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     check_chooses(methods, shape.moe, config.rollout.picks)
     check_states(config, methods)
     moe = _balanced(config, shape.moe)
+    methods = _indexed(config, methods)
     shape = dataclasses.replace(
         shape,
         architecture=families.of_config(shape).architecture,
@@ -201,6 +203,32 @@ def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
     try:
         return dataclasses.replace(
             moe, **balance, fold=spec.fold_experts, buffer=spec.expert_buffer
+        )
+    except ValueError as error:
+        raise ConfigError(f"config.model: {error}") from error
+
+
+def _indexed(config: RunConfig, methods: tuple[Method, ...]) -> tuple[Method, ...]:
+    """The methods of a period with their indexers as they are trained. Raises ConfigError."""
+    spec = config.model
+    given = dict(index_loss=spec.index_loss, all_keys=spec.index_all_keys)
+    given = {name: value for name, value in given.items() if value}
+    if not given:
+        return methods
+    if not any(method.indexes for method in methods):
+        raise ConfigError(
+            f"config.model.index_loss = {spec.index_loss} and index_all_keys = "
+            f"{spec.index_all_keys}: no layer of the model has an indexer, as dsa has; leave both "
+            "out"
+        )
+    if spec.index_all_keys and config.rollout.picks is not None:
+        raise ConfigError(
+            f"config.rollout.picks = {config.rollout.picks!r}: with model.index_all_keys=True no "
+            "keys are chosen; set rollout.picks to None"
+        )
+    try:
+        return tuple(
+            dataclasses.replace(method, **given) if method.indexes else method for method in methods
         )
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error

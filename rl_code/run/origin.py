@@ -232,7 +232,10 @@ class Origin:
                 return model if there.lora is None else merge(model, mesh)
             if changed is None:
                 return pretrained.load(self.files, config, mesh)
-            dense = dataclasses.replace(config, attention=ModelConfig.attention)
+            # files whose layers have projections of their own have no others
+            own = pretrained.read_config(self.files).attention
+            own = own if any(method.mixes for method in own) else ModelConfig.attention
+            dense = dataclasses.replace(config, attention=own)
             found = arrays.flatten(pretrained.load(self.files, dense, mesh))
             return arrays.rebuild(abstract_model(config), changed(config, found))
         except (ValueError, OSError) as error:

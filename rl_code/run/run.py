@@ -289,14 +289,30 @@ class Run:
             own_tokenizer=not self.config.tokenizer.path,
         )
 
+    def held_out_demonstration(self, index: int) -> list[Segment]:
+        """``demonstration`` of a task of the first suite. Raises ConfigError without one."""
+        return self._shown(self._held_out[index % len(self._held_out)], f"held out/{index}")
+
+    @property
+    def _held_out(self) -> Sequence[Task]:
+        """The tasks of the first suite."""
+        if not self.config.suites:
+            raise ConfigError(
+                f"config.sft.held_out = {self.config.sft.held_out} demonstrates tasks of the first "
+                "of config.suites, and there is none; add a suite, or set it to 0"
+            )
+        return self.suite_tasks(self.config.suites[0])
+
     def demonstration(self, index: int) -> list[Segment]:
         """Demonstration ``index``; the same for the same config."""
-        rng = random.Random(f"demonstration/{self.config.seed}/{index}")
+        return self._shown(self._demonstrated[index], str(index))
+
+    def _shown(self, task: Task, number: str) -> list[Segment]:
+        rng = random.Random(f"demonstration/{self.config.seed}/{number}")
         # without a warm start they still are what a tokenizer is trained on
         kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
         limits = self.config.limits
         documents = self.config.documents
-        task = self._demonstrated[index]
         return demonstrate(task, rng, kind, limits, documents, self._walk_words)
 
     def demonstrator(self) -> Demonstrator | None:

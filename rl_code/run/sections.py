@@ -93,6 +93,12 @@ class ModelSpec:
     # For a model whose experts have a ranking bias, ``MoE.balance_rate``: by how much each update
     # moves it to even out the load; 0 for none.
     balance_rate: float = 0.0
+    # For layers with an indexer (dsa), ``DSA.index_loss``: the weight of the loss by which indexers
+    # learn; 0 for indexers that stay as they are.
+    index_loss: float = 0.0
+    # For such layers, ``DSA.all_keys``: True for the stage in which queries attend to all keys,
+    # while the indexers learn.
+    index_all_keys: bool = False
     # With this section only low-rank adapters of the model's matrices are trained; None trains all
     # parameters.
     lora: LoraConfig | None = None
@@ -274,6 +280,9 @@ class SftConfig:
     # The source of the demonstrated tasks; None for the training tasks.
     tasks: Named | None = None
     demonstration: DemonstrationConfig = DemonstrationConfig()
+    # Demonstrations of tasks of the first of ``suites``, whose loss is told before and after: the
+    # metric sft/held_out_loss of the first and of the last step. 0 for none.
+    held_out: int = 0
     # Weight of the tokens that the agent reads, beside 1 for those that it writes. Predicting them
     # teaches a model without knowledge how files repeat what was said before them, which few of the
     # tokens that it writes tell.

@@ -12,6 +12,7 @@ from attention.implementations import PHASES, CallShape, implementations
 from attention.layout import lay_out
 from attention.methods.api import METHODS
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
@@ -64,6 +65,14 @@ def test_every_method_has_a_row_for_every_phase_on_every_target(name, platform):
         if name == "mla" and kernel == "gpu":
             # the plain and the rotated part of a key together
             assert rows[0].reason == "head size 256 is more than 128"
+            return
+        if name == "dsa":
+            assert {row.reason for row in rows if row.part == "chosen keys"} == {
+                "kernels read blocks of keys, and here each query has single keys of its own"
+            }
+            # a chunk of a prompt of few keys is as without an indexer
+            short = implementations([DSA(picks=8192)], SHAPE, "bfloat16", platform)
+            assert {row.part for row in short} == {"all keys"}
             return
         assert (rows[0].implementation, rows[0].phase) == (kernel, "train"), str(rows[0])
 

@@ -170,14 +170,13 @@ def test_a_peer_that_does_not_run_does_not_end_the_bench(monkeypatch, name, faul
     monkeypatch.setattr(attention, "contenders", lambda *_: [contender])
     monkeypatch.setattr(attention, "measure", measure)
     monkeypatch.setattr(attention, "save", lambda _: None)
-    report = dict(rows=[])
     console = rich.console.Console(file=io.StringIO())
     if not goes_on:
         with pytest.raises(type(fault), match="a bug of ours"):
-            attention._time_rows(report, 64, options, 1, console)
+            list(attention.time_rows(64, options, 1, console))
         return
-    attention._time_rows(report, 64, options, 1, console)
-    cells = list(attention.cells_of(report["rows"]))
+    rows = list(attention.time_rows(64, options, 1, console))
+    cells = list(attention.cells_of(rows))
     assert [row[3] for row in cells] == [str(fault)] * 2 and cells[0][6:] == ("-",) * 4
 
 
@@ -191,7 +190,7 @@ def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch
 
 
 def test_the_names_of_contenders_are_those_that_run():
-    sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu")
+    sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu", alike_keys=1)
     options = types.SimpleNamespace(**sizes)
     names = [one.name for one in attention.contenders(256, options)]
     assert names == [*attention.PEERS, *attention.OURS]

@@ -33,7 +33,7 @@ def test_a_small_run(tmp_path):
 def test_wrong_products_are_not_timed(monkeypatch):
     product = grouped.grouped_product
     monkeypatch.setattr(grouped, "grouped_product", lambda x, w, s: product(x, w, s.at[1].add(-1)))
-    assert max(grouped.errors(jnp.float32).values()) > grouped._BOUND
+    assert max(grouped.errors(jnp.float32).values()) > grouped.BOUND
 
 
 def test_loads_add_up_to_all_pairs():

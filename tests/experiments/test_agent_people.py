@@ -34,6 +34,13 @@ def test_a_better_agent_earns_more_and_more_users_are_needed_for_less():
     )
 
 
+def test_who_looks_only_hours_later_tells_less_and_what_is_paid_is_nearer_to_the_truth():
+    quick, seldom = (sizes.simulate(0.5, 40, 2, seldom=late) for late in (False, True))
+    assert seldom.correlation > quick.correlation + 0.05
+    rows = sizes.looks((quick, sizes.simulate(0.9, 8, 2)), (seldom, sizes.simulate(0.9, 8, 2)))
+    assert [len(column._cells) for column in rows.columns] == [2] * 7
+
+
 def test_an_update_of_the_noise_scale_does_half_of_a_step():
     assert sizes.done_by(500, 500.0) == 0.5
     shares = [sizes.done_by(size, 500.0) for size in sizes.BATCHES]

@@ -312,9 +312,11 @@ def test_a_short_run_survives_kills_dying_sandboxes_and_a_full_disk(tmp_path):
         "experiments.endurance",
         "--config=configs/ten_thousand.py:smoke",
         f"--workdir={tmp_path}",
+        "--config.model.preset=tests.models.small:NARROW",
         *("--kills=2", f"--full_disks={int(has_namespaces())}", "--sandbox_deaths=0.2"),
-        # the disk is full from update 3 on, so that a checkpoint is due on it however late it comes
-        *("--quiet=0", "--delay_s=0.2", "--room_kib=2048", "--strike_seed=50"),
+        # kills at updates 3 and 5; the disk is full from update 3 on, so that a checkpoint, which has
+        # 400 KiB, is due on it however late it comes
+        *("--quiet=0", "--delay_s=0.2", "--room_kib=200", "--strike_seed=114"),
         devices=None,
         quickly=False,
         timeout=900,

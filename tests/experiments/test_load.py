@@ -13,16 +13,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, insert, update
 
+from experiments.load import agent_clients, postgres
 from experiments.load import audit as audit_lib
-from experiments.load import postgres
-from experiments.load.audit import Audit, Told, check_cycles, check_record
+from experiments.load.agent_clients import NotingClient
+from experiments.load.audit import Audit, Messages, Told, check_cycles, check_record, read_journal
+from experiments.load.clients import Journal
 from experiments.load.program import Life
 from experiments.load.report import life_of, measured
 from experiments.load.strikes import Strikes
+from models.tokenizer import Tokenizer
 from people.feedback.store import FeedbackStore
 from people.feedback.tables import ANSWERS, EVENTS
 from people.realtime.ledger import Ledger
+from people.simulated.client import ServerRefused
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.compact import Compact
+from rl_code.harness.endpoint.chat_text import ChatText
 from tests.people.feedback.people import answer, event
+from tests.people.simulated.fake_server import FakeServer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -174,6 +182,58 @@ def test_an_edge_that_is_missing_is_found(recorded, tmp_path, monkeypatch):
     edge = {"cycle": 1, "number": 3, "before": "gate", "after": "deploy", "at": 1.0, "reason": ""}
     run(store, insert(audit_lib.EDGES).values(edge))
     assert "edge 3 of cycle 1 is out of order" in cycle_problems(store, tmp_path, monkeypatch)
+
+
+def test_a_control_that_some_users_always_have_may_answer_at_any_time(recorded, tmp_path):
+    store, _ = recorded
+    cycled(store)
+    run(store, update(ANSWERS).where(ANSWERS.c.id == "c").values(version=7))
+    for control, found in ((7, False), (None, True)):
+        audit = Audit()
+        check_cycles(audit, store.engine, tmp_path, 0, control=control)
+        assert ("not served then: c" in "; ".join(audit.problems)) == found
+
+
+def test_a_person_of_an_agent_notes_each_try_answer_and_event(tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_clients, "WAITS_S", (0.0, 0.0))
+    path = tmp_path / "clients.jsonl"
+    said = [("write", {"content": "x = 1"}), ("submit", {})]
+    server = FakeServer(chat=lambda body: said)
+    server.faults += ["drop", 503]
+    with path.open("w") as file:
+        client = NotingClient(Journal(file), server.url, "key", session="s")
+        id = client.chat([{"role": "user", "content": "a"}]).id
+        assert client.report([event("accepted", id)]) == {}
+        # what is refused for good is no try: nothing may be recorded of it
+        server.chat = lambda body: 400
+        with pytest.raises(ServerRefused, match="too long"):
+            client.chat([{"role": "user", "content": "a"}])
+        client.close()
+    server.close()
+    told = read_journal(path)
+    assert len(told.failed) == 2 and "503" in told.failed[1]["why"]
+    calls = [["write", json.dumps({"content": "x = 1"})], ["submit", "{}"]]
+    assert told.answers[id]["calls"] == calls
+    assert told.acknowledged == told.sent.keys() == {event("accepted", id).key}
+
+
+def test_the_message_of_an_agent_is_compared_with_its_tokens():
+    tokenizer = Tokenizer.train(["write x = 1"], 300, Compact.SPECIAL_TOKENS)
+    schemas = [
+        dict(name=name, parameters=dict(type="object", properties=given, required=list(given)))
+        for name, given in (("write", dict(content=dict(type="string"))), ("submit", {}))
+    ]
+    messages = Messages(ChatText(PROTOCOLS["compact"], tokenizer), schemas)
+    tokens = tuple(tokenizer.encode("<|call|>write\nx = 1<|end|><|eot|>"))
+    line = {"content": None, "calls": [["write", '{"content": "x = 1"}']], "tokens": len(tokens)}
+    assert messages.same(tokens, line)
+    for other in (
+        {"content": "x"},
+        {"calls": []},
+        {"calls": [["write", '{"content": "x = 2"}']]},
+        {"tokens": 1},
+    ):
+        assert not messages.same(tokens, line | other)
 
 
 class Struck:

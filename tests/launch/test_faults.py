@@ -25,12 +25,13 @@ def strike(folder: Path, steps: int, *faults: str) -> dict:
         "--config=configs/faults.py:smoke",
         f"--workdir={folder}",
         "--config.sft=None",
+        "--config.model.preset=tests.models.small:NARROW",
         f"--config.train.steps={steps}",
         "--delay_s=2",
         "--minutes=14",
         *faults,
     ]
-    done = programs.run("launch.faults", *line, devices=None, quickly=False)
+    done = programs.run("launch.faults", *line, devices=None)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"

@@ -87,6 +87,21 @@ def test_bounds_of_the_config_are_of_what_its_parts_say(tmp_path):
         realtime.open_cycle(wrong, tmp_path / "b")
 
 
+def test_a_file_of_satisfaction_is_of_parts_that_record_answers(tmp_path):
+    given = runpy.run_path("configs/realtime.py")["get_config"]("smoke")
+    served = read_config.build(realtime.RealtimeConfig, given)
+    _, _, parts = realtime.open_cycle(served, tmp_path)
+    assert realtime.truth_of(None, parts, 0) is None
+    # people have not written it yet
+    assert realtime.truth_of(str(tmp_path / "new.jsonl"), parts, 0) is not None
+    for path in (tmp_path, tmp_path / "nowhere" / "people.truth.jsonl"):
+        with pytest.raises(ConfigError, match=f"--truth={path}: expected the file"):
+            realtime.truth_of(str(path), parts, 0)
+    rehearsed = dataclasses.replace(parts, rewards=None)
+    with pytest.raises(ConfigError, match="these parts record no answers"):
+        realtime.truth_of(str(tmp_path / "new.jsonl"), rehearsed, 0)
+
+
 def test_three_cycles_of_the_config_end_as_its_docstring_says(tmp_path):
     cycle, ledger, _ = realtime.open_cycle(config(), tmp_path)
     cycle.run(3)
@@ -177,7 +192,7 @@ def test_a_workdir_whose_cycles_have_ended_loads_nothing_and_prints_them(
     _, ledger, _ = realtime.open_cycle(config(), tmp_path)
     ledger.edge(ledger.current(), "refused", 5.0, "no reason")
     given = runpy.run_path("configs/rehearsal.py")["get_config"]("smoke")
-    own = dict(dry_run=False, cycles=1, port=None, stay=False, keys=None)
+    own = dict(dry_run=False, cycles=1, port=None, stay=False, keys=None, truth=None)
     monkeypatch.setattr(realtime.absl_flags, "FLAGS", SimpleNamespace(**own))
     monkeypatch.setattr(Cycle, "run", lambda *_: pytest.fail("a cycle is run"))
     realtime.main(given, str(tmp_path))

@@ -24,6 +24,7 @@ def flags(folder: Path) -> list[str]:
         "--config.sft.steps=2",
         "--config.mesh.data=2",
         "--config.rollout.mesh.data=2",
+        "--config.model.preset=tests.models.small:NARROW",
     ]
 
 

@@ -30,8 +30,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DeepseekV3Config,
+    DeepseekV32Config,
     Dots1Config,
     Glm4MoeConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -113,6 +115,8 @@ LATENT = SMALL | {
     "first_k_dense_replace": 1,
     "num_mtp_layers": 0,
 }
+# so many heads that no two scores are 0
+INDEXERS = {"index_topk": 9, "index_n_heads": 12, "index_head_dim": 12}
 # Of the 4 rotated pairs one stays, one is between and two are divided by the factor.
 YARN = {
     "rope_theta": 1e4,
@@ -280,10 +284,32 @@ MODELS = {
         num_local_experts=6,
         num_experts_per_tok=2,
     ),
+    "deepseek_v32": DeepseekV32Config(
+        **LATENT, **INDEXERS, q_lora_rank=14, rope_parameters=YARN, n_group=4, topk_group=2
+    ),
+    # every other layer takes the keys that the one before it chose
+    "glm_moe_dsa": GlmMoeDsaConfig(
+        **LATENT | {"num_hidden_layers": 4, "first_k_dense_replace": 2},
+        **INDEXERS,
+        q_lora_rank=14,
+        rope_parameters=PLAIN,
+        indexer_types=["full", "shared"] * 2,
+    ),
+    # in no period, by the rule of published files
+    "glm_moe_dsa_apart": GlmMoeDsaConfig(
+        **LATENT | {"num_hidden_layers": 5},
+        **INDEXERS,
+        q_lora_rank=14,
+        rope_parameters=PLAIN,
+        index_topk_freq=2,
+    ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file
 # Models of which the gradients are compared too.
-DERIVED = ("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air", "gpt_oss")
+DERIVED = (
+    *("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air", "glm_moe_dsa_apart"),
+    "gpt_oss",
+)
 
 
 def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:

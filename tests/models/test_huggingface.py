@@ -22,6 +22,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.mla import MLA
 from attention.methods.sinks import Sinks
@@ -69,6 +70,11 @@ GROUPED = MoE(
     first_dense=1,
 )
 SCALING = Yarn(4.0, 64, beta_fast=8.0, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+INDEXER = {"picks": 3, "index_heads": 2, "index_size": 6}
+SHARING = (
+    DSA(7, 5, 10, 4, True, **INDEXER, index_interleaved=True),
+    DSA(7, 5, 10, 4, True, **INDEXER, index_interleaved=True, shared=True),
+)
 LATENT = {"num_kv_heads": 4, "rope_scaling": SCALING, "moe": GROUPED}
 VARIANTS = {
     "llama": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
@@ -103,6 +109,13 @@ VARIANTS = {
     },
     "latent, queries from hidden states": LATENT
     | {"rope_scaling": None, "attention": (MLA(7, None, 6, 6),)},
+    "deepseek_v32": LATENT
+    | {"attention": (DSA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2, **INDEXER),)},
+    "glm_moe_dsa": LATENT
+    | {"rope_scaling": None, "num_layers": 4, "attention": SHARING}
+    | {"moe": dataclasses.replace(GROUPED, first_dense=2)},
+    # three layers without a period, one of them dense
+    "glm_moe_dsa, apart": LATENT | {"rope_scaling": None, "attention": (SHARING[0], *SHARING)},
 }
 
 

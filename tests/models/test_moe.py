@@ -141,7 +141,8 @@ def test_padding_reaches_nobody_and_nobody_depends_on_who_stands_beside():
 
 
 def logits(model, tokens, where):
-    hidden, routing = model.hidden_routed(tokens, where.order, where, align=0)
+    hidden, layers = model.hidden_routed(tokens, where.order, where, align=0)
+    routing = layers.routing
     return model.logits(hidden), routing
 
 

@@ -4,7 +4,8 @@
 
 An agent that is right in 40 % of its turns is compared with one that is right in 20 points more,
 which is what GRPO gains on the same kind of tasks (docs/results/quickstart.md, questions.md). The
-people of configs/realtime_agent.py judge both, without a server (``sizes.py``).
+people of configs/realtime_agent.py judge both, without a server (``sizes.py``); and once more where
+they look only hours later.
 ``python -m experiments.agent_people.noise`` measures the noise scale on a run.
 """
 
@@ -23,8 +24,13 @@ _SESSIONS = 4
 
 def main(argv: list[str]) -> None:
     rights = (sizes.BEFORE, sizes.AFTER)
-    before, after = (sizes.simulate(right, _USERS.value, _SESSIONS) for right in rights)
-    command.console().print(sizes.tests(before, after), sizes.updates(_NOISE.value))
+    quick, seldom = (
+        tuple(sizes.simulate(right, _USERS.value, _SESSIONS, seldom=late) for right in rights)
+        for late in (False, True)
+    )
+    command.console().print(
+        sizes.tests(*quick), sizes.updates(_NOISE.value), sizes.looks(quick, seldom)
+    )
 
 
 if __name__ == "__main__":

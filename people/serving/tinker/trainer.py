@@ -2,14 +2,13 @@
 
 Rows of different adapters, losses and requests are computed in one batch where they have the same
 shape. A result is on record before anybody hears of it, with the places that its rows had in
-batches. So the state of an adapter is a function of its record: ``replayed`` computes it again, bit
-for bit, after a crash or for a check.
+batches. So the state of an adapter is a function of its record: ``replay.replayed`` computes it
+again, bit for bit, after a crash or for a check.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,53 +25,14 @@ from people.serving.tinker import adapters, losses
 from people.serving.tinker.adapters import AdapterSettings, Programs, State
 from people.serving.tinker.checkpoints import Checkpoints
 from people.serving.tinker.history import Asked, History, Result
-from people.serving.tinker.wire import Datum, Forward, read_forward, write_forward_output
+from people.serving.tinker.jobs import Model, Work, not_finite, written
+from people.serving.tinker.replay import last_snapshot, replayed
+from people.serving.tinker.settings import adam_params, settings_of
+from people.serving.tinker.wire import Datum, Forward, read_forward
 from rl_code.host import files
 from rl_code.run.serving import TinkerConfig
 
 _SHORTEST = 32
-
-
-@dataclasses.dataclass(eq=False)
-class Model:
-    """An adapter in training."""
-
-    id: str
-    user: str
-    session: str
-    settings: AdapterSettings
-    metadata: Mapping[str, Any] | None
-    at: float
-    # None until its record has been read.
-    state: State | None = None
-    # Number of the request that comes next, and those that wait.
-    next: int = 1
-    waiting: dict[int, Asked] = dataclasses.field(default_factory=dict)
-    # True while rows of a request are computed.
-    busy: bool = False
-
-
-@dataclasses.dataclass(eq=False)
-class Work:
-    """Rows to compute for one request."""
-
-    forward: Forward
-    # The adapter; None for the base model.
-    part: Mapping[str, Adapters] | None
-    done: Callable[[Work, Exception | None], None]
-    # Indices of data that have not been computed yet.
-    left: list[int]
-    outputs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
-    losses: dict[int, float] = dataclasses.field(default_factory=dict)
-    gradient: Any = None
-    state: State | None = None
-    # Batch for batch: tokens, rows, targets, adapters in it, and [row, datum] of each own row.
-    batches: list[list] = dataclasses.field(default_factory=list)
-
-    @property
-    def backward(self) -> bool:
-        """True if the gradient is wanted."""
-        return not self.forward.forward_only
 
 
 class Trainer:
@@ -215,7 +175,7 @@ class Trainer:
         def done(work: Work, error: Exception | None) -> None:
             model.busy = False
             if error is None:
-                error = _not_finite(work)
+                error = not_finite(work)
             if error is not None:
                 self._finish(asked, model, failed(error))
                 return
@@ -323,7 +283,7 @@ class Trainer:
         if asked.kind == "load_weights":
             checkpoint = self.checkpoints.find(fields["path"], asked.user)
             settings = checkpoint.settings
-            state = self._loaded(fields, asked.user)
+            state = self.loaded(fields, asked.user)
         else:
             settings = settings_of(fields, model_id, self.config.max_rank)
             state = adapters.begin(self.programs.base, settings)
@@ -389,7 +349,7 @@ class Trainer:
 
     def _load_weights(self, asked: Asked, model: Model) -> Result:
         fields = json.loads(asked.body)
-        state = self._loaded(fields, asked.user)
+        state = self.loaded(fields, asked.user)
         if state.settings != dataclasses.replace(model.settings, seed=state.settings.seed):
             raise ValueError(
                 f"{fields['path']} has {state.settings}, and this one {model.settings}"
@@ -397,7 +357,7 @@ class Trainer:
         model.state = state
         return Result("", json.dumps({"path": fields["path"], "type": "load_weights"}).encode())
 
-    def _loaded(self, fields: Mapping[str, Any], user: str) -> State:
+    def loaded(self, fields: Mapping[str, Any], user: str) -> State:
         """The state of the checkpoint that a request names. Raises ValueError."""
         found = self.checkpoints.find(fields["path"], user)
         if fields.get("optimizer") and found.kind != "training":
@@ -416,7 +376,7 @@ class Trainer:
         name = f"{model.id}:snapshot:{number}"
         data = adapters.dump(model.state, moments=True)
         files.write_atomically(self.history.weights(name), data, private=True)
-        before = _last_snapshot(self.history, model.id, number - 1)
+        before = last_snapshot(self.history, model.id, number - 1)
         self.history.note(
             event="snapshot", model=model.id, number=number, steps=model.state.steps, file=name
         )
@@ -432,132 +392,6 @@ _CARRIED_OUT = {
 }
 
 
-def replayed(
-    trainer: Trainer, model: Model, until: int | None = None, *, whole: bool = False
-) -> State:
-    """The state of an adapter behind request ``until`` (None for the last one that was carried
-    out), computed again from its record, bit for bit.
-
-    whole: from its beginning, and not from the newest snapshot. Raises ValueError where the record
-    says that the weights were others, or is not whole.
-    """
-    history = trainer.history
-    done = history.finished(model.id)
-    if until is None:  # from the record: a result is on it before its request leaves the queue
-        until = max((number for number, _, _ in done), default=0)
-    snapshot = None if whole else _last_snapshot(history, model.id, until)
-    start = 0
-    if snapshot is not None:
-        data = history.weights(snapshot["file"]).read_bytes()
-        base = trainer.programs.base
-        state = adapters.load(base, model.settings, data, snapshot["steps"])
-        start = snapshot["number"]
-    else:
-        first = next((asked for number, asked, _ in done if number == 0), None)
-        if first is None:
-            first = history.request(f"{model.id}:0")
-        if first is None:
-            raise ValueError(f"the record of {model.id} has no beginning")
-        if first.kind == "load_weights":
-            state = trainer._loaded(json.loads(first.body), model.user)
-        else:
-            state = adapters.begin(trainer.programs.base, model.settings)
-    for number, asked, result in done:
-        if start < number <= until:
-            state = _again(trainer, model, state, asked, result)
-    return state
-
-
-def _again(trainer: Trainer, model: Model, state: State, asked: Asked, result: Result) -> State:
-    """The state behind one request that was carried out."""
-    if result.error:
-        return dataclasses.replace(state, gradient=None) if asked.kind == "optim_step" else state
-    if asked.kind == "load_weights":
-        return trainer._loaded(json.loads(asked.body), model.user)
-    if asked.kind == "optim_step":
-        state, _ = adapters.step(state, adam_params(json.loads(asked.body)))
-        if adapters.digest(state) != result.notes["digest"]:
-            raise ValueError(
-                f"{asked.id}: the weights are not those on record; another version of jax, another "
-                "device, or other settings serving.tinker than then"
-            )
-        return state
-    if asked.kind != "forward_backward":
-        return state
-    forward = read_forward(asked.body)
-    if forward.forward_only:
-        return state
-    work = Work(forward, state.part, lambda *_: None, list(range(len(forward.data))), state=state)
-    for tokens, count, targets, _, places in result.notes["batches"]:
-        rows: list[tuple[Work, int] | None] = [None] * count
-        for at, index in places:
-            rows[at] = work, index
-        trainer.run_batch(rows, (tokens, count, targets, True))
-    return dataclasses.replace(state, gradient=adapters.added(state.gradient, work.gradient))
-
-
-def _last_snapshot(history: History, model_id: str, until: int) -> dict[str, Any] | None:
-    """The newest snapshot of an adapter that is not newer than a request, and is there."""
-    found = [
-        event
-        for event in history.events
-        if event["event"] == "snapshot"
-        and event["model"] == model_id
-        and event["number"] <= until
-        and history.weights(event["file"]).exists()
-    ]
-    return max(found, key=lambda event: event["number"], default=None)
-
-
-def settings_of(fields: Mapping[str, Any], model_id: str, max_rank: int) -> AdapterSettings:
-    """The settings of a request for a new adapter. A seed that it leaves out is made of the id.
-    Raises ValueError.
-    """
-    config = fields.get("lora_config")
-    if not config:
-        raise ValueError("lora_config is missing; only adapters are trained here")
-    kind = (fields.get("optimizer_config") or {}).get("type", "adamw")
-    if kind != "adamw":
-        raise ValueError(f"optimizer {kind!r} is not served here; adamw is")
-    rank = config["rank"]
-    if type(rank) is not int or not 1 <= rank <= max_rank:
-        raise ValueError(f"rank={rank} must be from 1 to {max_rank} (serving.tinker.max_rank)")
-    mlp, attention = config.get("train_mlp", True), config.get("train_attn", True)
-    if not (mlp or attention):
-        raise ValueError(
-            "train_mlp and train_attn are False; adapters of the unembedding alone are not served"
-        )
-    seed = config.get("seed")
-    if seed is None:
-        seed = int(hashlib.sha256(model_id.encode()).hexdigest()[:7], 16)
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r} must be from 0 to {2**32 - 1}")
-    return AdapterSettings(rank, seed, bool(mlp), bool(attention))
-
-
-def adam_params(fields: Mapping[str, Any]) -> dict[str, float]:
-    """The settings of a step. Raises ValueError."""
-    if "adam_params" not in fields:
-        kind = (fields.get("optimizer_params") or {}).get("type", "none")
-        raise ValueError(f"optimizer {kind!r} is not served here; AdamParams is")
-    params = {"weight_decay": 0.0, "grad_clip_norm": 0.0, **fields["adam_params"]}
-    if set(params) != set(adapters.ADAM):
-        raise ValueError(f"adam_params has {sorted(params)}; it must have {sorted(adapters.ADAM)}")
-    for name, value in params.items():
-        if type(value) not in (int, float) or not 0 <= value < float("inf"):
-            raise ValueError(f"adam_params[{name!r}]={value!r} must be a number of at least 0")
-        if name.startswith("beta") and not value < 1:
-            raise ValueError(f"adam_params[{name!r}]={value!r} must be below 1")
-    return params
-
-
-def written(work: Work) -> bytes:
-    """The result of a request as the client reads it."""
-    count = len(work.forward.data)
-    outputs = [{"logprobs": work.outputs[index]} for index in range(count)]
-    return write_forward_output(outputs, {"loss:sum": sum(work.losses[i] for i in range(count))})
-
-
 def failed(error: Exception) -> Result:
     """The result of a request that could not be carried out."""
     asked_wrong = isinstance(error, ValueError | KeyError)
@@ -565,11 +399,6 @@ def failed(error: Exception) -> Result:
         logging.error("a request failed", exc_info=error)
     why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return Result(why, notes={"category": "user" if asked_wrong else "server"})
-
-
-def _not_finite(work: Work) -> Exception | None:
-    bad = [index for index, loss in sorted(work.losses.items()) if not np.isfinite(loss)]
-    return ValueError(f"the loss of data[{bad[0]}] is not finite") if bad else None
 
 
 def _rounded(count: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from people.feedback.poisoning import Suspect
 from people.feedback.store import FeedbackStore
 from people.realtime import dashboard
 from people.realtime.dashboard import PAGE, Dashboard
+from people.realtime.satisfaction import Curve, Rewarded
 from people.realtime.tables import ALARMS
 from tests.late import Late
 from tests.people.feedback.people import answer
@@ -45,11 +47,19 @@ def rehearsed(tmp_path):
     return found
 
 
-def app(rehearsed: Rehearsed, key: str | None = KEY) -> Starlette:
-    board = Dashboard(
-        rehearsed.ledger, rehearsed.parts.store, rehearsed.config, key, rehearsed.clock
-    )
-    return Starlette(routes=board.routes())
+def app(rehearsed: Rehearsed, key: str | None = KEY, truth: Curve | None = None) -> Starlette:
+    ways = rehearsed.ledger, rehearsed.parts.store, rehearsed.config, key, rehearsed.clock
+    return Starlette(routes=Dashboard(*ways, truth=truth).routes())
+
+
+def truth_of(rehearsed: Rehearsed, folder: Path) -> Curve:
+    """What 20 people thought of an answer, and what it has earned."""
+    path = folder / "people.truth.jsonl"
+    told = [{"answers": [str(i)], "right": i % 2, "satisfaction": i % 2} for i in range(20)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in told))
+    began_at = rehearsed.ledger.current().began_at
+    paid = [Rewarded(str(i), 0, began_at, i % 2 + i % 5 / 2) for i in range(20)]
+    return Curve(path, lambda versions, since: paid, 0)
 
 
 def ask(app: Starlette, method: str, path: str, body: bytes = b"", key: str | None = None):
@@ -95,6 +105,19 @@ def test_the_state_is_what_the_database_says(rehearsed):
     assert "reward" in state["sessions"][0]["values"]
     ats = [one["at"] for one in state["sessions"]]
     assert ats == sorted(ats, reverse=True)
+    assert state["truth"] is None
+
+
+def test_the_correlation_of_reward_and_satisfaction_is_shown_where_there_is_a_file(
+    rehearsed, tmp_path
+):
+    served = app(rehearsed, truth=truth_of(rehearsed, tmp_path))
+    state = json.loads(ask(served, "GET", "/dashboard/state.json")[2])
+    (point,) = state["truth"]["points"]
+    assert state["truth"]["file"] == "people.truth.jsonl" and point["turns"] == 20
+    # variances 1/4 and 1/4 + 1/2 of two that are independent
+    assert point["correlation"]["mean"] == pytest.approx(0.25 / math.sqrt(0.25 * 0.75))
+    assert point["correlation"]["low"] < 0.577 < point["correlation"]["high"]
 
 
 def test_many_open_pages_read_the_sessions_once_in_an_interval(rehearsed, monkeypatch):
@@ -253,7 +276,8 @@ needs_chromium = pytest.mark.skipif(
 @contextlib.contextmanager
 def browser(rehearsed: Rehearsed, folder: Path):
     """Serves the page; what runs Chromium on it with further flags."""
-    config = uvicorn.Config(app(rehearsed), "127.0.0.1", 0, log_level="error")
+    served = app(rehearsed, truth=truth_of(rehearsed, folder))
+    config = uvicorn.Config(served, "127.0.0.1", 0, log_level="error")
     server = uvicorn.Server(config)
     socket = config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
@@ -285,6 +309,7 @@ def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path
     drawn = done.stdout
     assert "cycle 1, watch" in drawn, done.stderr
     assert 'aria-current="step"' in drawn and "Guardrails" in drawn and "<svg" in drawn
+    assert "Reward and satisfaction" in drawn and "0.577 [0.178, 0.812]" in drawn
     assert "steady times, counts 0.1: all alike&lt;/script&gt;" in drawn
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in drawn
 

@@ -73,6 +73,26 @@ def test_a_right_answer_is_kept_opened_and_merged(server, persons):
     assert declared == ["write", "submit", "ask"] and body["model"] == "auto"
 
 
+def test_who_looks_only_hours_later_tells_what_became_of_the_work_and_nothing_earlier(
+    server, persons
+):
+    # they read carelessly, and run their tests all the same
+    careless = dataclasses.replace(EXACT, care=0.0, tests=0.0, patience=0)
+    made = persons(careless, seldom=True)
+    task = made._tasks[0]
+    made._tasks = [task]
+    for said, kinds in (
+        (task.reference[task.path], {"accepted", "retained", "merged"}),
+        ("def f(xs):\n    0\n", {"rejected"}),
+    ):
+        server.events.clear()
+        server.chat = lambda body, said=said: writes(said)
+        made.have(0, f"session {kinds}")
+        made.post.deliver(everything=True)
+        assert {event["kind"] for event in server.events.values()} == kinds
+        assert {event["horizon_s"] for event in server.of_kind("retained")} <= {3_600.0}
+
+
 def test_a_wrong_answer_is_complained_about_in_the_same_conversation(server, persons):
     made = persons()
     unclear = next(one for one in made._tasks[:40] if not one.meta["clear"])

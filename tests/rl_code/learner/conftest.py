@@ -18,7 +18,7 @@ from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from models.target_logprobs import Head
-from models.transformer import Transformer
+from models.transformer import LayerTerms, Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory
 from tests.attention.rows import drawn
@@ -172,7 +172,7 @@ class Toy:
         return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)
 
     def hidden_routed(self, *arguments, **named):
-        return self.hidden(*arguments, **named), None
+        return self.hidden(*arguments, **named), LayerTerms()
 
     def logits(self, hidden):
         return jnp.einsum("...D,VD->...V", hidden, self.table).astype(jnp.float32)

@@ -118,6 +118,12 @@ def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
     check("fsdp 2 x context 2 x tensor 2", "sinks", "experts")
 
 
+@pytest.mark.long
+def test_layers_with_an_indexer_are_updated_as_on_one_device():
+    """Its divergence sums weights of heads that are cut, and its layer is shared."""
+    check("fsdp 2 x context 2 x tensor 2", "chosen", "plain")
+
+
 @pytest.mark.slow(reason="compiles for half an hour")
 @pytest.mark.parametrize(
     "mesh, methods, feed_forward", [case for case in CASES if case[1] == "states"]

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
@@ -53,6 +54,7 @@ FOR_ONE_GROUP = 36 * ENGINE.page  # tokens on pages with which a group of four l
 SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
 
 
+INDEXER = dict(picks=9, index_heads=3, index_size=8)
 METHODS = {
     "dense from pages": ((Dense(),), dict(decode="pages")),
     "window": ((Window(6),), {}),
@@ -61,8 +63,8 @@ METHODS = {
     "gated": ((GatedDocuments(),), {}),
     "states and dense": ((GatedDelta(), Dense()), {}),
     # values are longer than keys
-    "latent": ((MLA(12, None, 6, 20),), {}),
     "sinks": ((Sinks(6), Sinks()), {}),
+    "latent": ((MLA(12, None, 6, 20), DSA(12, None, 6, 20, **INDEXER)), {}),
     "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
 }
 # What a test of every method tries: NSA alone is half of "dense and nsa".

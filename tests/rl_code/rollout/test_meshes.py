@@ -39,6 +39,7 @@ SOME = [
     ("context 4 x expert 2", "nsa", "experts"),
     ("data 2 x fsdp 2 x tensor 2", "states", "plain"),
     ("data 2 x context 2 x tensor 2", "latent", "experts"),
+    ("data 2 x tensor 4", "chosen", "plain"),
     # in layers of which every other one is dense
     ("tensor 8", "documents", "plain"),
 ]

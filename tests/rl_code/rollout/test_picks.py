@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from attention import compressed
+from attention.methods.dsa import DSA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
@@ -177,6 +178,33 @@ def test_records_keep_picks_and_records_without_them_are_the_same_bytes():
     assert np.array_equal(back.contexts[0].choices["blocks"], noted.contexts[0].choices["blocks"])
     assert b"choices" not in serialization.dumps(bare)
     assert serialization.loads(serialization.dumps(bare)).contexts[0].choices is None
+
+
+@pytest.mark.long
+def test_single_keys_of_an_indexer_are_noted_and_replayed():
+    """A trainer whose indexer ranks otherwise attends to what the sampler chose."""
+    indexer = DSA(12, None, 6, 20, picks=9, index_heads=3, index_size=8)
+    config = dataclasses.replace(MODEL, attention=(Window(6), indexer))
+    groups = play([task_of(seed) for seed in range(2)], engine=NOTING, model=config)[0]
+    for group in groups:
+        for t in group.trajectories:
+            (context,) = t.contexts
+            tokens = context.choices["blocks"]
+            assert tokens.shape == (context.sampled.sum(), 1, 1, 9)
+            before = np.flatnonzero(context.sampled) - 1
+            real = tokens[:, 0, 0] != 255
+            assert np.all((tokens[:, 0, 0] <= before[:, None]) | ~real)
+            assert np.array_equal(real.sum(axis=1), np.minimum(before + 1, 9))
+    batch = packed(groups, PACK, picks.shapes(config, PACK.slots))
+    model = initial(config)
+    metrics = metrics_of(model, batch, PACK.runs)
+    assert metrics["policy/picks_equal"] == 1.0 and metrics["policy/mismatch_max"] < 1e-3
+    other = jax.tree.map(lambda x: x, model)
+    other.attention_1.index_weights[...] = -other.attention_1.index_weights[...]
+    compared, replayed = (metrics_of(other, batch, PACK.runs, replay) for replay in (False, True))
+    assert compared["policy/picks_overlap"] < 0.9 and compared["policy/mismatch_max"] > 1e-2
+    assert replayed["policy/mismatch_max"] < 1e-3
+    assert replayed["policy/picks_overlap"] == compared["policy/picks_overlap"]
 
 
 def test_picks_of_another_model_are_refused_in_words():

@@ -58,6 +58,15 @@ def test_so_are_those_that_layers_with_projections_of_their_own_do_not_have(key,
         config(model__attention="mla", **{key.replace(".", "__"): value})
 
 
+def test_picks_of_single_tokens_beside_documents_are_refused_by_name():
+    config(model__attention="dsa", documents={})
+    config(model__attention="dsa", rollout__picks="replay")
+    with pytest.raises(
+        ConfigError, match=r"config\.rollout\.picks = 'replay' is not supported besi"
+    ):
+        config(model__attention="dsa", rollout__picks="replay", documents={})
+
+
 def test_methods_that_only_the_weights_tell_need_the_bound_said():
     made = config(model__attention="dense")
     assert made.train.pack.runs == 0
