@@ -8,9 +8,9 @@
     observation  <|start|>functions.NAME to=assistant<|channel|>commentary<|message|>…<|end|>
                  <|start|>assistant
 
-The receiver of a call may stand in front of the channel too. Answers are in the channel "final", and
-end in <|return|>. The published format drops thoughts of earlier turns and writes <|end|> behind
-earlier answers; here both stay as they were sampled.
+The receiver of a call may stand in front of the channel too. Answers are in the channel "final",
+and end in <|return|>. The published format drops thoughts of earlier turns and writes <|end|>
+behind earlier answers; here both stay as they were sampled.
 
 Source: the published description of the format (https://cookbook.openai.com/articles/openai-harmony),
 and its renderer, the package ``openai-harmony``, which the tests compare with.
@@ -42,6 +42,9 @@ _IN_CHANNEL = re.compile(r"<\|channel\|>(\w*)")
 # Names of functions that may be repeated in the header of their result.
 _NAME = re.compile(r"[\w.:-]{1,200}")
 _JSON = json_decoder(repeated=False)
+_CHANNELS = (
+    "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+)
 _FORM = (
     f"write {_CHANNEL}commentary to=functions.NAME <|constrain|>json{_MESSAGE}, then the arguments "
     f"as a JSON object and {_CALL}"
@@ -140,7 +143,9 @@ class Harmony(Protocol):
         lines += ["Knowledge cutoff: 2024-06"]
         lines += [f"Current date: {self.date}"] if self.date else []
         lines += ["", f"Reasoning: {self.reasoning}", ""]
-        lines += ["# Valid channels: analysis, commentary, final. Channel must be included for every"]
+        lines += [
+            "# Valid channels: analysis, commentary, final. Channel must be included for every"
+        ]
         lines[-1] += " message."
         if calls:
             lines += ["Calls to these tools must go to the commentary channel: 'functions'."]

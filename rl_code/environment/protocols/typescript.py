@@ -1,4 +1,4 @@
-"""Functions as types of TypeScript, as the harmony format declares them (package ``openai-harmony``)."""
+"""Functions as types of TypeScript, as the harmony format declares them (``openai-harmony``)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _DEEPER = "    "
 
 
 def declaration(function: Mapping[str, Any]) -> str:
-    """The type of a function, ``{"name": ..., "description": ..., "parameters": {...}}``, behind its
-    description as a comment.
+    """The type of a function, ``{"name": ..., "description": ..., "parameters": {...}}``, behind
+    its description as a comment.
     """
     described = function.get("description") or ""
     lines = [f"// {line}".rstrip(" ") for line in described.splitlines()]
@@ -55,23 +55,23 @@ def _properties(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
         if title := value.get("title"):
             yield f"{indent}// {title}\n{indent}//\n"
         if described := value.get("description"):
-            yield from (f"{indent}// {line}\n" for line in described.splitlines())
+            yield f"{indent}// {described}\n"  # its further lines are no comments there either
         if examples := value.get("examples"):
             yield f"{indent}// Examples:\n"
-            yield from (
-                f"{indent}// - {json.dumps(one, ensure_ascii=False)}\n" for one in examples
-            )
+            yield from (f"{indent}// - {json.dumps(one, ensure_ascii=False)}\n" for one in examples)
+        default = _default(value)
         if variants := value.get("oneOf"):
-            yield f"{indent}{name}:{''.join(_variants(variants, indent))}\n{indent},{_default(value)}\n"
+            yield f"{indent}{default}\n" if default else ""
+            yield f"{indent}{name}:{''.join(_variants(variants, indent))}\n{indent},\n"
         else:
-            yield f"{indent}{name}: {_type(value, indent + _DEEPER)},{_default(value)}\n"
+            yield f"{indent}{name}: {_type(value, indent + _DEEPER)},{default and f' {default}'}\n"
 
 
 def _variants(variants: Sequence[Any], indent: str) -> Iterator[str]:
     for one in variants:
         described = one.get("description") if isinstance(one, Mapping) else None
         comment = f" // {described}" if described else ""
-        yield f"\n{indent} | {_type(one, indent + _DEEPER)}{comment}"
+        yield f"\n{indent} | {_type(one, indent + ' ' * 3)}{comment}"
 
 
 def _default(schema: Mapping[str, Any]) -> str:
@@ -79,4 +79,4 @@ def _default(schema: Mapping[str, Any]) -> str:
         return ""
     value = schema["default"]
     bare = isinstance(value, str) and "enum" in schema
-    return f" // default: {value if bare else json.dumps(value, ensure_ascii=False)}"
+    return f"// default: {value if bare else json.dumps(value, ensure_ascii=False)}"
