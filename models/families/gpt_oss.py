@@ -3,8 +3,8 @@ clipped activation.
 
 Files keep the matrices of all experts of a layer in one tensor with the inputs first, where columns
 of gate and up alternate. Published ones have them in MXFP4, which is expanded when they are loaded;
-files of ours have them in the dtype of the rest. The template here writes final answers of the
-harmony format and has no place for tools: other channels and calls are not supported.
+files of ours have them in the dtype of the rest. The template here writes what the protocol
+"harmony" does, with calls in content as it was sampled, and has no place for tools.
 
 Shapes are those of the published ``config.json`` of gpt-oss-20b and gpt-oss-120b (2508.10925).
 """
@@ -32,13 +32,28 @@ from models.functions import Yarn
 from models.model_config import ModelConfig, MoE
 
 _TEMPLATE = r"""
+{{- "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n" -}}
+{{- "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n" -}}
+{{- "# Valid channels: analysis, commentary, final. " -}}
+{{- "Channel must be included for every message.<|end|>" -}}
 {%- for message in messages -%}
-  {{- "<|start|>" + message.role -}}
-  {{- "<|channel|>final" if message.role == "assistant" else "" -}}
-  {{- "<|message|>" + message.content -}}
-  {{- "<|return|>" if message.role == "assistant" and loop.last else "<|end|>" -}}
+  {%- if message.role == "assistant" -%}
+    {%- set opened = message.content[:11] == "<|channel|>" or message.content[:4] == " to=" -%}
+    {{- "<|start|>assistant" + ("" if opened else "<|channel|>final<|message|>") -}}
+    {%- set last = message.content.split("<|start|>")[-1].split("<|message|>")[0] -%}
+    {{- message.content + ("<|call|>" if opened and "to=" in last else "<|return|>") -}}
+  {%- elif message.role == "system" -%}
+    {%- if message.content -%}
+      {{- "<|start|>developer<|message|># Instructions\n\n" + message.content + "<|end|>" -}}
+    {%- endif -%}
+  {%- elif message.role == "tool" and message.name | default("") -%}
+    {{- "<|start|>functions." + message.name + " to=assistant<|channel|>commentary" -}}
+    {{- "<|message|>" + message.content + "<|end|>" -}}
+  {%- else -%}
+    {{- "<|start|>user<|message|>" + message.content + "<|end|>" -}}
+  {%- endif -%}
 {%- endfor -%}
-{{- "<|start|>assistant<|channel|>final<|message|>" if add_generation_prompt else "" -}}
+{{- "<|start|>assistant" if add_generation_prompt else "" -}}
 """
 
 _EXPERTS = LAYER + "mlp.experts."
@@ -130,8 +145,8 @@ FAMILY = Family(
     options={"qkv_bias": True, "o_bias": True, "qk_norm": False},
     parameters=with_experts(llama_like(QKV_BIAS, O_BIAS, _SINKS), _ROUTED),
     template=_TEMPLATE.strip(),
-    ends=("<|return|>", "<|end|>"),
-    protocol="gpt_oss",
+    ends=("<|return|>", "<|call|>", "<|endoftext|>"),
+    protocol="harmony",
     experts=Experts(
         keys={
             "experts": "num_local_experts",

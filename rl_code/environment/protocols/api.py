@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, Protocol] = {
     # "hermes", "qwen3_coder", "llama3", "completion": where several families share a protocol, it
     # has the template of the first
     **{family.protocol: _of_family(name) for name, family in reversed(FAMILIES.items())},
+    # in place of the one that would be made for the family
     "compact": Compact(),
     "compact_thoughts": Compact(thoughts=True),
     "harmony": Harmony(),

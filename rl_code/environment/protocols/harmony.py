@@ -21,10 +21,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from models.marks import unquote, unquote_all
+from rl_code.environment.protocols.grammar import grammar_of_harmony
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.protocols.typescript import declaration
 from rl_code.environment.tools.schema import Arguments, json_decoder
@@ -134,6 +135,19 @@ class Harmony(Protocol):
     def before_calls(self, text: str) -> str:
         start = next((one.start for one in _messages(text) if one.receiver), len(text))
         return unquote(text[:start].removesuffix(_OPENING))
+
+    def grammar(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        special: Callable[[str], bool],
+        *,
+        many: bool = True,
+        content: str = "",
+    ) -> str:
+        """As ``Protocol.grammar``; a message has one call, whatever ``many`` says."""
+        if content:
+            raise ValueError("answers of this model stand in a channel, so a message is no JSON")
+        return grammar_of_harmony(functions, special)
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return "".join(_result(one.name, one.content) for one in results) + _OPENING

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from models.chat import render
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.harmony import Harmony, _messages
@@ -87,6 +88,45 @@ def test_results_stand_behind_what_was_sampled():
         "<|start|>user<|message|>no tool call<|end|><|start|>assistant"
     )
     assert missing_end(HARMONY, "<|call|>") == "" and missing_end(HARMONY, "") == "<|return|>"
+
+
+def test_the_familys_template_writes_what_the_protocol_does():
+    said = CALL.format("submit", "{}")
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": said},
+        {"role": "tool", "content": "ok\n", "name": "submit"},
+        {"role": "assistant", "content": f"<|channel|>analysis<|message|>x<|end|><|start|>{said}"},
+        {"role": "tool", "content": "no such tool"},
+        {"role": "assistant", "content": "Fixed to=you."},
+        {"role": "assistant", "content": "<|channel|>final<|message|>Said to=you."},
+    ]
+    for opening in (True, False):
+        written = render("gpt_oss", talk, add_generation_prompt=opening)
+        assert written == HARMONY.conversation(talk, (), opening)
+
+
+def test_a_required_call_stands_behind_a_thought_at_most():
+    grammars = ChatText(HARMONY, TOKENIZER).grammars
+    functions = [ALL["submit"].schema, ALL["read_file"].schema]
+    grammar = HARMONY.grammar(functions, grammars.is_special)
+    thought = "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant"
+    call = CALL.format("read_file", '{"path":"a"}')
+    for said, allowed in (
+        (call, True),
+        (thought + call, True),
+        ("<|channel|>final<|message|>no", False),
+        (CALL.format("other", "{}"), False),
+    ):
+        ids = TOKENIZER.encode(said)
+        (answer,) = grammars.start(grammar, 1)
+        assert (answer.read(ids) == len(ids)) == allowed
+        if allowed:
+            assert answer.allowed()[TOKENIZER.token_id("<|call|>")]
+            assert HARMONY.parse(said, TASK, ALL) == [ToolCall("read_file", {"path": "a"})]
+    with pytest.raises(ValueError, match="a message is no JSON"):
+        HARMONY.grammar(functions, grammars.is_special, content="{}")
 
 
 def test_a_client_s_results_have_the_names_of_their_functions():
