@@ -79,9 +79,15 @@ class Layout:
 
         keys: of whole rows, or this device's part of them.
         """
+        return self.attend_lse(q, keys, window)[0]
+
+    def attend_lse(
+        self, q: Float[Array, "B T N H"], keys: Pair, window: int | None = None
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+        """``attend``, and the log-sum-exp of the logits, float32."""
         if self.masks:
-            return masked_attention(q, *keys, self.masks[window or 0])[0]
-        return self.attend_as(q, keys, self.queries, self.tokens, window)[0]
+            return masked_attention(q, *keys, self.masks[window or 0])
+        return self.attend_as(q, keys, self.queries, self.tokens, window)
 
     def attend_as(
         self,

@@ -19,6 +19,21 @@ from attention.methods.nsa import NSA
 from pallas_kernels.tokens import TAIL
 
 
+def attention_with_sinks(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "S K H"],
+    v: Float[Array, "S K H"],
+    mask: Bool[Array, "N T S"],
+    sinks: Float[Array, "T N"],
+) -> Float[Array, "T N H"]:
+    """Attention whose softmax has one more logit for each head (2508.10925, section 2.2)."""
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    scores = jnp.einsum("tnh,snh->nts", q, k) / jnp.sqrt(q.shape[-1]).astype(q.dtype)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    scores = jnp.concatenate([scores, sinks.T[..., None]], axis=-1)
+    return jnp.einsum("nts,snh->tnh", jax.nn.softmax(scores, axis=-1)[..., :-1], v)
+
+
 def attention(
     q: Float[Array, "T N H"],
     k: Float[Array, "S K H"],

@@ -27,7 +27,7 @@ _KEY = "quantization_config"
 
 
 def block_of(hf: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(rows, columns) of a block by a ``config.json``; None for files that are not quantised.
+    """(rows, columns) of a block by a ``config.json``; None for files that are not in FP8.
 
     Raises ValueError for numbers of another kind.
     """
@@ -35,12 +35,14 @@ def block_of(hf: Mapping[str, Any]) -> tuple[int, int] | None:
     if found is None:
         return None
     match found:
+        case {"quant_method": "mxfp4"}:
+            return None  # ``mxfp4`` knows its tensors by their names
         case {"quant_method": "fp8", "weight_block_size": [int(rows), int(columns)]}:
             if found.get("fmt", "e4m3") == "e4m3" and rows > 0 and columns > 0:
                 return rows, columns
     raise ValueError(
         f"config.json has {_KEY}={found!r}, which is not supported, only quant_method='fp8' with "
-        "fmt='e4m3' and weight_block_size=[rows, columns], or no such key"
+        "fmt='e4m3' and weight_block_size=[rows, columns], or 'mxfp4', or no such key"
     )
 
 

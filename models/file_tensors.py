@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models import families
+from models import families, mxfp4
 from models.families.hybrid import Regrouped
 from models.model_config import ModelConfig
 
@@ -36,15 +36,38 @@ def own_name(config: ModelConfig, name: str) -> str | None:
 def file_names(config: ModelConfig, name: str) -> list[str]:
     """The names of the files' tensors that hold one of the model's."""
     found = _regrouped(config).get(name)
-    return [name] if found is None else list(found.stored)
+    if found is not None:
+        return list(found.stored)
+    return [next((file for file, own in _alternating(config).items() if name in own), name)]
 
 
-def file_tensors(config: ModelConfig, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-    """The files' tensors of one of the model's, by name."""
-    found = _regrouped(config).get(name)
-    if found is None:
-        return {name: array}
-    return dict(zip(found.stored, found.apart(config, array), strict=True))
+def belongs_to_previous(config: ModelConfig, name: str) -> bool:
+    """True if a tensor of the model stands in the same one of a file as the tensor before it."""
+    return any(name in own[1:] for own in _alternating(config).values())
+
+
+def file_tensors(config: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The files' tensors of some of the model's, by name.
+
+    arrays: is emptied, so that no tensor is held twice for long. It must have those that stand in
+    one tensor together.
+    """
+    owner = {name: file for file, own in _alternating(config).items() for name in own}
+    out = {}
+    for name in list(arrays):
+        if name not in arrays:
+            continue
+        if name in owner:
+            parts = [arrays.pop(each) for each in _alternating(config)[owner[name]]]
+            out[owner[name]] = np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+            continue
+        array = arrays.pop(name)
+        found = _regrouped(config).get(name)
+        if found is None:
+            out[name] = array
+        else:
+            out |= dict(zip(found.stored, found.apart(config, array), strict=True))
+    return out
 
 
 def views(
@@ -57,8 +80,21 @@ def views(
     shapes: of the files' tensors; those that are in another form give way to the model's. read: the
     whole of one of them, by its name.
     """
-    read = functools.lru_cache(maxsize=4)(read)
     found: dict[str, Callable[[], np.ndarray]] = {}
+    read = functools.lru_cache(maxsize=4)(read)
+    if families.of_config(config).alternating:
+        found |= mxfp4.views(shapes, read)
+        expand = functools.lru_cache(maxsize=1)(lambda name: found[name]())
+    for name, own in _alternating(config).items():
+        # others are named by the check that follows
+        if name not in shapes or shapes[name][-1] % len(own):
+            continue
+        *rest, width = shapes.pop(name)
+        for place, each in enumerate(own):
+            shapes[each] = *rest, width // len(own)
+            whole = functools.partial(expand if name in found else read, name)
+            every = slice(place, None, len(own))
+            found[each] = lambda whole=whole, every=every: whole()[..., every]
     for name, regrouped in _regrouped(config).items():
         there = [shapes.get(stored) for stored in regrouped.stored]
         width = next((shape[-1] for shape in there if shape), None)
@@ -94,6 +130,17 @@ def _of_experts(folder: str, kind: str, name: str, shapes, read):
             shapes[own] = rows, width
             found[own] = lambda expert=expert, at=at: read(name)[expert, at]
     return found
+
+
+@functools.lru_cache(maxsize=8)
+def _alternating(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """By the name of a files' tensor, the model's whose last axes alternate in it."""
+    found = families.of_config(config).alternating
+    return {
+        name.format(layer): tuple(each.format(layer) for each in own)
+        for layer in range(config.num_layers)
+        for name, own in found.items()
+    }
 
 
 @functools.lru_cache(maxsize=8)

@@ -175,6 +175,18 @@ def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Arra
     return jax.nn.silu(gate) * up
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def clipped_swiglu(
+    gate: Float[Array, "... F"], up: Float[Array, "... F"], limit: float
+) -> Float[Array, "... F"]:
+    """g sigmoid(1.702 g) (u + 1) of gpt-oss (2508.10925, section 2), where g is the gate, at most
+    ``limit``, and u is ``up`` between -limit and limit.
+    """
+    gate = jnp.minimum(gate, limit)
+    up = jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
 def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
     """Radians per position of each rotated pair, with the scaling that is configured."""
     size = config.rotated

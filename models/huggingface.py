@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from models import block_scales, weights
 from models.families.parameters import Parameter
-from models.file_tensors import file_names, file_tensors, own_name, views
+from models.file_tensors import belongs_to_previous, file_names, file_tensors, own_name, views
 from models.huggingface_config import config_to_dict
 from models.json_files import read_json, write_json
 from models.model_config import ModelConfig
@@ -88,8 +88,9 @@ def save(
             array = _gathered(variable.get_value(), at, keep=writes)
             if writes:
                 array = parameter.to_stored(array).astype(dtype, copy=False)
-                arrays |= file_tensors(model.config, name, array)
+                arrays[name] = array
         if writes:
+            arrays = file_tensors(model.config, arrays)
             save_file(arrays, directory / file_name, metadata={"format": "pt"})
     _wait_for_all("wrote weights")
     if jax.process_index() == 0:
@@ -133,7 +134,8 @@ def _split(
     size = 0
     for tensor in weights.stored_tensors(model, "huggingface"):
         num_bytes = _elements(tensor) * itemsize
-        if files[-1] and size + num_bytes > max_file_bytes:
+        full = size + num_bytes > max_file_bytes
+        if files[-1] and full and not belongs_to_previous(model.config, tensor[0]):
             files.append([])
             size = 0
         files[-1].append(tensor)

@@ -12,7 +12,7 @@ from typing import Any
 from attention.methods.method import Method
 from models import families
 from models.block_scales import block_of
-from models.families import hybrid, latent
+from models.families import gpt_oss, hybrid, latent
 from models.families.windows import only_full
 from models.functions import DynamicScaling, LinearScaling, RopeScaling, Scaling, Yarn
 from models.json_files import read_json
@@ -147,6 +147,8 @@ def _methods(
         return latent.read_methods(hf, need, scaling, family.index_interleaved)
     if type(layers) is not int or layers < 1:  # which the model's config refuses
         return ModelConfig.attention
+    if family.sinks:
+        return gpt_oss.read_methods(hf, layers)
     if family.windows is not None:
         return family.windows.read(family.architecture, hf, layers)
     only_full(hf, layers)
@@ -159,6 +161,8 @@ def _written_methods(config: ModelConfig, family: families.Family) -> dict[str, 
         return hybrid.write_methods(config)
     if family.latent:
         return latent.write_methods(config, family.index_interleaved)
+    if family.sinks:
+        return gpt_oss.write_methods(config)
     if family.windows is not None:
         return family.windows.write(config)
     if set(config.attention) != set(ModelConfig.attention):

@@ -52,6 +52,12 @@ OF_ATTENTION = (
     *("q_norm", "k_norm"),
 )
 
+# Biases of a router and of experts, which only some models have.
+EXPERT_BIASES = (
+    *("router_logit_bias",),
+    *("expert_gate_bias", "expert_up_bias", "expert_down_bias"),
+)
+
 # How the model's names for methods' parameters begin; none of its other names begins so.
 _PLACE = "attention_"
 
@@ -119,6 +125,11 @@ class Layers(nnx.Module):
         self.expert_down = parameter(
             (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5, stacks=2
         )
+        if moe.biases:
+            self.router_logit_bias = parameter((moe.experts,), ("scores",), 0.0)
+            self.expert_gate_bias = parameter((count, mlp), (experts, hidden), 0.0, stacks=2)
+            self.expert_up_bias = parameter((count, mlp), (experts, hidden), 0.0, stacks=2)
+            self.expert_down_bias = parameter((count, embed), (experts, "embed"), 0.0, stacks=2)
 
     def _attention(self, c: ModelConfig, parameter: Callable, norm: float | None) -> None:
         """Makes the parameters of attention.

@@ -44,6 +44,10 @@ class MoE:
     # Whether each expert has a bias that is added to its score where experts are ranked, and
     # nowhere else. It gets no gradient: ``balance_rate`` moves it.
     ranking_bias: bool = False
+    # Whether the router's logits and each product of an expert have a bias (gpt-oss).
+    biases: bool = False
+    # The most that ``functions.clipped_swiglu`` takes of gate and up; None for SwiGLU.
+    limit: float | None = None
     # Experts are in so many groups of equal size, and a token's are all in ``active_groups`` of
     # them: those with the greatest sum of two scores.
     groups: int = 1
@@ -83,6 +87,10 @@ class MoE:
                 f"balance_rate={self.balance_rate} moves the ranking bias of experts, and these "
                 "have none: set ranking_bias=True, or use balance_loss"
             )
+        if self.limit is not None and not 0.0 < self.limit < math.inf:
+            raise ValueError(f"limit={self.limit} must be above 0, or None for SwiGLU")
+        if self.limit is not None and self.shared:
+            raise ValueError(f"limit={self.limit} is not supported beside shared={self.shared}")
         if self.scores not in ("softmax", "sigmoid"):
             raise ValueError(f"scores={self.scores!r} must be 'softmax' or 'sigmoid'")
         for name in ("experts", "active", "mlp_dim", "groups", "active_groups"):

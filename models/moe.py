@@ -16,6 +16,7 @@ expert, P pairs of a token and one of its experts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.picks import agreement
 from attention.products import project
 from models.expert_parallel import Way, room, through_experts
-from models.functions import swiglu
-from models.layers import Layers
+from models.functions import clipped_swiglu, swiglu
+from models.layers import EXPERT_BIASES, Layers
 from models.model_config import MoE
 from models.quantised import MATRICES, expert_product, product, scale_name
 from models.sharding import (
@@ -76,7 +77,7 @@ def feed_forward(
     the layer's own choice, such as a sampler's; -1 in a token's first place for none.
     """
     matrices = [name for name in MATRICES if name.startswith("expert_")]
-    names = ["router", "router_bias", *matrices, *map(scale_name, matrices)]
+    names = ["router", "router_bias", *EXPERT_BIASES, *matrices, *map(scale_name, matrices)]
     names = [name for name in names if hasattr(layer, name)]
     parameters = {name: getattr(layer, name)[...] for name in names}
     # the axis of layers is gone
@@ -148,7 +149,7 @@ def _routed(moe: MoE, cut: bool, spread: tuple[str, ...], parameters, y, real, g
     """
     # what padding holds must reach nobody, not even as 0 times NaN
     y = jnp.where(real[..., None], y, 0)
-    scores = router_scores(moe, parameters["router"], y)
+    scores = router_scores(moe, parameters["router"], y, parameters.get("router_logit_bias"))
     own = choose_experts(moe, scores, parameters.get("router_bias"))
     experts = own if given is None else jnp.where(given[..., :1] < 0, own, given)
     weights = expert_weights(moe, scores, experts)
@@ -157,7 +158,8 @@ def _routed(moe: MoE, cut: bool, spread: tuple[str, ...], parameters, y, real, g
         computed = _experts if cut else _of_own_tokens
         out = computed(moe, parameters, y, chosen, weights)
     else:
-        out = sum_parts(_experts(moe, parameters, y, chosen, weights), "mlp")
+        parts = _bias_once(parameters)
+        out = sum_parts(_experts(moe, parts, y, chosen, weights), "mlp")
     some = real[..., None].astype(jnp.float32)
     shares = scores / jnp.sum(scores, axis=-1, keepdims=True)
     # only a metric; scores of 0 are left out
@@ -175,10 +177,18 @@ def _routed(moe: MoE, cut: bool, spread: tuple[str, ...], parameters, y, real, g
 
 
 def router_scores(
-    moe: MoE, router: Float[Array, "D E"], y: Float[Array, "B T D"]
+    moe: MoE,
+    router: Float[Array, "D E"],
+    y: Float[Array, "B T D"],
+    bias: Float[Array, " E"] | None = None,
 ) -> Float[Array, "B T E"]:
-    """The score of every expert for every token, in float32."""
+    """The score of every expert for every token, in float32.
+
+    bias: of the logits; None for none.
+    """
     logits = project(y.astype(jnp.float32), router.astype(jnp.float32))
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
     return jax.nn.softmax(logits, axis=-1) if moe.scores == "softmax" else jax.nn.sigmoid(logits)
 
 
@@ -210,6 +220,18 @@ def expert_weights(
         # sigmoids can all be almost 0
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
     return weights * moe.scale
+
+
+def _bias_once(parameters):
+    """The parameters of experts whose results devices along ``tensor`` add: the bias of the result
+    is that of the first device, and 0 on the others.
+    """
+    axes = shared_by("mlp")
+    if not axes or "expert_down_bias" not in parameters:
+        return parameters
+    bias = parameters["expert_down_bias"]
+    bias = jnp.where(jax.lax.axis_index(axes) == 0, bias, jnp.zeros_like(bias))
+    return {**parameters, "expert_down_bias": bias}
 
 
 def _of_own_tokens(moe: MoE, parameters, y, experts, weights):
@@ -252,26 +274,41 @@ def _experts(moe: MoE, parameters, y, experts, weights):
     sizes = jnp.bincount(pairs, length=moe.experts + 1)[: moe.experts].astype(jnp.int32)
     sizes = jnp.pad(sizes, (0, slots - moe.experts))
     x = _permute(jnp.repeat(flat, moe.active, axis=0), order, places)
+    products = _products_of(moe.limit)
     if axes:
         most = devices * len(flat) * min(moe.active, slots // devices)
         way = Way(axes, room(len(pairs), most, moe.buffer))
-        out = through_experts(_products, matrices, x, sizes, way)
+        out = through_experts(products, matrices, x, sizes, way)
     else:
-        out = _products(matrices, x, sizes)
+        out = products(matrices, x, sizes)
     # Each token's results stand side by side in the order of its experts, so their sum does not
     # depend on the tokens beside it.
     out = _permute(out, places, order).reshape(*experts.shape, -1).astype(jnp.float32)
     return jnp.sum(out * weights[..., None], axis=-2).astype(y.dtype)
 
 
-def _products(matrices, x, sizes):
-    """The results of rows that are sorted by expert, 0 behind the last expert's."""
+@functools.cache
+def _products_of(limit: float | None):
+    """``_products`` with the experts' activation; the same object for the same limit."""
+    return functools.partial(_products, limit)
+
+
+def _products(limit: float | None, matrices, x, sizes):
+    """The results of rows that are sorted by expert, 0 behind the last expert's.
+
+    limit: of ``clipped_swiglu``; None for SwiGLU.
+    """
     rows = jnp.arange(len(x))
     experts = jnp.searchsorted(jnp.cumsum(sizes), rows, side="right")
-    gate, up = (
-        expert_product(matrices, name, x, sizes, experts) for name in ("expert_gate", "expert_up")
-    )
-    out = expert_product(matrices, "expert_down", swiglu(gate, up), sizes, experts)
+
+    def product(name, x):
+        out = expert_product(matrices, name, x, sizes, experts)
+        bias = matrices.get(f"{name}_bias")
+        return out if bias is None else out + bias.astype(out.dtype).at[experts].get(mode="clip")
+
+    gate, up = product("expert_gate", x), product("expert_up", x)
+    hidden = swiglu(gate, up) if limit is None else clipped_swiglu(gate, up, limit)
+    out = product("expert_down", hidden)
     return jnp.where((rows < jnp.sum(sizes))[:, None], out, 0)
 
 

@@ -37,6 +37,7 @@ from attention.picks import Noted, attend_noted, numbers
 from attention.ring import Ring
 from models.functions import norm, rope, swiglu
 from models.layers import (
+    EXPERT_BIASES,
     OF_ATTENTION,
     Embedding,
     Layers,
@@ -65,7 +66,7 @@ from models.target_logprobs import Head
 from pallas_kernels.tokens import Tokens
 
 # Parameters of a layer that are gathered where they are used: by ``product``, and by experts.
-GATHERED_LATER = (*MATRICES, *map(cast_name, MATRICES), "router")
+GATHERED_LATER = (*MATRICES, *map(cast_name, MATRICES), "router", *EXPERT_BIASES)
 # The hidden states before a layer, which may wait in the host's memory.
 _BEFORE_LAYER = "before_layer"
 

@@ -25,7 +25,7 @@ from models.padding import cut_config, read_padded
 from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 
-# How a family's names for the parameters of methods that keep a state begin.
+# How a family's names for the parameters of methods begin.
 _MIXER = "mixer."
 
 
@@ -44,7 +44,8 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
     """The model's parameters by path, such as "layers.q", in the order in which files have them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
     found = {_path(path): variable for path, variable in leaves}
-    places = [at for at, method in enumerate(model.config.attention) if method.mixes]
+    shape = model.config.layer_shape
+    places = [at for at, each in enumerate(model.config.attention) if each.parameters(shape)]
     paths = []
     for path in families.of_config(model.config).parameters:
         # a parameter of a method stands at each place of the period that has it
@@ -75,8 +76,13 @@ def stored_tensors(
         )
     methods = model.config.attention
     family = families.of_config(model.config)
-    extra = [m for m in methods if m.parameters(model.config.layer_shape)]
-    if extra and not (family.own_methods and all(method.mixes for method in extra)):
+    extra = [
+        method
+        for method in methods
+        for name in method.parameters(model.config.layer_shape)
+        if _MIXER + name not in family.parameters
+    ]
+    if extra:
         raise ValueError(
             f"{naming} checkpoints have no place for the parameters of attention="
             f"{', '.join(map(str, dict.fromkeys(extra)))}"

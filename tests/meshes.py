@@ -13,6 +13,7 @@ from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.sinks import Sinks
 from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MESH_AXES, MeshConfig
@@ -38,6 +39,7 @@ METHODS = {
     "moba": (MoBA(block=8, picks=2),),
     "states": (GatedDelta(), Dense()),
     "latent": (MLA(latent=8, query_latent=8, plain_size=6, value_size=2),),
+    "sinks": (Sinks(7), Sinks()),
     "chosen": (CHOSEN, dataclasses.replace(CHOSEN, shared=True, index_loss=0.0)),
     # on contexts with documents, in one softmax and in two
     "documents": (Dense(), GatedDocuments()),
@@ -46,8 +48,8 @@ METHODS = {
 # What follows attention: a dense part, or experts, of which a device has parts or whole ones.
 FEED_FORWARD = {
     "plain": None,
-    "experts": MoE(experts=8, active=2, mlp_dim=8, shared=1),
-    "folded": MoE(experts=8, active=2, mlp_dim=8, shared=1, fold=True),
+    "experts": MoE(experts=8, active=2, mlp_dim=8, shared=1, biases=True),
+    "folded": MoE(experts=8, active=2, mlp_dim=8, shared=1, biases=True, fold=True),
 }
 
 

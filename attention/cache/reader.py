@@ -65,12 +65,22 @@ class PageReader:
         window: int | None = None,
     ) -> Float[Array, "B T N H"]:
         """Attention to every place that a query may see, perhaps in a window."""
+        return self.dense_lse(pair, q, q_tokens, window)[0]
+
+    def dense_lse(
+        self,
+        pair: Pair,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+        """``dense``, and the log-sum-exp of the logits, float32."""
         if not self.few(q):
             k, v = self.rows(pair)
-            return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)[0]
+            return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)
         # a kernel reads the pages that the queries need from where they lie
         rows = (self.pages.tables, *self._sequences(q_tokens))
-        return paged_attention(q, *pair, *rows, window=window, filled=self.pages.filled)[0]
+        return paged_attention(q, *pair, *rows, window=window, filled=self.pages.filled)
 
     def windowed(
         self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int
@@ -78,9 +88,12 @@ class PageReader:
         """``dense`` in a window; reads only the pages that hold the last ``window`` keys of some
         query.
         """
+        return self.in_window(q, q_tokens, window).dense(pair, q, q_tokens, window)
+
+    def in_window(self, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int) -> PageReader:
+        """The reader of the pages that queries with a window need."""
         # the paged kernel, which few queries take, skips the other pages itself
-        read = self if self.few(q) else self._recent_pages(q_tokens, window)
-        return read.dense(pair, q, q_tokens, window)
+        return self if self.few(q) else self._recent_pages(q_tokens, window)
 
     def chosen(
         self,

@@ -14,6 +14,7 @@ from attention.methods.method import Method
 from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.sinks import Sinks
 from attention.methods.squid import Squid
 from attention.methods.window import Window
 
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
     "gated_documents": GatedDocuments,
     "gated_delta": GatedDelta,
     "mla": MLA,
+    "sinks": Sinks,
     "dsa": DSA,
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from attention.methods.dsa import DSA
 from attention.methods.mla import MLA
+from attention.methods.sinks import Sinks
 from models.families.hybrid import Regrouped
 from models.families.parameters import Parameter
 from models.families.windows import Windows
@@ -135,6 +136,10 @@ class Family:
     states: bool = False
     # Whether all layers have latent attention (``latent``).
     latent: bool = False
+    # Whether all layers have attention sinks (``gpt_oss``).
+    sinks: bool = False
+    # Files' tensors, and those of the model whose last axes alternate in them; "{}" for the layer.
+    alternating: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     # Whether indexers of such layers rotate elements 2 i and 2 i + 1 together, and not i and i +
     # half; None for layers without indexers.
     index_interleaved: bool | None = None
@@ -156,8 +161,8 @@ class Family:
 
     @property
     def own_methods(self) -> bool:
-        """True if files have words for layers whose methods have projections of their own."""
-        return self.states or self.latent
+        """True if files have words for layers whose methods have parameters of their own."""
+        return self.states or self.latent or self.sinks
 
     @property
     def end(self) -> str:
@@ -209,6 +214,8 @@ class Family:
             return False
         layers = [method for method in config.attention if isinstance(method, DSA)]
         if self.latent and {m.index_interleaved for m in layers} - {self.index_interleaved}:
+            return False
+        if self.sinks and not all(isinstance(method, Sinks) for method in config.attention):
             return False
         if config.partial_rotary != 1 and self.partial_rotary == 1:
             return False

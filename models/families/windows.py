@@ -11,7 +11,7 @@ from attention.methods.method import Method
 from attention.methods.window import Window
 from models.model_config import ModelConfig
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,32 +46,32 @@ class Windows:
                     f"all its layers are {own[0]!r}"
                 )
             kinds = own
-        check_kinds(kinds, (_FULL, _SLIDING), layers)
-        if _SLIDING not in kinds:
+        check_kinds(kinds, (FULL, SLIDING), layers)
+        if SLIDING not in kinds:
             return (Dense(),)
         if type(window) is not int or window < 1:
             raise ValueError(
-                f"config.json has layer_types with {_SLIDING!r} and sliding_window={window!r}"
+                f"config.json has layer_types with {SLIDING!r} and sliding_window={window!r}"
                 + (" by use_sliding_window" if self.switched else "")
                 + "; it must be a whole number from 1 on"
             )
-        return tuple(Window(window) if kind == _SLIDING else Dense() for kind in period_of(kinds))
+        return tuple(Window(window) if kind == SLIDING else Dense() for kind in period_of(kinds))
 
     def _without_kinds(
         self, architecture: str, hf: Mapping[str, Any], window: Any, layers: int
     ) -> list[str]:
         """The kind of each layer where ``layer_types`` does not say it."""
         if window is None:
-            return [_FULL] * layers
+            return [FULL] * layers
         if self.first is None:
-            return [_SLIDING] * layers
+            return [SLIDING] * layers
         first = hf.get("max_window_layers", self.first)
         if type(first) is not int or first < 0:
             raise ValueError(
                 f"config.json has sliding_window={window!r}, which in {architecture} the layers "
                 f"from max_window_layers={first!r} on have; that must be a whole number"
             )
-        return [_SLIDING if layer >= first else _FULL for layer in range(layers)]
+        return [SLIDING if layer >= first else FULL for layer in range(layers)]
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The part of a config.json that tells the methods.
@@ -93,10 +93,10 @@ class Windows:
         if self.switched:
             written["use_sliding_window"] = True
         if self.first is not None:
-            kinds = [_FULL if method == Dense() else _SLIDING for method in config.attention]
+            kinds = [FULL if method == Dense() else SLIDING for method in config.attention]
             written["layer_types"] = kinds * config.periods
             # for readers that know no layer_types
-            written["max_window_layers"] = kinds.index(_SLIDING)
+            written["max_window_layers"] = kinds.index(SLIDING)
         return written
 
 
@@ -124,7 +124,7 @@ def period_of(kinds: list[str]) -> list[str]:
 def only_full(hf: Mapping[str, Any], layers: int) -> None:
     """Raises ValueError for layers of a family without windows that are no full attention."""
     if hf.get("layer_types") not in (None, []):
-        check_kinds(hf["layer_types"], (_FULL,), layers)
+        check_kinds(hf["layer_types"], (FULL,), layers)
 
 
 def _truth(hf: Mapping[str, Any], key: str) -> bool:

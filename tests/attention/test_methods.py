@@ -21,6 +21,7 @@ from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.sinks import Sinks
 from attention.methods.squid import Squid
 from attention.methods.window import Window
 from models.paged import model_cache
@@ -32,6 +33,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def dense(method, q, keys, inputs, parameters):
     return reference.dense(q, *keys["main"], window=getattr(method, "window", None))
+
+
+def sinks(method, q, keys, inputs, parameters):
+    ahead = jnp.arange(len(q))[:, None] - jnp.arange(len(q))
+    mask = jnp.broadcast_to((ahead >= 0) & (ahead < method.window), (q.shape[1], *ahead.shape))
+    return reference.attention_with_sinks(q, *keys["main"], mask, inputs[..., 0])
 
 
 def moba(method, q, keys, inputs, parameters):
@@ -59,6 +66,7 @@ CASES = {
     "moba": (MoBA(block=PAGE, picks=2), moba),
     "nsa": (NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10), nsa),
     "gated_documents": (GatedDocuments(), gated_documents),
+    "sinks": (Sinks(7), sinks),
 }
 
 
@@ -87,7 +95,7 @@ def test_nothing_leaks(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["window", *map(long, ("dense", "moba", "nsa", "gated_documents"))]
+    "name", ["window", *map(long, ("dense", "moba", "nsa", "gated_documents", "sinks"))]
 )
 def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
     properties.packed_equals_separate(CASES[name][0])
@@ -112,7 +120,7 @@ def test_prefill_and_decoding_equal_the_full_forward(name, poison):
 
 @pytest.mark.parametrize("length", [150, long(7)])
 @pytest.mark.parametrize(
-    "name", ["moba", "nsa", "gated_documents", *map(long, ("dense", "window"))]
+    "name", ["moba", "nsa", "gated_documents", "sinks", *map(long, ("dense", "window"))]
 )
 def test_values_and_gradients_equal_the_definition(x64, name, length):
     properties.equals_its_definition(*CASES[name], length)
@@ -141,7 +149,7 @@ def test_tokens_not_seen_may_hold_large_values(name, kind):
 
 
 @pytest.mark.parametrize(
-    "name", ["moba", *map(long, ("dense", "window", "nsa", "gated_documents"))]
+    "name", ["moba", *map(long, ("dense", "window", "nsa", "gated_documents", "sinks"))]
 )
 @pytest.mark.parametrize("kind", ["future", *map(long, ("segment", "document"))])
 def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):

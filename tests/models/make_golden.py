@@ -34,6 +34,7 @@ from transformers import (
     Dots1Config,
     Glm4MoeConfig,
     GlmMoeDsaConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -126,6 +127,16 @@ YARN = {
     "beta_slow": 1.0,
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
+}
+# The borders between pairs are no whole numbers.
+YARN_OF_GPT_OSS = {
+    "rope_theta": 1e4,
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 16.0,
+    "beta_slow": 1.0,
+    "truncate": False,
 }
 MODELS = {
     # biases of q, k, v and o
@@ -263,6 +274,16 @@ MODELS = {
         n_group=1,
         topk_group=1,
     ),
+    # gates and ups are so large that the clip of the activation takes hold
+    "gpt_oss": GptOssConfig(
+        **SMALL | {"num_hidden_layers": 4, "intermediate_size": 12},
+        **HEADS,
+        rope_parameters=YARN_OF_GPT_OSS,
+        tie_word_embeddings=False,
+        sliding_window=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+    ),
     "deepseek_v32": DeepseekV32Config(
         **LATENT, **INDEXERS, q_lora_rank=14, rope_parameters=YARN, n_group=4, topk_group=2
     ),
@@ -285,7 +306,10 @@ MODELS = {
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file
 # Models of which the gradients are compared too.
-DERIVED = ("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air", "glm_moe_dsa_apart")
+DERIVED = (
+    *("llama_biased", "qwen3_windows", "glm4_moe", "glm4_moe_air", "glm_moe_dsa_apart"),
+    "gpt_oss",
+)
 
 
 def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:
@@ -317,6 +341,8 @@ def make(name: str) -> None:
             else:
                 # of experts, which are stacked, the last axis is that of the inputs too
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+                if name == "gpt_oss" and parameter_name.endswith("gate_up_proj"):
+                    parameter.copy_(noise)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 # above 0: where a ranked score is below, transformers 4 departs from DeepSeek's code

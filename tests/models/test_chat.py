@@ -29,6 +29,8 @@ TOOL = {
     },
 }
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "fix {{ it }}"}]
+# How a message begins that a model of the family samples; other text is put there by the template.
+SAMPLED = {"gpt_oss": "<|channel|>final<|message|>"}
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
 
@@ -37,6 +39,7 @@ texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 @given(contents=st.lists(texts, min_size=1, max_size=3), answer=texts, system=st.booleans())
 def test_appended_results_equal_a_fresh_rendering(family, contents, answer, system):
     talk = TALK if system else TALK[1:]
+    answer = SAMPLED.get(family, "") + answer
     appended = (
         render(family, talk) + answer + FAMILIES[family].end + render_tool_results(family, contents)
     )

@@ -25,8 +25,10 @@ from attention.methods.dense import Dense
 from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.mla import MLA
+from attention.methods.sinks import Sinks
 from attention.methods.window import Window
 from models import families, huggingface, huggingface_config, weights
+from models.file_tensors import file_tensors
 from models.functions import LinearScaling, RopeScaling, Yarn
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
@@ -100,6 +102,11 @@ VARIANTS = {
     },
     "dots1": {"qk_norm": True, "moe": GROUPED},
     "deepseek_v3": LATENT | {"attention": (MLA(7, 5, 10, 4, True, SCALING.magnitude(0.5) ** 2),)},
+    "gpt_oss": {
+        **{"qkv_bias": True, "o_bias": True, "num_layers": 4, "attention": (Sinks(5), Sinks())},
+        **{"mlp_dim": 32, "rope_scaling": Yarn(4.0, 64, truncate=False)},
+        "moe": MoE(experts=4, active=2, mlp_dim=32, biases=True, limit=7.0),
+    },
     "latent, queries from hidden states": LATENT
     | {"rope_scaling": None, "attention": (MLA(7, None, 6, 6),)},
     "deepseek_v32": LATENT
@@ -178,6 +185,7 @@ def test_gradients_equal_those_of_transformers(name, one):
         )
         if parameter.huggingface not in BIASES_THAT_RANK
     }
+    found = file_tensors(model.config, found)
     assert found.keys() == expected.keys()
     scale = max(norm for norm, _ in expected.values())
     for key, (norm, projection) in expected.items():
@@ -195,6 +203,8 @@ def test_gradients_equal_those_of_transformers(name, one):
         ("mistral_windows", {"attention": (Window(6),)}),
         ("qwen3_windows", {"attention": (Dense(),)}),
         ("glm4_moe", {"partial_rotary": 0.25}),
+        ("gpt_oss", {"attention": (Sinks(),)}),
+        ("gpt_oss", {"attention": (Sinks(5), Sinks())}),
     ],
 )
 def test_golden_logits_depend_on_what_a_config_says(name, change, one):
@@ -358,6 +368,61 @@ def test_fp8_without_the_size_of_its_blocks_is_refused(one, tmp_path, published)
     config = huggingface_config.read_config(tmp_path)
     with pytest.raises(ValueError, match=r"weight is in FP8, and config\.json has no quanti"):
         huggingface.load(tmp_path, config, one)
+
+
+def four_bits(rng, experts: int, inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    """Matrices in MXFP4, as files have them, and what they are then, number by number."""
+    groups = inputs // 32
+    blocks = rng.integers(0, 256, (experts, outputs, groups, 16), dtype=np.uint8)
+    scales = rng.integers(120, 130, (experts, outputs, groups), dtype=np.uint8)
+    # e2m1: 0 and 0.5 without a leading one, then 1, 1.5, 2, 3, 4, 6, and their negatives
+    numbers = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+    whole = np.zeros((experts, inputs, outputs), np.float32)
+    for e, i, o in np.ndindex(whole.shape):
+        byte = int(blocks[e, o, i // 32, i % 32 // 2])
+        half = byte % 16 if i % 2 == 0 else byte // 16
+        whole[e, i, o] = numbers[half] * 2.0 ** (int(scales[e, o, i // 32]) - 127)
+    return {"_blocks": blocks, "_scales": scales, "": whole.astype(ml_dtypes.bfloat16)}
+
+
+@pytest.fixture(scope="module")
+def in_four_bits(tmp_path_factory):
+    """Folders of one model: (in MXFP4, the same in bfloat16)."""
+    config = dataclasses.replace(CONFIG, **VARIANTS["gpt_oss"], embed_dim=32, num_heads=4)
+    folder, plain = (tmp_path_factory.mktemp(name) for name in ("mxfp4", "plain"))
+    huggingface.save(plain, random_model(config), max_positions=512, dtype="bfloat16")
+    tensors = load_file(plain / "model.safetensors")
+    rng = np.random.default_rng(1)
+    stored = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        parts = four_bits(rng, *tensors[name].shape)
+        tensors[name] = parts.pop("")
+        del stored[name]
+        stored |= {name + end: part for end, part in parts.items()}
+    save_file(tensors, plain / "model.safetensors")
+    save_file(stored, folder / "model.safetensors")
+    content = json.loads((plain / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder, plain
+
+
+def test_files_in_mxfp4_are_expanded(one, in_four_bits):
+    found, wanted = (
+        huggingface.load(folder, huggingface_config.read_config(folder), one)
+        for folder in in_four_bits
+    )
+    assert_same(found, wanted)
+
+
+def test_scales_of_mxfp4_that_do_not_fit_are_refused_by_name(one, in_four_bits, tmp_path):
+    folder, _ = in_four_bits
+    shutil.copy(folder / "config.json", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj_blocks: expected no"):
+        huggingface.load(tmp_path, huggingface_config.read_config(tmp_path), one)
 
 
 def test_a_mistral_is_computed_as_a_llama_and_stays_a_mistral(one, tmp_path):

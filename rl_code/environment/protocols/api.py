@@ -11,6 +11,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
+from rl_code.environment.protocols.harmony import Harmony
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
@@ -28,8 +29,10 @@ PROTOCOLS: dict[str, Protocol] = {
     # "hermes", "qwen3_coder", "llama3", "completion": where several families share a protocol, it
     # has the template of the first
     **{family.protocol: _of_family(name) for name, family in reversed(FAMILIES.items())},
+    # in place of the one that would be made for the family
     "compact": Compact(),
     "compact_thoughts": Compact(thoughts=True),
+    "harmony": Harmony(),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }

@@ -56,6 +56,27 @@ def grammar_of_message(
     return "\n".join((*rules, *_TERMINALS))
 
 
+def grammar_of_harmony(functions: Sequence[Mapping[str, Any]], special: Special) -> str:
+    """Grammar of a message in the harmony format that is one call, behind at most one thought;
+    arguments as for ``grammar_of_message``.
+    """
+    channel, message = _mark("<|channel|>", special), _mark("<|message|>", special)
+    opening = f'{_mark("<|start|>", special)} "assistant"'
+    choices = [f"call_{number}" for number in range(len(functions))]
+    rules = [
+        "start: thought? call",
+        f'thought: {channel} "analysis" {message} rest_of_thought {opening}',
+        _rest("rest_of_thought", "<|end|>", special),
+        f"call: {' | '.join(choices)}",
+    ]
+    for name, function in zip(choices, functions, strict=True):
+        receiver = _quoted(f"commentary to=functions.{function['name']} ")
+        kind = f'{_mark("<|constrain|>", special)} "json"'
+        body = f"%json {json.dumps(function['parameters'])}"
+        rules.append(f"{name}: {channel} {receiver} {kind} {message} {body}")
+    return "\n".join((*rules, _TERMINALS[0]))
+
+
 def _json_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
     """Rules of a call of one function, as JSON between marks. name: of the first rule."""
     body = _json_body(function, "arguments")

@@ -43,6 +43,8 @@ class Protocol:
     continues_file: ClassVar[bool] = False
     # True if it has ``conversation``.
     converses: ClassVar[bool] = False
+    # True if results of calls are written with the names of the functions.
+    names_results: ClassVar[bool] = False
 
     @property
     def opens_next(self) -> bool:

@@ -78,7 +78,8 @@ class ChatText:
     def marked(self, request: ChatRequest) -> ChatRequest:
         """A request whose messages say which parts of them are documents (``Message.spans``).
 
-        They are as in training: parts that are called documents, and the results of the tools whose
+        Where the protocol writes the names of functions with results, results have them. Documents
+        are as in training: parts that are called documents, and the results of the tools whose
         results are documents. What a tool returned is a document only where the config says so.
         """
         names = {call.id: call.name for one in request.messages for call in one.calls}
@@ -95,7 +96,14 @@ class ChatText:
             called = names.get(message.call_id, message.name)
             return ((0, len(message.content)),) if called in self._document_tools else ()
 
-        messages = (dataclasses.replace(one, spans=spans(one)) for one in request.messages)
+        def name(message: Message) -> str:
+            if not self.protocol.names_results or message.role != "tool":
+                return message.name
+            return message.name or names.get(message.call_id, "")
+
+        messages = (
+            dataclasses.replace(one, spans=spans(one), name=name(one)) for one in request.messages
+        )
         return dataclasses.replace(request, messages=tuple(messages))
 
     def begin(

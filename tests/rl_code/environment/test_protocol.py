@@ -387,8 +387,19 @@ MARKS = [
 @given(texts=st.lists(st.sampled_from(MARKS) | plain, max_size=6))
 def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
     text = "".join(texts)
-    marks = Marks(["<|eot|>", "<|tool|>", "<tool_call>", "<tool_response>", "<|im_end|>", "</s>"])
-    for name in ("compact", "hermes", "qwen3_coder", "llama3", "glm"):
+    marks = Marks(
+        [
+            "<|eot|>",
+            "<|tool|>",
+            "<|start|>",
+            "<|end|>",
+            "<tool_call>",
+            "<tool_response>",
+            "<|im_end|>",
+            "</s>",
+        ]
+    )
+    for name in ("compact", "hermes", "qwen3_coder", "llama3", "glm", "harmony"):
         protocol = PROTOCOLS[name]
         frame = protocol.observation([ToolResult("terminal", "\0")])
         results = [ToolResult("terminal", text)]

@@ -113,6 +113,12 @@ def test_layers_with_latent_vectors_are_updated_as_on_one_device():
 
 
 @pytest.mark.long
+def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
+    """Heads are cut, tokens are, and each expert, whose bias must be added once."""
+    check("fsdp 2 x context 2 x tensor 2", "sinks", "experts")
+
+
+@pytest.mark.long
 def test_layers_with_an_indexer_are_updated_as_on_one_device():
     """Its divergence sums weights of heads that are cut, and its layer is shared."""
     check("fsdp 2 x context 2 x tensor 2", "chosen", "plain")

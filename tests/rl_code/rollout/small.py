@@ -20,6 +20,7 @@ from attention.methods.gated_documents import GatedDocuments
 from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
+from attention.methods.sinks import Sinks
 from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
@@ -62,6 +63,7 @@ METHODS = {
     "gated": ((GatedDocuments(),), {}),
     "states and dense": ((GatedDelta(), Dense()), {}),
     # values are longer than keys
+    "sinks": ((Sinks(6), Sinks()), {}),
     "latent": ((MLA(12, None, 6, 20), DSA(12, None, 6, 20, **INDEXER)), {}),
     "dense and nsa": ((Dense(), NSA(block=8, length=4, stride=4, picks=3, window=8)), dict(page=8)),
 }
