@@ -171,9 +171,9 @@ def test_attention_that_no_run_can_have_is_one_line():
 def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     """One layer of each."""
     # a method that keeps a state goes with less: tests/rl_code/run/test_states_config.py
-    assert {*IN_LAYERS, *ELSEWHERE, "mla", "dsa"} == {*METHODS} - {"squid", "gated_delta"}
+    assert {*IN_LAYERS, *ELSEWHERE, "sinks", "mla", "dsa"} == {*METHODS} - {"squid", "gated_delta"}
     indexer = dict(name="dsa", picks=100, index_heads=2, index_size=16, index_loss=0.1)
-    layers = (*IN_LAYERS.values(), "mla", indexer)
+    layers = (*IN_LAYERS.values(), "sinks", "mla", indexer)
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(layers), num_kv_heads=1))
     given = quickstart.get_config("smoke")
     given.sft.update(steps=1, demonstrations=20)
