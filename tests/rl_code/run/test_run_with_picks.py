@@ -91,7 +91,7 @@ def test_picks_that_cannot_be_noted_are_refused_in_one_line():
     moba = dict(name="moba", block=8, picks=2)
     settings = settings_of("replay", attention=("dense", moba))
     with pytest.raises(
-        ConfigError, match=r"no layer has attention whose picks can be noted \(nsa\)"
+        ConfigError, match=r"no layer has attention whose picks can be noted \(nsa, dsa\)"
     ):
         build(RunConfig, settings)
     settings = settings_of("compare")
