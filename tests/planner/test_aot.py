@@ -77,7 +77,7 @@ def test_every_program_of_a_workload_gives_its_kernels(target):
 
 
 REFUSED = {
-    ("kernels", "--targets=v5e,v99"): "--targets=v99 must be of v5e, ",
+    ("kernels", "--targets=v5e,v99"): "--targets=v99 must be one of v5e; ",
     (): "say what to compile: python -m launch.aot kernels",
     ("kernels", "--kernels_of=9B"): "--kernels_of=9B must be one of quickstart; ",
 }
