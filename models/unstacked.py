@@ -9,22 +9,26 @@ laid side by side (``models.side_by_side``).
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Array, Float, Int
 
+from attention.layout import Before, lay_out
 from attention.methods.method import Parameters
 from models.layers import Layers, place_name
-from models.sharding import constrain_parameters, parameter_shardings, use_mesh
+from models.sharding import constrain_parameters, context_size, parameter_shardings, use_mesh
 from models.side_by_side import lay_side_by_side
 from models.transformer import Transformer
+from pallas_kernels.tokens import Tokens
 
 
 class Unstacked(Transformer):
     """A transformer with a module for each layer, of parameters that have lost the axis of layers.
 
-    It samples, and cannot be trained: ``hidden`` needs the stacks. Parameters that are not of
-    layers are the model's own.
+    It samples, computes hidden states layer by layer, and cannot be trained. Parameters that are
+    not of layers are the model's own.
     """
 
     def __init__(self, model: Transformer, joins: bool):
@@ -51,6 +55,33 @@ class Unstacked(Transformer):
     def parts(self) -> list[Layers]:
         """As ``Transformer.parts``: each layer."""
         return [getattr(self, _layer(at)) for at in range(self.config.num_layers)]
+
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        where: Tokens,
+        runs: int = 0,
+        before: Before | None = None,
+        align: int = 1,
+        documents: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """As ``Transformer.hidden``, for rows that follow nothing.
+
+        Raises ValueError for ``before``.
+        """
+        if before is not None:
+            raise ValueError("layers that lie apart compute no rows that follow other tokens")
+        methods = self.config.attention
+        parts = context_size()
+        layout = lay_out(methods, where, runs, align=align, documents=documents, parts=parts)
+        x = self._between(self.embed_tokens(tokens))
+        none = [None] * len(methods)
+        for period in itertools.batched(self.unstacked(), len(methods)):
+            layers, of_methods = (list(each) for each in zip(*period, strict=True))
+            held = (layers, None, of_methods, none, none)
+            x, _ = self._period(positions, layout, where.segments > 0, None, False, x, held)
+        return self.finish(x)
 
     def _own_parameters(self, at: int) -> Parameters:
         own = getattr(self, _method(at), None)

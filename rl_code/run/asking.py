@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from models.sharding import row_shards
 from models.tokenizer import Tokenizer
-from models.transformer import Transformer
+from models.unstacked import Unstacked
 from pallas_kernels.tokens import Tokens
 from rl_code.config.read_config import ConfigError
 from rl_code.rollout.scheduler import Scheduler
@@ -66,7 +66,7 @@ def ask(
 
 
 @jax.jit
-def _next(model: Transformer, tokens: jax.Array, count: jax.Array) -> jax.Array:
+def _next(model: Unstacked, tokens: jax.Array, count: jax.Array) -> jax.Array:
     """The most likely token after the first ``count`` of each of equal rows; int32 scalar."""
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     none = jnp.zeros_like(tokens)

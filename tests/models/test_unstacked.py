@@ -8,10 +8,16 @@ import pytest
 from flax import nnx
 
 from attention.methods.dense import Dense
+from attention.methods.mla import MLA
+from attention.methods.nsa import NSA
+from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, own_axes
 from models.side_by_side import JOINED
 from models.unstacked import unstacked
+from pallas_kernels.tokens import Tokens
 from tests.models.small import small_model
+
+SPARSE = NSA(length=8, stride=4, block=16, picks=2, initial=1, local=1, window=16)
 
 
 def stacked(model) -> list[str]:
@@ -41,3 +47,29 @@ def test_a_sampler_has_each_layer_alone(tensor):
                 for part, values in zip(parts, expected, strict=True):
                     np.testing.assert_array_equal(getattr(layer, part)[...], values)
         np.testing.assert_array_equal(layer.down[...], given.down[...])
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes"),
+    [
+        ((Dense(),), {}),
+        ((Dense(), SPARSE), dict(num_layers=4)),
+        ((MLA(12, 10, 6, 4),), dict(qk_norm=False, moe=MoE(4, 2, 8, first_dense=1))),
+    ],
+    ids=["dense", "period", "experts behind a dense layer"],
+)
+def test_hidden_states_are_those_of_the_stacks(methods, changes):
+    model = small_model(methods, **changes)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    tokens = np.arange(48, dtype=np.int32).reshape(2, 24) % 32
+    places = np.broadcast_to(np.arange(24, dtype=np.int32), tokens.shape)
+    real = (places < 20).astype(np.int32)
+    where = Tokens(segments=real, branches=0 * real, documents=0 * real, order=places)
+    align = model.config.alignment
+    # NSA lays its rows out for two runs
+    with jax.set_mesh(mesh):
+        found, expected = (
+            jax.jit(lambda m: m.hidden(tokens, places, where, runs=2, align=align))(each)
+            for each in (unstacked(model, mesh), model)
+        )
+    np.testing.assert_allclose(found[:, :20], expected[:, :20], rtol=2e-5, atol=2e-5)
