@@ -309,7 +309,7 @@ def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path
     drawn = done.stdout
     assert "cycle 1, watch" in drawn, done.stderr
     assert 'aria-current="step"' in drawn and "Guardrails" in drawn and "<svg" in drawn
-    assert "Reward and satisfaction" in drawn and "0.577 [0.178, 0.812]" in drawn
+    assert "Reward and satisfaction" in drawn and "0.577 [0.181, 0.812]" in drawn
     assert "steady times, counts 0.1: all alike&lt;/script&gt;" in drawn
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in drawn
 
