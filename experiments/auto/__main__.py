@@ -16,14 +16,14 @@ from experiments.auto import study
 from experiments.report import band, figure, student, table
 from launch import command
 
-_COLORS = ("#1f5fa8", "#8a8f98", "#c0892b", "#24734a")
+_COLORS = ("#1f5fa8", "#b3382f", "#8a8f98", "#c0892b", "#24734a")
 _AT = (300, 1_000, study.SESSIONS)
 
 
 def main(argv: list[str]) -> None:
     own = absl_flags.FLAGS
     rows = []
-    with figure(Path(own.figure), 15.0, 3.8, *[1] * len(study.SETTINGS)) as axes:
+    with figure(Path(own.figure), 19.0, 3.8, *[1] * len(study.SETTINGS)) as axes:
         for axis, setting in zip(axes, study.SETTINGS, strict=True):
             axis.set(title=setting.name, xlabel="sessions", ylabel="regret so far")
             for color, name in zip(_COLORS, study.ROUTERS, strict=True):
