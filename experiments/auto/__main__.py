@@ -2,7 +2,7 @@
 
     python -m experiments.auto --figure=docs/auto.png [--seeds=20]
 
-A simulation without a server (``study``); 2 minutes.
+A simulation without a server (``study``); 3 minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main(argv: list[str]) -> None:
             for color, name in zip(_COLORS, study.ROUTERS, strict=True):
                 found = study.regrets(setting, name, own.seeds)
                 x = np.arange(0, study.SESSIONS, 20)
-                band(axis, x, student(found[:, x]), color=color, label=name)
+                label = name if axis is axes[0] else None
+                band(axis, x, student(found[:, x]), color=color, label=label)
                 cells = [student(found[:, at - 1]).told(".1f") for at in _AT]
                 rows.append([setting.name, name, *cells])
     columns = ["setting", "router", *(f"after {at:,}" for at in _AT)]
