@@ -124,9 +124,7 @@ ROUTERS: Mapping[str, Callable[[Sequence[str], int], Router]] = {
     "80 % deployed": lambda arms, seed: Shares(
         f"{seed}", {arms[0]: 0.8} | dict.fromkeys(arms[1:], 0.2 / (len(arms) - 1))
     ),
-    f"equal shares, the best after {TESTED} each": lambda arms, seed: TestThenAll(
-        arms, f"{seed}", TESTED
-    ),
+    f"a test with {TESTED} each": lambda arms, seed: TestThenAll(arms, f"{seed}", TESTED),
 }
 
 
