@@ -158,10 +158,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         first = f"{NAME.value}@{step}"
         load_also(run, folder, fleet.models, ALSO.value)
         load_adapters(run, folder, fleet.models, first, model, ADAPTER.value)
-        router = make_router(ROUTER.value, fleet.models, first)
+        auto = run_config.serving.auto
+        router = make_router(ROUTER.value, fleet.models, first, auto)
         fleet.models.route(AUTO, router)
         if isinstance(router, Thompson) and store is not None:
-            store.follow(fleet.models, AUTO)
+            store.follow(fleet.models, AUTO, auto.wait_s)
         access = Access(fleet, keys)
         feedback = [] if store is None else access.feedback_routes(store)
         routes = [*probes(fleet), *feedback]

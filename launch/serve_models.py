@@ -3,7 +3,8 @@
     --also=policy@120:runs/a --also=other:runs/b      checkpoints, of models of the same shape
     --adapter=tuned@20:runs/lora                      adapters of the first model
     --auto=shares:policy@80=0.9,policy@120=0.1        fixed shares of the users
-    --auto=thompson:policy@80,tuned                   what earns most (Thompson sampling)
+    --auto=thompson:policy@80,tuned                   what earns most (Thompson sampling, by
+                                                      serving.auto of the config)
 
 A name without a step means the newest checkpoint of its workdir, and in --auto the one that is
 served by that name.
@@ -12,7 +13,6 @@ served by that name.
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.run import origin
 from rl_code.run.config import refuse_other_documents
 from rl_code.run.run import Run
+from rl_code.run.serving import AutoConfig
 from rl_code.run.workdir import CONFIG_FILE
 
 
@@ -97,9 +98,9 @@ def load_adapters(
             raise ConfigError(f"--adapter={text}: {error}") from error
 
 
-def make_router(text: str | None, models: Models, first: str) -> Router:
+def make_router(text: str | None, models: Models, first: str, config: AutoConfig) -> Router:
     """Source of answers for ``auto``. text: the flag; None for the first model alone, which is
-    given as ``name@version``. Raises ConfigError.
+    given as ``name@version``. config: of Thompson sampling. Raises ConfigError.
     """
     if text is None:
         return Shares(AUTO, {first: 1.0})
@@ -108,7 +109,7 @@ def make_router(text: str | None, models: Models, first: str) -> Router:
     try:
         if kind == "thompson":
             named = [_served(arm, models) for arm in arms] or models.versions()
-            return Thompson(named, seed=secrets.randbits(64))
+            return Thompson(named, config)
         if kind == "shares":
             return Shares(AUTO, _shares(arms, models))
     except ValueError as error:

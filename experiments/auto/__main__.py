@@ -2,7 +2,7 @@
 
     python -m experiments.auto --figure=docs/auto.png [--seeds=20]
 
-A simulation without a server (``study``); 2 minutes.
+A simulation without a server (``study``); 3 minutes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from experiments.auto import study
 from experiments.report import band, figure, student, table
 from launch import command
 
-_COLORS = ("#1f5fa8", "#8a8f98", "#c0892b", "#24734a")
+_COLORS = ("#1f5fa8", "#b3382f", "#8a8f98", "#c0892b", "#24734a")
 _AT = (300, 1_000, study.SESSIONS)
 
 
 def main(argv: list[str]) -> None:
     own = absl_flags.FLAGS
     rows = []
-    with figure(Path(own.figure), 15.0, 3.8, *[1] * len(study.SETTINGS)) as axes:
+    with figure(Path(own.figure), 19.0, 3.8, *[1] * len(study.SETTINGS)) as axes:
         for axis, setting in zip(axes, study.SETTINGS, strict=True):
             axis.set(title=setting.name, xlabel="sessions", ylabel="regret so far")
             for color, name in zip(_COLORS, study.ROUTERS, strict=True):
                 found = study.regrets(setting, name, own.seeds)
                 x = np.arange(0, study.SESSIONS, 20)
-                band(axis, x, student(found[:, x]), color=color, label=name)
+                label = name if axis is axes[0] else None
+                band(axis, x, student(found[:, x]), color=color, label=label)
                 cells = [student(found[:, at - 1]).told(".1f") for at in _AT]
                 rows.append([setting.name, name, *cells])
     columns = ["setting", "router", *(f"after {at:,}" for at in _AT)]

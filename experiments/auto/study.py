@@ -2,8 +2,8 @@
 
 The people and the rewards are those of ``agent_people.sizes``: agents that are right in a known
 share of turns. Nothing is served. The routers are the server's own (``people.serving.router``) with
-its settings. As there, a session is first counted at the reward of silence, and its reward takes
-the place of that once it is known, so many sessions later.
+its standard settings. As there, the reward of a session is told once, when it is known, so many
+sessions later.
 
 The regret of a session is the mean reward of the best agent at that time, less that of the agent
 that was chosen (Lai and Robbins 1985).
@@ -19,7 +19,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from experiments.agent_people import sizes
-from people.serving.router import Router, Shares, Thompson
+from people.serving.changes import SinceChange
+from people.serving.router import Router, Shares, Thompson, draw_mean
+from rl_code.run.serving import AutoConfig
 
 # Sessions of a run, and users of them.
 SESSIONS, USERS = 3_000, 160
@@ -27,8 +29,6 @@ SESSIONS, USERS = 3_000, 160
 _DRAWN = 12
 # Sessions of each arm after which a fixed test decides (docs/results/realtime_agent.md).
 TESTED = 300
-# Of a session of which nothing is known yet.
-_SILENCE = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ SETTINGS = (
     Setting("rewards after 1,000 sessions", (0.4, 0.3, 0.6), late=1_000),
     Setting("nearly alike", (0.48, 0.46, 0.5)),
     Setting("the best one breaks half-way", (0.4, 0.3, 0.6), later=(0.4, 0.3, 0.2)),
+    Setting("the worst becomes the best half-way", (0.4, 0.3, 0.6), later=(0.4, 0.8, 0.6)),
 )
 
 
@@ -66,9 +67,9 @@ class TestThenAll:
     def choose(self, user: str, session: str) -> str:
         return self._best or self._shares.choose(user, session)
 
-    def reward(self, arm: str, value: float, before: float | None = None) -> None:
-        """Rewards of silence are no news."""
-        if before is None or self._best:
+    def reward(self, arm: str, value: float) -> None:
+        """The last reward that is needed decides, and later ones change nothing."""
+        if self._best:
             return
         self._rewards[arm].append(value)
         if all(len(found) >= self._least for found in self._rewards.values()):
@@ -78,16 +79,52 @@ class TestThenAll:
         """Nothing is kept of users."""
 
 
+class SilenceFirst:
+    """Thompson sampling as the server did it before: a session counts at the reward of silence, 0,
+    until its reward is known, and nothing is forgotten.
+    """
+
+    def __init__(self, arms: Sequence[str], seed: int):
+        self.arms = tuple(arms)
+        self._prior = AutoConfig()
+        self._rng = np.random.default_rng(seed)
+        self._known = {arm: SinceChange(None, self._prior.scale) for arm in arms}
+        # Sessions of each arm whose rewards are not known yet.
+        self._waiting = dict.fromkeys(arms, 0)
+
+    def choose(self, user: str, session: str) -> str:
+        means = {arm: draw_mean(self._rng, self._prior, *self.seen(arm)) for arm in self.arms}
+        arm = max(means, key=means.__getitem__)
+        self._waiting[arm] += 1
+        return arm
+
+    def reward(self, arm: str, value: float) -> None:
+        """The reward of a session that waited."""
+        self._waiting[arm] -= 1
+        self._known[arm].add(value)
+
+    def seen(self, arm: str) -> tuple[int, float, float]:
+        """Count, mean and sum of squares of an arm's rewards and of the zeros that wait."""
+        known, zeros = self._known[arm], self._waiting[arm]
+        count = known.count + zeros
+        if count == 0:
+            return 0, 0.0, 0.0
+        between = known.count * zeros / count * known.mean**2
+        return count, known.count * known.mean / count, known.squares + between
+
+    def forget(self, user: str) -> None:
+        """Nothing is kept of users."""
+
+
 # Name -> the router of a run, given its arms (the deployed one first) and its seed.
 ROUTERS: Mapping[str, Callable[[Sequence[str], int], Router]] = {
-    "Thompson sampling": lambda arms, seed: Thompson(arms, seed=seed),
+    "Thompson sampling": lambda arms, seed: Thompson(arms, AutoConfig(seed=seed)),
+    "Thompson sampling before": SilenceFirst,
     "equal shares": lambda arms, seed: Shares(f"{seed}", dict.fromkeys(arms, 1 / len(arms))),
     "80 % deployed": lambda arms, seed: Shares(
         f"{seed}", {arms[0]: 0.8} | dict.fromkeys(arms[1:], 0.2 / (len(arms) - 1))
     ),
-    f"equal shares, the best after {TESTED} each": lambda arms, seed: TestThenAll(
-        arms, f"{seed}", TESTED
-    ),
+    f"a test with {TESTED} each": lambda arms, seed: TestThenAll(arms, f"{seed}", TESTED),
 }
 
 
@@ -103,6 +140,7 @@ def play(setting: Setting, router: Router, seed: int) -> Float64[np.ndarray, " s
     waiting: list[tuple[str, float]] = []
     regret = np.empty(SESSIONS)
     arms = router.arms
+    means = {right: sessions_of(right).mean() for right in setting.right + (setting.later or ())}
     for number in range(SESSIONS):
         now = setting.right
         if setting.later is not None and number >= SESSIONS // 2:
@@ -111,11 +149,9 @@ def play(setting: Setting, router: Router, seed: int) -> Float64[np.ndarray, " s
         arm = router.choose(f"{user:032x}", str(number))
         chosen = now[arms.index(arm)]
         waiting.append((arm, float(rng.choice(sessions_of(chosen)[user]))))
-        router.reward(arm, _SILENCE)
         if number >= setting.late:
-            known, value = waiting[number - setting.late]
-            router.reward(known, value, before=_SILENCE)
-        regret[number] = max(sessions_of(one).mean() for one in now) - sessions_of(chosen).mean()
+            router.reward(*waiting[number - setting.late])
+        regret[number] = max(means[one] for one in now) - means[chosen]
     return regret
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, select, update
 
 from people.feedback.outcomes import Result
 from people.feedback.records import AnswerRecord, Event
@@ -47,10 +47,13 @@ def answer_of(row: Row) -> AnswerRecord:
     return AnswerRecord(**{field.name: getattr(row, field.name) for field in fields})
 
 
-def join(connection: Connection, ids: Sequence[str], watermark: float | None) -> Joined:
+def join(
+    connection: Connection, ids: Sequence[str], watermark: float | ColumnElement[float] | None
+) -> Joined:
     """Answers, in the order of their ids, each with its events in the order of their times.
 
-    Answers that are not there are left out, and so are events received after the watermark.
+    Answers that are not there are left out, and so are events received after the watermark: Unix
+    seconds, or an expression for a row of ``EVENTS`` (``age``).
     """
     answers = {
         row.id: answer_of(row) for row in rows_of(connection, select(ANSWERS), ANSWERS.c.id, ids)
@@ -67,6 +70,12 @@ def join(connection: Connection, ids: Sequence[str], watermark: float | None) ->
     for one in events.values():
         one.sort(key=lambda event: (event.at, event.key))
     return [(answers[id], events[id]) for id in ids if id in answers]
+
+
+def age(seconds: float) -> ColumnElement[float]:
+    """The watermark of each event: the time when its answer was so old."""
+    recorded = select(ANSWERS.c.recorded_at).where(ANSWERS.c.id == EVENTS.c.answer)
+    return recorded.scalar_subquery() + seconds
 
 
 def earlier_of(connection: Connection, answers: Sequence[AnswerRecord]) -> list[AnswerRecord]:

@@ -154,15 +154,15 @@ class Models:
             router = self._routers.get(alias)
         return router.arms if router else ()
 
-    def reward(self, alias: str, arm: str, value: float, before: float | None = None) -> None:
-        """Tells the router of an alias what an answer of an arm has earned. before: as of
-        ``Router.reward``. Raises ValueError.
+    def reward(self, alias: str, arm: str, value: float) -> None:
+        """Tells the router of an alias what an answer of an arm has earned (``Router.reward``).
+        Raises ValueError.
         """
         with self._changed:
             router = self._routers.get(alias)
         if router is None:
             raise ValueError(f"{alias!r} has no router")
-        router.reward(arm, value, before)
+        router.reward(arm, value)
 
     def forget(self, user: str) -> None:
         """Has all routers forget what they keep of a user."""

@@ -10,6 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from absl import logging
+
+from people.serving.changes import SinceChange
+from rl_code.run.serving import AutoConfig
 
 # The alias that asks a server's router, and the experiment of those who are in none.
 AUTO = "auto"
@@ -53,9 +57,9 @@ class Router(Protocol):
         """The arm for a request."""
         ...
 
-    def reward(self, arm: str, value: float, before: float | None = None) -> None:
-        """An answer of an arm has earned this much. before: what was said of the same answer
-        earlier, which this takes the place of; None for the first time.
+    def reward(self, arm: str, value: float) -> None:
+        """An answer of an arm has earned this much. Said once of an answer, when it is known: one
+        that waits for what people do with it is no reward of 0.
         """
         ...
 
@@ -78,7 +82,7 @@ class Shares:
     def choose(self, user: str, session: str) -> str:
         return arm_of(user, self._experiment, self._shares)
 
-    def reward(self, arm: str, value: float, before: float | None = None) -> None:
+    def reward(self, arm: str, value: float) -> None:
         """Shares are fixed."""
 
     def forget(self, user: str) -> None:
@@ -104,8 +108,8 @@ class Controlled:
             return self._arm
         return self._others.choose(user, session)
 
-    def reward(self, arm: str, value: float, before: float | None = None) -> None:
-        self._others.reward(arm, value, before)
+    def reward(self, arm: str, value: float) -> None:
+        self._others.reward(arm, value)
 
     def forget(self, user: str) -> None:
         self._others.forget(user)
@@ -115,42 +119,34 @@ class Thompson:
     """Thompson sampling (Thompson 1933) over arms whose rewards are normal with unknown mean and
     variance. A session stays with the arm that its first request drew.
 
-    The prior of each arm is normal-inverse-gamma with mean ``mean``, worth ``weight`` rewards, and
-    variance about ``scale`` squared (Murphy 2007, "Conjugate Bayesian analysis of the Gaussian
-    distribution", section 3).
+    - The prior of each arm is normal-inverse-gamma (Murphy 2007, "Conjugate Bayesian analysis of
+      the Gaussian distribution", section 3); ``AutoConfig`` says its settings.
+    - Rewards come late. An answer whose reward is not known yet counts for nothing, so the draws
+      stay as far apart as what is known allows, and sessions spread over the arms meanwhile
+      (Joulani, György and Szepesvári 2013, "Online Learning under Delayed Feedback"; Chapelle and
+      Li 2011, "An Empirical Evaluation of Thompson Sampling", section 5).
+    - An arm whose rewards have changed (``changes``) is judged by those since then.
+
+    The draw of a session follows from the seed, the user, the session and the rewards so far, in
+    their order. So the same record gives the same choices, however many others ask in between.
     """
 
-    def __init__(
-        self,
-        arms: Sequence[str],
-        *,
-        seed: int,
-        mean: float = 0.0,
-        weight: float = 1.0,
-        scale: float = 1.0,
-    ):
+    def __init__(self, arms: Sequence[str], config: AutoConfig):
         if not arms or len({*arms}) < len(arms):
             raise ValueError(f"{arms=} must be at least one, all different")
-        if not (weight > 0 and scale > 0):
-            raise ValueError(f"{weight=} and {scale=} must be positive")
-        self._rng = np.random.default_rng(seed)
-        self._mean, self._weight, self._scale = mean, weight, scale
+        self._config = config
         self._lock = threading.Lock()
-        # Of each arm the count, the mean, and the sum of squares around it (Welford 1962).
-        self._seen = {arm: (0, 0.0, 0.0) for arm in arms}
+        self._earned = {arm: SinceChange(config.false_alarm, config.scale) for arm in arms}
         self._sessions: collections.OrderedDict[tuple[str, str], str] = collections.OrderedDict()
 
     @property
     def arms(self) -> Sequence[str]:
-        return tuple(self._seen)
+        return tuple(self._earned)
 
     def choose(self, user: str, session: str) -> str:
         key = user, session
         with self._lock:
-            arm = self._sessions.pop(key, None)
-            if arm is None:
-                draws = {arm: self._draw(*seen) for arm, seen in self._seen.items()}
-                arm = max(draws, key=draws.__getitem__)
+            arm = self._sessions.pop(key, None) or self._draw(user, session)
             self._sessions[key] = arm
             if len(self._sessions) > _SESSIONS:
                 self._sessions.popitem(last=False)
@@ -162,39 +158,43 @@ class Thompson:
             for key in [key for key in self._sessions if key[0] == user]:
                 del self._sessions[key]
 
-    def reward(self, arm: str, value: float, before: float | None = None) -> None:
+    def reward(self, arm: str, value: float) -> None:
         if not math.isfinite(value):
             raise ValueError(f"the reward {value} of arm {arm!r} must be finite")
         with self._lock:
-            if arm not in self._seen:
-                raise ValueError(f"no arm {arm!r}; there are {', '.join(self._seen)}")
-            count, mean, squares = self._seen[arm]
-            if before is not None and count > 0:
-                count, mean, squares = _without(before, count, mean, squares)
-            count += 1
-            change = value - mean
-            mean += change / count
-            self._seen[arm] = count, mean, squares + change * (value - mean)
+            if arm not in self._earned:
+                raise ValueError(f"no arm {arm!r}; there are {', '.join(self._earned)}")
+            changed = self._earned[arm].add(value)
+            kept = self._earned[arm].count
+        if changed:
+            logging.warning("the rewards of %s have changed: only the last %d count", arm, kept)
 
-    def _draw(self, count: int, mean: float, squares: float) -> float:
-        """A mean from the posterior of an arm."""
-        weight = self._weight + count
-        center = (self._weight * self._mean + count * mean) / weight
-        # of the inverse gamma distribution of the variance
-        shape = 1.0 + count / 2
-        between = self._weight * count / weight * (mean - self._mean) ** 2
-        rate = self._scale**2 + (squares + between) / 2
-        variance = rate / self._rng.gamma(shape)
-        return self._rng.normal(center, math.sqrt(variance / weight))
+    def _draw(self, user: str, session: str) -> str:
+        """An arm for a session that has none."""
+        text = f"{self._config.seed} {len(user)} {user}{session}"
+        rng = np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+        means = {
+            arm: draw_mean(rng, self._config, one.count, one.mean, one.squares)
+            for arm, one in self._earned.items()
+        }
+        return max(means, key=means.__getitem__)
 
 
-def _without(value: float, count: int, mean: float, squares: float) -> tuple[int, float, float]:
-    """Count, mean and sum of squares of the rewards but one: a step of Welford's backwards."""
-    if count == 1:
-        return 0, 0.0, 0.0
-    rest = mean - (value - mean) / (count - 1)
-    # rounding must not make it negative
-    return count - 1, rest, max(0.0, squares - (value - mean) * (value - rest))
+def draw_mean(
+    rng: np.random.Generator, prior: AutoConfig, count: int, mean: float, squares: float
+) -> float:
+    """A mean from the posterior of an arm (Murphy 2007, section 3).
+
+    count, mean, squares: of its rewards, the last the sum of squares around their mean.
+    """
+    weight = prior.weight + count
+    center = (prior.weight * prior.mean + count * mean) / weight
+    # of the inverse gamma distribution of the variance
+    shape = 1.0 + count / 2
+    between = prior.weight * count / weight * (mean - prior.mean) ** 2
+    rate = prior.scale**2 + (squares + between) / 2
+    variance = rate / rng.gamma(shape)
+    return rng.normal(center, math.sqrt(variance / weight))
 
 
 def _check(shares: Mapping[str, float]) -> None:

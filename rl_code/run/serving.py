@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from rl_code.config.read_config import at_least
 from rl_code.harness.endpoint.completions import FillInTheMiddle
@@ -29,6 +30,42 @@ class TinkerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AutoConfig:
+    """Settings of Thompson sampling for the model ``auto`` (``people.serving.router``)."""
+
+    # Of the draws: the same seed and record give the same choices.
+    seed: int = 0
+    # Age in seconds at which an answer counts, with what was reported of it until then. All arms
+    # are judged at the same age, or one whose people say sooner what they think would seem other
+    # than it is. Ten minutes are the window of "re_edited", and two of the three looks at what is
+    # retained lie in it.
+    wait_s: float = 600.0
+    # The prior of each arm's mean reward is worth ``weight`` rewards of ``mean``, and that of their
+    # standard deviation lies about ``scale`` (Murphy 2007, section 3).
+    mean: float = 0.0
+    weight: float = 1.0
+    scale: float = 1.0
+    # Chance that rewards which never change seem to have changed, about, for each arm (Besson et
+    # al. 2022: 1 / sqrt(T) for T sessions). None to never forget what was earned before.
+    false_alarm: float | None = 0.02
+
+    def __post_init__(self):
+        at_least(self, seed=0)
+        for name in ("weight", "scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        if not 0 < self.wait_s < math.inf:
+            raise ValueError(f"wait_s={self.wait_s} must be positive and finite")
+        if not math.isfinite(self.mean):
+            raise ValueError(f"mean={self.mean} must be finite")
+        if self.false_alarm is not None and not 0 < self.false_alarm < 1:
+            raise ValueError(
+                f"false_alarm={self.false_alarm} must be above 0 and below 1, or None to never "
+                "forget"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ServingConfig:
     """Settings of the server for the weights of a run."""
 
@@ -52,6 +89,8 @@ class ServingConfig:
     # Days after which such a file is removed.
     documents_days: float = 7.0
 
+    # Of launch.serve --auto=thompson.
+    auto: AutoConfig = AutoConfig()
     # Of launch.serve --api=tinker.
     tinker: TinkerConfig = TinkerConfig()
 

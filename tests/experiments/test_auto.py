@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.auto import study
-from experiments.auto.study import ROUTERS, Setting, TestThenAll
+from experiments.auto.study import ROUTERS, Setting, SilenceFirst, TestThenAll
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +41,30 @@ def test_a_fixed_test_decides_once_by_rewards_that_are_known():
     users = [f"{number:032x}" for number in range(40)]
     assert {router.choose(user, "") for user in users} == {"a", "b"}
     for arm, value in (("a", 0.0), ("b", 1.0), ("a", 0.0)):
-        router.reward(arm, 0.0)
-        router.reward(arm, value, before=0.0)
-    router.reward("b", 0.0)
+        router.reward(arm, value)
     assert {router.choose(user, "") for user in users} == {"a", "b"}
-    router.reward("b", 1.0, before=0.0)
+    router.reward("b", 1.0)
     assert {router.choose(user, "") for user in users} == {"b"}
     assert all(make(["a", "b"], 0).arms == ("a", "b") for make in ROUTERS.values())
+
+
+def test_the_router_of_before_counts_what_waits_as_silence():
+    router = SilenceFirst(["a"], 0)
+    assert router.seen("a") == (0, 0.0, 0.0)
+    for number in range(3):
+        router.choose("user", str(number))
+    router.reward("a", 1.0)
+    # 1, 0, 0
+    assert router.seen("a") == pytest.approx((3, 1 / 3, 2 / 3))
+    router.reward("a", 2.0)
+    # 1, 2, 0
+    assert router.seen("a") == pytest.approx((3, 1.0, 2.0))
+
+
+def test_late_rewards_cost_less_where_what_waits_is_no_silence():
+    setting = Setting("", (0.0, 1.0), late=50)
+    now, before = (
+        study.regrets(setting, name, 2)[:, -1].mean()
+        for name in ("Thompson sampling", "Thompson sampling before")
+    )
+    assert now < before

@@ -20,6 +20,7 @@ from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.read_config import ConfigError, build
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.serving import AutoConfig
 from rl_code.run.workdir import CONFIG_FILE
 from tests.models.small import narrow_preset
 from tests.rl_code.run.test_run_with_picks import settings_of
@@ -62,11 +63,11 @@ def test_a_router_is_made_of_what_is_served():
     models = Models(Service)
     for name, version in (("a", 1), ("a", 2), ("b", 7)):
         models.load(name, version, None)
-    assert make_router(None, models, "a@1").arms == ("a@1",)
-    all_arms = make_router("thompson", models, "a@1")
+    assert make_router(None, models, "a@1", AutoConfig()).arms == ("a@1",)
+    all_arms = make_router("thompson", models, "a@1", AutoConfig())
     assert isinstance(all_arms, Thompson) and all_arms.arms == ("a@1", "a@2", "b@7")
-    assert make_router("thompson:a@2,b", models, "a@1").arms == ("a@2", "b@7")
-    shares = make_router("shares:a@1=0.9,b=0.1", models, "a@1")
+    assert make_router("thompson:a@2,b", models, "a@1", AutoConfig()).arms == ("a@2", "b@7")
+    shares = make_router("shares:a@1=0.9,b=0.1", models, "a@1", AutoConfig())
     assert isinstance(shares, Shares) and shares.arms == ("a@1", "b@7")
     for text, why in (
         ("shares:a=0.5,b=0.5", "'a' must be one of a@1, a@2, b@7"),
@@ -77,7 +78,7 @@ def test_a_router_is_made_of_what_is_served():
         ("best", "write shares:a@1=0.9"),
     ):
         with pytest.raises(ConfigError, match=why):
-            make_router(text, models, "a@1")
+            make_router(text, models, "a@1", AutoConfig())
 
 
 @pytest.mark.long

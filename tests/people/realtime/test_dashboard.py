@@ -310,6 +310,10 @@ def test_chromium_draws_the_page_and_hostile_text_stays_text(rehearsed, tmp_path
     assert "cycle 1, watch" in drawn, done.stderr
     assert 'aria-current="step"' in drawn and "Guardrails" in drawn and "<svg" in drawn
     assert "Reward and satisfaction" in drawn and "0.577 [0.181, 0.812]" in drawn
+    # numbers of the axes: -1 stands at 50 + 48 % of the height, and the only cycle in the middle
+    for number in ('98%">−1<', '74%">−0.5<', '50%">0<', '26%">0.5<', '2%">1<'):
+        assert f'<span style="top: {number}/span>' in drawn
+    assert '<span style="left: 50%">1</span>' in drawn
     assert "steady times, counts 0.1: all alike&lt;/script&gt;" in drawn
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in drawn
 

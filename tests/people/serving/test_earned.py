@@ -1,13 +1,11 @@
-"""A router hears what is reported of answers, over HTTP, and again after the server has started
-anew.
+"""A router hears what was reported of answers that are old enough, over HTTP, and again after the
+server has started anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-
-import pytest
 
 from people.feedback.identity import AnswerIds
 from people.feedback.records import Event
@@ -19,86 +17,108 @@ from people.simulated.client import Client
 from rl_code.config.named import Named
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.rewards.combine import SignalConfig
+from rl_code.run.serving import AutoConfig
 from tests.people.serving.scripted import PATIENCE_S, SECRET, Scripted
 
 ARMS = ("policy@1", "policy@2")
+WAIT_S = 100.0
 
 
 class Heard(Thompson):
     """Keeps what it was told, too."""
 
     def __init__(self):
-        super().__init__(ARMS, seed=0)
+        super().__init__(ARMS, AutoConfig())
         self.told = []
 
-    def reward(self, arm, value, before=None):
-        super().reward(arm, value, before)
-        self.told.append((arm, value, before))
+    def reward(self, arm, value):
+        super().reward(arm, value)
+        self.told.append((arm, value))
 
-    def seen(self):
-        """Of each arm how many rewards, and their mean."""
-        return {arm: (count, pytest.approx(mean)) for arm, (count, mean, _) in self._seen.items()}
+
+class Served:
+    """Two versions behind a router that learns, and a client of their server."""
+
+    def __init__(self, stack, folder, wait_s=WAIT_S):
+        # Seconds that the clock of the store is ahead.
+        self.ahead = 0.0
+        reward = make_reward(FeedbackRewardConfig((SignalConfig(Named("tab")),)))
+        self.store = stack.enter_context(
+            EarningStore(
+                f"sqlite:///{folder / 'people.db'}",
+                ids=AnswerIds(SECRET),
+                reward=reward,
+                clock=lambda: time.time() + self.ahead,
+            )
+        )
+        made = Scripted(stack, on_answer=self.store.submit_answer)
+        made.load("policy", 1, "one")
+        made.load("policy", 2, "two")
+        self.router = Heard()
+        made.fleet.models.route(AUTO, self.router)
+        self.store.follow(made.fleet.models, AUTO, wait_s)
+        access = Access(made.fleet)
+        routes = access.feedback_routes(self.store)
+        endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
+        self.client = Client(f"{endpoint.url}/v1", "ada", patience_s=PATIENCE_S)
+        stack.callback(self.client.close)
+
+    def ask(self, session):
+        return self.client.suggest("a", "b", session=f"{session}")
+
+    def report(self, found, kind):
+        event = Event(f"{kind} {found.id}", found.id, kind, time.time(), 1.0)
+        assert self.client.report([event]) == {}
+
+    def later(self, seconds):
+        """What the router has heard so many seconds later."""
+        self.ahead += seconds
+        self.store.tell()
+        return self.router.told
 
 
 @contextlib.contextmanager
-def serving(folder):
-    """Two versions behind a router that learns, and the URL of their server."""
-    reward = make_reward(FeedbackRewardConfig((SignalConfig(Named("tab")),)))
-    url = f"sqlite:///{folder / 'people.db'}"
-    with EarningStore(url, ids=AnswerIds(SECRET), reward=reward) as store:
-        with contextlib.ExitStack() as stack:
-            made = Scripted(stack, on_answer=store.submit_answer)
-            made.load("policy", 1, "one")
-            made.load("policy", 2, "two")
-            router = Heard()
-            made.fleet.models.route(AUTO, router)
-            store.follow(made.fleet.models, AUTO)
-            access = Access(made.fleet)
-            routes = access.feedback_routes(store)
-            endpoint = stack.enter_context(Endpoint(access.find, routes=routes))
-            yield router, f"{endpoint.url}/v1"
-
-
-def wait_for(router, count):
-    end = time.monotonic() + PATIENCE_S
-    while len(router.told) < count:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def serving(folder, **options):
+    with contextlib.ExitStack() as stack:
+        yield Served(stack, folder, **options)
 
 
 def test_a_router_learns_from_what_is_reported_and_has_not_forgotten_after_a_restart(tmp_path):
-    accepted = []
-    with serving(tmp_path) as (router, url):
-        client = Client(url, "ada", patience_s=PATIENCE_S)
+    texts = []
+    with serving(tmp_path) as served:
         for number in range(60):
-            found = client.suggest("a", "b", session=f"{number}")
-            wait_for(router, 2 * number + 1)
-            assert router.told[-1][1:] == (0.0, None)  # nothing was shown yet
-            accepted.append(found.text == "two")
-            kind = "accepted" if found.text == "two" else "rejected"
-            key = f"{number}"
-            assert client.report([Event(key, found.id, kind, time.time(), 1.0)]) == {}
-            wait_for(router, 2 * number + 2)
-            assert router.told[-1][1:] == (0.75 if found.text == "two" else -0.25, 0.0)
-            # the same again is nothing new
-            client.report([Event(key, found.id, kind, time.time(), 1.0)])
-        client.close()
-        first = router.seen()
-        assert len(router.told) == 120
-    taken = sum(accepted)
-    assert first == {"policy@1": (60 - taken, -0.25), "policy@2": (taken, 0.75)}
-    assert sum(accepted[-20:]) >= 18  # it has learned which arm people take
-    with serving(tmp_path) as (router, _):
-        assert router.seen() == first
+            found = served.ask(number)
+            texts.append(found.text)
+            assert len(served.later(0.0)) == number  # it is too young to count
+            served.report(found, "accepted" if found.text == "two" else "rejected")
+            told = served.later(WAIT_S + 1)
+            expected = ("policy@2", 0.75) if found.text == "two" else ("policy@1", -0.25)
+            assert len(told) == number + 1 and told[-1] == expected
+        assert texts[-20:].count("two") >= 18  # it has learned which arm people take
+    with serving(tmp_path) as again:
+        assert again.later(served.ahead) == told  # in the same order
+        assert [again.router.choose("b", f"{i}") for i in range(20)] == [
+            served.router.choose("b", f"{i}") for i in range(20)
+        ]
 
 
-def test_a_reward_that_takes_the_place_of_another_leaves_what_the_new_one_alone_would():
-    one, other = Heard(), Heard()
-    for value in (0.5, -0.25, 3.0):
-        one.reward("policy@1", value)
-        one.reward("policy@1", 1.0, value)
-        other.reward("policy@1", 1.0)
-    one.reward("policy@1", 0.5)
-    one.reward("policy@1", 0.25, 0.5)
-    other.reward("policy@1", 0.25)
-    assert one._seen["policy@1"] == pytest.approx(other._seen["policy@1"])
+def test_an_answer_counts_once_with_what_was_reported_until_it_was_old_enough(tmp_path):
+    with serving(tmp_path) as served:
+        silent, early, late = (served.ask(number) for number in range(3))
+        served.ahead += WAIT_S / 2
+        served.report(early, "accepted")
+        served.ahead += WAIT_S
+        served.report(late, "accepted")
+        assert [value for _, value in served.later(0.0)] == [0.0, 0.75, 0.0]
+        served.report(silent, "accepted")
+        assert len(served.later(WAIT_S)) == 3
+
+
+def test_a_router_hears_of_an_answer_when_it_is_old_enough(tmp_path):
+    with serving(tmp_path, wait_s=0.05) as served:
+        served.ask(0)
+        end = time.monotonic() + PATIENCE_S
+        while not served.router.told:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert [value for _, value in served.router.told] == [0.0]

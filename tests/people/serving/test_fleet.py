@@ -24,6 +24,7 @@ from people.serving.router import Shares, Thompson
 from people.serving.running import Running
 from rl_code.harness.endpoint.answers import Pending
 from rl_code.harness.endpoint.fields import ApiError
+from rl_code.run.serving import AutoConfig
 from tests.late import Late
 from tests.people.serving.scripted import PATIENCE_S, SECRET, scripted
 
@@ -201,7 +202,7 @@ def test_users_keep_their_arm_and_records_name_it():
         assert set(arms.values()) == {"policy@1", "policy@2"}
         assert all(record.arm == arms[record.user] for record in made.records)
         # one that learns takes its place at once
-        made.fleet.models.route("auto", Thompson(["policy@1", "policy@2"], seed=0))
+        made.fleet.models.route("auto", Thompson(["policy@1", "policy@2"], AutoConfig()))
         for _ in range(200):
             made.fleet.models.reward("auto", "policy@2", 0.75)
             made.fleet.models.reward("auto", "policy@1", -0.25)
