@@ -141,8 +141,12 @@ def test_a_cycle_of_an_agent_with_everything_real(tmp_path):
     what they think is nowhere but in their own file.
     """
     config = "--config=configs/realtime_agent.py:smoke"
-    watch = "--config.cycle.watch.most_s=5.0"
-    run = ["launch.realtime", config, f"--workdir={tmp_path}", "--cycles=1", watch]
+    smaller = dict(
+        {"cycle.watch.most_s": 5.0, "cycle.least_sessions": 12, "cycle.batch": 32},
+        **{"parts.run.train.tasks_per_step": 32, "parts.run.train.pack.rows": 16},
+    )
+    flags = [f"--config.{name}={value}" for name, value in smaller.items()]
+    run = ["launch.realtime", config, f"--workdir={tmp_path}", "--cycles=1", MODEL, *flags]
     ran = programs.run(*run, devices=None)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")

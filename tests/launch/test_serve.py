@@ -25,21 +25,19 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.host.files import write_atomically
 from rl_code.run.workdir import CONFIG_FILE
 from tests import programs
-from tests.late import Late
 from tests.people.editor.test_server import ask, change, talk
 from tests.people.feedback.people import answer
-
-openai = Late("openai")
-
+from tests.people.serving.scripted import openai_client
 
 PATIENCE_S = 300.0
+MODEL = "--config.model.preset=tests.models.small:NARROW"
 
 
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with these arguments, and its URL."""
     settings = dict(stderr=None, devices=None)
-    with programs.start("launch.serve", "--port=0", *arguments, **settings) as server:
+    with programs.start("launch.serve", "--port=0", MODEL, *arguments, **settings) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()
         try:
@@ -89,7 +87,7 @@ def test_answers_on_their_way_end_before_the_server_does(tmp_path):
     record, secret = tmp_path / "answers.jsonl", tmp_path / "secret"
     files = f"--record={record}", f"--secret={secret}"
     with serving("--config=configs/quickstart.py:smoke", *files) as (server, url):
-        client = openai.OpenAI(base_url=url, api_key="ada", max_retries=0, timeout=PATIENCE_S)
+        client = openai_client(url, timeout=PATIENCE_S)
         stream = client.completions.create(
             model="policy", prompt="def f(x):\n", max_tokens=60, stream=True
         )

@@ -19,8 +19,12 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.serving import ServingConfig
 from tests.rl_code.harness.chats import chat_tokenizer
-from tests.rl_code.harness.test_rollout import ENGINE, MODEL
+from tests.rl_code.harness.test_rollout import ENGINE
+from tests.rl_code.harness.test_rollout import MODEL as TWO_LAYERS
 from tests.rl_code.rollout.small import model_on
+
+# An engine's programs have each layer once more.
+MODEL = dataclasses.replace(TWO_LAYERS, num_layers=1)
 
 
 @pytest.fixture(scope="package")

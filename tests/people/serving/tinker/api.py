@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from models.sharding import MeshConfig, make_mesh
+from models.sharding import MeshConfig, make_mesh, use_mesh
 from people.serving.access import Access, KeyFile
 from people.serving.fleet import Fleet
 from people.serving.service import Service
 from people.serving.tinker import wire
-from people.serving.tinker.adapters import Programs
+from people.serving.tinker.adapters import Programs, State
 from people.serving.tinker.checkpoints import Checkpoints
 from people.serving.tinker.history import History
+from people.serving.tinker.replay import replayed
 from people.serving.tinker.routes import Served, Tinker
 from people.serving.tinker.sampler import Sampler
 from people.serving.tinker.trainer import Trainer
@@ -67,6 +68,14 @@ def make_trainer(folder: Path, config: TinkerConfig = CONFIG, **named: Any) -> T
     history = History(folder)
     sizes = dict(mesh=mesh(), vocab=VOCAB, longest=200)
     return Trainer(programs(), history, Checkpoints(history), config, **sizes, **named)
+
+
+def replay(trainer: Trainer, model: str, until: int | None = None) -> State:
+    """The state of an adapter, replayed from its beginning by the programs of the trainer's thread:
+    without its mesh they would be compiled another time.
+    """
+    with use_mesh(mesh()):
+        return replayed(trainer, trainer.models[model], until, whole=True)
 
 
 class Server:
