@@ -33,7 +33,8 @@ def served():
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    shapes = dict(prompt_length=1600, length=1600, pages=512, prefill_tokens=128)
+    # few blocks of the view, of which each is compiled
+    shapes = dict(prompt_length=1600, length=1600, pages=512, prefill_tokens=128, view_block=400)
     config = dataclasses.replace(ENGINE, **shapes)
     engine = Engine(MODEL, config, SamplingConfig(), stops, mesh)
 

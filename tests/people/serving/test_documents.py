@@ -41,7 +41,12 @@ openai = Late("openai")
 DOCUMENTS = DocumentsConfig(longest=64, shortest=8, page=8)
 LENGTH = 800
 SHAPES = dataclasses.replace(
-    ENGINE, prompt_length=LENGTH, length=LENGTH, longest_document=DOCUMENTS.longest, pages=400
+    ENGINE,
+    prompt_length=LENGTH,
+    length=LENGTH,
+    longest_document=DOCUMENTS.longest,
+    pages=400,
+    view_block=200,  # few blocks of the view, of which each is compiled
 )
 FILE = "".join(f"def f{number}(): return {number}\n" for number in range(6))
 LOOK = {
