@@ -37,7 +37,7 @@ MODEL = "--config.model.preset=tests.models.small:NARROW"
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with these arguments, and its URL."""
     settings = dict(stderr=None, devices=None)
-    with programs.start("launch.serve", "--port=0", MODEL, *arguments, **settings) as server:
+    with programs.start("launch.serve", "--port=0", *arguments, MODEL, **settings) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()
         try:
