@@ -60,7 +60,9 @@ def programs() -> Programs:
 def engine() -> Engine:
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
-    return Engine(MODEL, dataclasses.replace(ENGINE, length=200), SamplingConfig(), stops, mesh())
+    # few blocks of the view, of which each is compiled
+    config = dataclasses.replace(ENGINE, length=200, view_block=104)
+    return Engine(MODEL, config, SamplingConfig(), stops, mesh())
 
 
 def make_trainer(folder: Path, config: TinkerConfig = CONFIG, **named: Any) -> Trainer:
