@@ -18,14 +18,27 @@ from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from tests import programs
 
-MODEL = "--config.parts.run.model.preset=tests.models.small:NARROW"
+# Sessions with which a cycle trains.
+LEAST = 16
+# Small and short, since this watches what happens and not how good a model becomes.
+SMALL = {
+    "parts.run.model.preset": "tests.models.small:SHALLOW",
+    "cycle.watch.most_s": 5.0,
+}
 
 
-def command(folder: Path) -> list[str]:
-    config = "--config=configs/realtime.py:smoke"
-    # short, since this watches what happens and not how good a model becomes
-    watch = "--config.cycle.watch.most_s=5.0"
-    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", watch, MODEL]
+def command(folder: Path, config: str = "realtime", answers: int = 64) -> list[str]:
+    """answers: the most that a cycle trains on."""
+    changes = SMALL | {
+        "cycle.least_sessions": LEAST,
+        "cycle.batch": answers,
+        "parts.run.train.tasks_per_step": answers,
+        "parts.run.train.pack.rows": answers // 2,
+        "parts.run.train.micro_batches": 2,
+    }
+    flags = (f"--config.{name}={value}" for name, value in changes.items())
+    config = f"--config=configs/{config}.py:smoke"
+    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", *flags]
 
 
 def refuses(url: str) -> bool:
@@ -109,7 +122,7 @@ def test_a_cycle_with_everything_real(tmp_path):
 
     # what was trained on is what was recorded, and belongs to one cycle
     selection = store.used(1)
-    assert len(selection.ids) == first.answers >= 48
+    assert len(selection.ids) == first.answers >= LEAST
     joined = store.joined(selection.ids, selection.watermark)
     assert store.digest(selection.ids, selection.watermark) == first.digest
     assert {answer.version for answer, _ in joined} == {0}
@@ -140,21 +153,14 @@ def test_a_cycle_of_an_agent_with_everything_real(tmp_path):
     """People bring tasks to a served agent, carry out its tools, and what they report is trained on;
     what they think is nowhere but in their own file.
     """
-    config = "--config=configs/realtime_agent.py:smoke"
-    smaller = dict(
-        {"cycle.watch.most_s": 5.0, "cycle.least_sessions": 12, "cycle.batch": 32},
-        **{"parts.run.train.tasks_per_step": 32, "parts.run.train.pack.rows": 16},
-    )
-    flags = [f"--config.{name}={value}" for name, value in smaller.items()]
-    run = ["launch.realtime", config, f"--workdir={tmp_path}", "--cycles=1", MODEL, *flags]
-    ran = programs.run(*run, devices=None)
+    ran = programs.run(*command(tmp_path, "realtime_agent"), devices=None)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
     (first, _) = Ledger(store.engine).rows(CYCLES)
     assert first.state in ("promoted", "rolled_back", "refused")
     selection = store.used(1)
     joined = store.joined(selection.ids, selection.watermark)
-    assert len(joined) == first.answers >= 24
+    assert len(joined) == first.answers >= 2 * LEAST  # a session has two answers and more
     assert {answer.kind for answer, _ in joined} == {"chat"}
     # an agent that has learned next to nothing is refused, and told so
     kinds = {event.kind for _, happened in joined for event in happened}

@@ -30,7 +30,7 @@ from tests.people.feedback.people import answer
 from tests.people.serving.scripted import openai_client
 
 PATIENCE_S = 300.0
-MODEL = "--config.model.preset=tests.models.small:NARROW"
+MODEL = "--config.model.preset=tests.models.small:SHALLOW"
 
 
 @contextlib.contextmanager
