@@ -1,4 +1,4 @@
-"""A cycle that is killed twenty times goes on: nothing trained on twice, nothing lost, one version
+"""A cycle that is killed thirty times goes on: nothing trained on twice, nothing lost, one version
 deployed.
 """
 
@@ -20,7 +20,7 @@ from tests import programs
 from tests.people.realtime.killed import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
-KILLS = 20
+KILLS = 30
 CYCLES_RUN = 6
 
 
