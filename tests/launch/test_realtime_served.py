@@ -18,14 +18,29 @@ from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from tests import programs
 
-MODEL = "--config.parts.run.model.preset=tests.models.small:NARROW"
+# Sessions with which a cycle trains, and answers at most.
+LEAST = 12
+MOST = 48
 
 
-def command(folder: Path) -> list[str]:
-    config = "--config=configs/realtime.py:smoke"
-    # short, since this watches what happens and not how good a model becomes
-    watch = "--config.cycle.watch.most_s=5.0"
-    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", watch, MODEL]
+def command(folder: Path, config: str, people: str) -> list[str]:
+    """Small and short, since this watches what happens and not how good a model becomes.
+
+    people: the part that brings them. They work on for as long as a cycle takes.
+    """
+    changes = {
+        "parts.run.model.preset": "tests.models.small:SHALLOW",
+        "parts.run.train.tasks_per_step": MOST,
+        "parts.run.train.pack.rows": MOST // 2,
+        "parts.run.train.micro_batches": 2,
+        f"parts.{people}.at_once": 3,
+        "cycle.least_sessions": LEAST,
+        "cycle.batch": MOST,
+        "cycle.watch.most_s": 5.0,
+    }
+    flags = (f"--config.{name}={value}" for name, value in changes.items())
+    config = f"--config=configs/{config}.py:smoke"
+    return ["launch.realtime", config, f"--workdir={folder}", "--cycles=1", *flags]
 
 
 def refuses(url: str) -> bool:
@@ -41,7 +56,9 @@ def refuses(url: str) -> bool:
 
 def stop_in_training(folder: Path) -> None:
     """Starts the cycle and asks it to end as soon as it trains."""
-    with programs.start(*command(folder), devices=None, stderr=None) as process:
+    with programs.start(
+        *command(folder, "realtime", "people"), devices=None, stderr=None
+    ) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -72,7 +89,9 @@ def refused(url: str, user: str, key: str) -> str:
 @pytest.mark.long
 def test_a_cycle_with_everything_real(tmp_path):
     stop_in_training(tmp_path)
-    with programs.start(*command(tmp_path), devices=None, stderr=None) as process:
+    with programs.start(
+        *command(tmp_path, "realtime", "people"), devices=None, stderr=None
+    ) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -109,7 +128,7 @@ def test_a_cycle_with_everything_real(tmp_path):
 
     # what was trained on is what was recorded, and belongs to one cycle
     selection = store.used(1)
-    assert len(selection.ids) == first.answers >= 48
+    assert len(selection.ids) == first.answers >= LEAST
     joined = store.joined(selection.ids, selection.watermark)
     assert store.digest(selection.ids, selection.watermark) == first.digest
     assert {answer.version for answer, _ in joined} == {0}
@@ -129,7 +148,7 @@ def test_a_cycle_with_everything_real(tmp_path):
     assert "made_of" in record.read_text()
 
     # the same command again has nothing to do, and says so
-    again = programs.run(*command(tmp_path), devices=None)
+    again = programs.run(*command(tmp_path, "realtime", "people"), devices=None)
     assert again.returncode == 0, again.stderr
     assert len(ledger.rows(CYCLES)) == 2
     store.close()
@@ -140,17 +159,14 @@ def test_a_cycle_of_an_agent_with_everything_real(tmp_path):
     """People bring tasks to a served agent, carry out its tools, and what they report is trained on;
     what they think is nowhere but in their own file.
     """
-    config = "--config=configs/realtime_agent.py:smoke"
-    watch = "--config.cycle.watch.most_s=5.0"
-    run = ["launch.realtime", config, f"--workdir={tmp_path}", "--cycles=1", watch]
-    ran = programs.run(*run, devices=None)
+    ran = programs.run(*command(tmp_path, "realtime_agent", "agents"), devices=None)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
     (first, _) = Ledger(store.engine).rows(CYCLES)
     assert first.state in ("promoted", "rolled_back", "refused")
     selection = store.used(1)
     joined = store.joined(selection.ids, selection.watermark)
-    assert len(joined) == first.answers >= 24
+    assert len(joined) == first.answers >= 2 * LEAST  # a session has two answers and more
     assert {answer.kind for answer, _ in joined} == {"chat"}
     # an agent that has learned next to nothing is refused, and told so
     kinds = {event.kind for _, happened in joined for event in happened}

@@ -25,21 +25,19 @@ from rl_code.environment.documents import DocumentsConfig
 from rl_code.host.files import write_atomically
 from rl_code.run.workdir import CONFIG_FILE
 from tests import programs
-from tests.late import Late
 from tests.people.editor.test_server import ask, change, talk
 from tests.people.feedback.people import answer
-
-openai = Late("openai")
-
+from tests.people.serving.scripted import openai_client
 
 PATIENCE_S = 300.0
+CONFIG = "--config=configs/tab.py:smoke", "--config.model.preset=tests.models.small:SHALLOW"
 
 
 @contextlib.contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with these arguments, and its URL."""
     settings = dict(stderr=None, devices=None)
-    with programs.start("launch.serve", "--port=0", *arguments, **settings) as server:
+    with programs.start("launch.serve", "--port=0", *CONFIG, *arguments, **settings) as server:
         timer = threading.Timer(PATIENCE_S, server.kill)
         timer.start()
         try:
@@ -88,10 +86,10 @@ def test_what_is_too_old_is_removed(tmp_path):
 def test_answers_on_their_way_end_before_the_server_does(tmp_path):
     record, secret = tmp_path / "answers.jsonl", tmp_path / "secret"
     files = f"--record={record}", f"--secret={secret}"
-    with serving("--config=configs/quickstart.py:smoke", *files) as (server, url):
-        client = openai.OpenAI(base_url=url, api_key="ada", max_retries=0, timeout=PATIENCE_S)
+    with serving(*files) as (server, url):
+        client = openai_client(url, timeout=PATIENCE_S)
         stream = client.completions.create(
-            model="policy", prompt="def f(x):\n", max_tokens=60, stream=True
+            model="policy", prompt="def f(x):\n", max_tokens=60, seed=1, stream=True
         )
         parts = iter(stream)
         texts = [next(parts).choices[0].text]  # it has begun
@@ -124,7 +122,7 @@ def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
                 return
             change(client, version, " ")
 
-    with serving("--config=configs/tab.py:smoke", *files) as (_, served_at):
+    with serving(*files) as (_, served_at):
         for _ in range(2):  # a document that is opened again is another session
             talk(served_at, conversation)
         store = FeedbackStore(url, ids=AnswerIds(load_secret(secret)))

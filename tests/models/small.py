@@ -56,3 +56,4 @@ def narrow_preset(num_layers: int = 1, num_kv_heads: int = 2) -> ModelConfig:
 
 # What runs in processes of their own are given as config.model.preset.
 NARROW = narrow_preset(num_layers=2)
+SHALLOW = narrow_preset()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from tests import programs
 from tests.late import Late
 from tests.people.simulated.fake_server import FakeServer
 
+clock = Late("people.editor.clock")
 editor = Late("people.editor.server")
 types = Late("lsprotocol.types")
 lsp_client = Late("pygls.lsp.client")
@@ -42,14 +47,42 @@ def command(url: str) -> list[str]:
     return [sys.executable, "-m", "launch.lsp", f"--served_at={url}", "--clock=manual"]
 
 
-def talk(url: str, conversation) -> None:
-    """Runs a conversation with a language server, from its start to its exit."""
+@contextlib.contextmanager
+def within(url: str) -> Iterator[int]:
+    """The port of a language server in a thread of this process: its program takes a second to
+    start. It ends with its only client.
+    """
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as given, connection.makefile("wb") as said:
+            config = editor.EditorConfig(url, "key-7")
+            made = editor.EditorServer(config, clock.ManualClock())
+            made.start_io(given, said)
+            made.flush()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def talk(url: str, conversation, port: int | None = None) -> None:
+    """Runs a conversation with a language server, from its start to its exit.
+
+    port: where the server listens; None to start its program.
+    """
 
     async def run() -> None:
         client = lsp_client.LanguageClient("test", "1")
         program, *arguments = command(url)
         environment = {**os.environ, "RL_CODE_KEY": "key-7"}
-        await client.start_io(program, *arguments, cwd=ROOT, env=environment)
+        if port is None:
+            await client.start_io(program, *arguments, cwd=ROOT, env=environment)
+        else:
+            await client.start_tcp("127.0.0.1", port)
         answer = await client.initialize_async(
             types.InitializeParams(capabilities=types.ClientCapabilities(), process_id=os.getpid())
         )
@@ -125,7 +158,8 @@ def test_rejections_and_faults_of_the_endpoint_are_reported_once_it_is_back(serv
         server.complete = lambda prefix, suffix: None
         assert not await ask(client, (2, 12))
 
-    talk(server.url, conversation)
+    with within(server.url) as port:
+        talk(server.url, conversation, port)
     (rejected,) = server.of_kind("rejected")
     assert rejected["extra"] == {"why": "typed_past"}
     assert len(server.of_kind("shown")) == 1
@@ -142,7 +176,8 @@ def test_what_is_suggested_in_a_document_until_it_is_closed_is_a_session(server)
             )
             client.text_document_did_open(types.DidOpenTextDocumentParams(opened))
 
-    talk(server.url, conversation)
+    with within(server.url) as port:
+        talk(server.url, conversation, port)
     asked = [headers for path, _, headers in server.requests if path == "/v1/completions"]
     first, second, third, fourth = (headers["X-Session"] for headers in asked)
     assert first == second != third == fourth
@@ -166,7 +201,8 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
         change(client, 6, "total", (2, 11), (2, 12))
         await execute(client, "rlCode.moveClock", 0.0)
 
-    talk(server.url, conversation)
+    with within(server.url) as port:
+        talk(server.url, conversation, port)
     assert len(server.of_kind("accepted")) == 1
 
 

@@ -24,12 +24,8 @@ from rl_code.harness.endpoint.completions import FillInTheMiddle
 from rl_code.tasks import records
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
-from tests.late import Late
 from tests.people.feedback import people
-from tests.people.serving.scripted import scripted
-
-openai = Late("openai")
-
+from tests.people.serving.scripted import openai_client, scripted
 
 TOKENIZER = Tokenizer.train(
     ["return x + 1"], 330, Infill.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>"
@@ -143,7 +139,7 @@ def test_what_an_agent_did_over_http_becomes_a_suite(tmp_path):
     task = source.load(None, None)[0]
     with FeedbackStore(f"sqlite:///{tmp_path}/people.db") as store:
         with scripted(on_answer=store.submit_answer) as found:
-            client = openai.OpenAI(base_url=f"{found.endpoint.url}/v1", api_key="ada")
+            client = openai_client(f"{found.endpoint.url}/v1")
             said = client.chat.completions.create(
                 model="policy",
                 messages=[{"role": "user", "content": task.messages[0]["content"]}],

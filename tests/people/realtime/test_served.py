@@ -39,13 +39,9 @@ from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import Stopped, StopRequest
 from rl_code.rewards.combine import SignalConfig
 from rl_code.types import Group
-from tests.late import Late
 from tests.people.realtime.test_training import ANSWER
 from tests.people.serving.scripted import SECRET as SCRIPTED_SECRET
-from tests.people.serving.scripted import Scripted, scripted
-
-openai = Late("openai")
-
+from tests.people.serving.scripted import Scripted, openai_client, scripted
 
 SECRET = bytes(range(32))
 
@@ -226,7 +222,7 @@ def test_a_session_that_crosses_a_cycle_is_trained_on_whole(tmp_path):
         _reward_models=None,
     )
     with feedback, scripted(on_answer=feedback.submit_answer) as made:
-        client = openai.OpenAI(base_url=f"{made.endpoint.url}/v1", api_key="ada")
+        client = openai_client(f"{made.endpoint.url}/v1")
         messages = [{"role": "user", "content": "hello"}]
         for cycle in (1, 2):
             said = client.chat.completions.create(

@@ -19,8 +19,12 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.serving import ServingConfig
 from tests.rl_code.harness.chats import chat_tokenizer
-from tests.rl_code.harness.test_rollout import ENGINE, MODEL
+from tests.rl_code.harness.test_rollout import ENGINE
+from tests.rl_code.harness.test_rollout import MODEL as TWO_LAYERS
 from tests.rl_code.rollout.small import model_on
+
+# An engine's programs have each layer once more.
+MODEL = dataclasses.replace(TWO_LAYERS, num_layers=1)
 
 
 @pytest.fixture(scope="package")
@@ -29,7 +33,8 @@ def served():
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    shapes = dict(prompt_length=1600, length=1600, pages=512, prefill_tokens=128)
+    # few blocks of the view, of which each is compiled
+    shapes = dict(prompt_length=1600, length=1600, pages=512, prefill_tokens=128, view_block=400)
     config = dataclasses.replace(ENGINE, **shapes)
     engine = Engine(MODEL, config, SamplingConfig(), stops, mesh)
 

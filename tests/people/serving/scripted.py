@@ -14,11 +14,23 @@ from rl_code.harness.endpoint.completions import FillInTheMiddle
 from rl_code.harness.endpoint.endpoint import Endpoint
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.run.serving import ServingConfig
+from tests.late import Late
 from tests.rl_code.harness.chats import chat_tokenizer
+
+openai = Late("openai")
 
 SECRET = bytes(range(32))
 # Seconds that a test waits for what must happen, on the slowest machine.
 PATIENCE_S = 120.0
+
+
+def openai_client(url, key="ada", **options):
+    """A client of the package openai. It reads no certificates, which takes it longer than most
+    answers, and of which loopback has no use.
+    """
+    settings = dict(base_url=url, max_retries=0, timeout=PATIENCE_S)
+    http = openai.DefaultHttpxClient(verify=False)
+    return openai.OpenAI(api_key=key, http_client=http, **settings | options)
 
 
 class ScriptedService:

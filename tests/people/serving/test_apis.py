@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.late import Late
-from tests.people.serving.scripted import scripted
+from tests.people.serving.scripted import openai_client, scripted
 
 openai = Late("openai")
 
@@ -53,8 +53,7 @@ def kept(served):
 
 
 def responses(served):
-    url = f"{served.endpoint.url}/v1"
-    return openai.OpenAI(base_url=url, api_key="key", max_retries=0).responses
+    return openai_client(f"{served.endpoint.url}/v1", "key").responses
 
 
 def post(served, path, body):

@@ -13,8 +13,9 @@ from flax import nnx
 
 from models.lora import LoRA, new_adapters
 from tests.late import Late
+from tests.people.serving.conftest import MODEL
+from tests.people.serving.scripted import openai_client
 from tests.rl_code.harness.chats import chat_tokenizer
-from tests.rl_code.harness.test_rollout import MODEL
 from tests.rl_code.rollout.small import assert_all_free, initial
 
 openai = Late("openai")
@@ -25,8 +26,7 @@ PATIENCE_S = 300.0
 
 @pytest.fixture(scope="module")
 def client(served):
-    url = f"{served[0].url}/v1"
-    with openai.OpenAI(base_url=url, api_key="ada", max_retries=0, timeout=PATIENCE_S) as made:
+    with openai_client(f"{served[0].url}/v1", timeout=PATIENCE_S) as made:
         yield made
 
 

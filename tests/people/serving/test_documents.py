@@ -27,10 +27,11 @@ from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.serving import ServingConfig
 from rl_code.types import Reward
 from tests.late import Late
-from tests.people.serving.scripted import PATIENCE_S
+from tests.people.serving.conftest import MODEL
+from tests.people.serving.scripted import openai_client
 from tests.people.serving.test_origins import entry
 from tests.rl_code.harness.chats import chat_tokenizer
-from tests.rl_code.harness.test_rollout import ENGINE, MODEL
+from tests.rl_code.harness.test_rollout import ENGINE
 from tests.rl_code.rollout.small import model_on
 from tests.rl_code.rollout.with_documents import trainer_logprobs
 
@@ -40,7 +41,12 @@ openai = Late("openai")
 DOCUMENTS = DocumentsConfig(longest=64, shortest=8, page=8)
 LENGTH = 800
 SHAPES = dataclasses.replace(
-    ENGINE, prompt_length=LENGTH, length=LENGTH, longest_document=DOCUMENTS.longest, pages=400
+    ENGINE,
+    prompt_length=LENGTH,
+    length=LENGTH,
+    longest_document=DOCUMENTS.longest,
+    pages=400,
+    view_block=200,  # few blocks of the view, of which each is compiled
 )
 FILE = "".join(f"def f{number}(): return {number}\n" for number in range(6))
 LOOK = {
@@ -87,13 +93,11 @@ class Server:
         )
         self.fleet.models.load("tiny", 7, model_on(self.engine.mesh, config))
         access = Access(self.fleet, keys)
-        self.url = stack.enter_context(Endpoint(access.find)).url
+        self.endpoint = stack.enter_context(Endpoint(access.find))
 
     def ask(self, messages, key="ada", **options):
         """The message of an answer that is drawn by a seed, and what it found (``found``)."""
-        client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S
-        )
+        client = openai_client(f"{self.endpoint.url}/v1", key)
         options = dict(max_tokens=6, seed=3, tools=[LOOK], logprobs=True) | options
         answer = client.chat.completions.create(model="tiny", messages=messages, **options)
         client.close()
@@ -139,8 +143,10 @@ def assert_trained_alike(server):
     assert not left_out
     trajectories = [group.trajectories[0] for group in groups]
     model = model_on(server.engine.mesh, MODEL)
-    found = trainer_logprobs(trajectories, model, LENGTH, DOCUMENTS.longest)
-    for row, t in zip(found, trajectories, strict=True):
+    # as many rows each time, so that one program computes them
+    rows = (trajectories * 4)[:4]
+    found = trainer_logprobs(rows, model, LENGTH, DOCUMENTS.longest)
+    for row, t in zip(found, rows, strict=True):
         check_layout(t.documents, DOCUMENTS)
         predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
         sampled = t.sampled[1:]
@@ -173,7 +179,7 @@ def test_sessions_with_documents_are_sampled_as_the_trainer_computes(stack):
 
 def test_open_files_stand_before_a_completion_as_documents(stack):
     server = Server(stack)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="ada", max_retries=0)
+    client = openai_client(f"{server.endpoint.url}/v1")
     ask = dict(model="tiny", max_tokens=5, seed=1)
     files = dict(extra_body={"documents": [FILE, "x = 1\n" * 3]})
     client.completions.create(prompt="def g():", **ask, **files)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -14,6 +16,7 @@ import pytest
 from rl_code.harness.endpoint.fields import MOST_BYTES
 from tests.rl_code.harness.chats import chat_tokenizer
 
+PATIENCE_S = 300.0
 HELLO = [{"role": "user", "content": "hello"}]
 BASH = {
     "type": "function",
@@ -83,12 +86,28 @@ def test_a_seed_gives_the_same_answer_and_no_seed_another(served):
     assert len(others) > 1
 
 
-def test_a_stream_is_the_same_answer_in_pieces(served):
+def test_a_stream_is_the_same_answer_in_pieces(served, monkeypatch):
     options = {"messages": HELLO, "seed": 5, "max_tokens": 40}
     whole = json.loads(send(served[0].url, options))
-    lines = send(
-        served[0].url, options | {"stream": True, "stream_options": {"include_usage": True}}
-    ).decode()
+    shown, dispatches = threading.Event(), itertools.count()
+
+    def wait(rows):
+        # until the first piece is read: whoever gets no time meanwhile would find one piece
+        if next(dispatches) > 3:
+            shown.wait(PATIENCE_S)
+
+    scheduler = served[1].models.services[0]._scheduler
+    monkeypatch.setattr(scheduler, "before_dispatch", wait)
+    options |= {"stream": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        f"{served[0].url}/v1/chat/completions", json.dumps(options).encode()
+    )
+    lines = ""
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        for line in answer:
+            lines += line.decode()
+            if b'"content":' in line and b'"content":""' not in line.replace(b" ", b""):
+                shown.set()
     events = [line.removeprefix("data: ") for line in lines.split("\n\n") if line]
     assert events[-1] == "[DONE]"
     *chunks, last = [json.loads(event) for event in events[:-1]]

@@ -26,7 +26,7 @@ from rl_code.harness.endpoint.answers import Pending
 from rl_code.harness.endpoint.fields import ApiError
 from rl_code.run.serving import AutoConfig
 from tests.late import Late
-from tests.people.serving.scripted import PATIENCE_S, SECRET, scripted
+from tests.people.serving.scripted import PATIENCE_S, SECRET, openai_client, scripted
 
 openai = Late("openai")
 
@@ -35,8 +35,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def client_of(made, key="ada", **options):
-    url = f"{made.endpoint.url}/v1"
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S, **options)
+    return openai_client(f"{made.endpoint.url}/v1", key, **options)
 
 
 def said(client, model="policy", **options):
@@ -479,7 +478,7 @@ def test_counts_are_shown_without_names_of_users():
 def test_nothing_of_a_request_stays_when_it_is_over():
     with scripted() as made:
         client = client_of(made)
-        for number in range(8):
+        for number in range(2):
             session = {"X-Session": f"{number}"}
             said(client, extra_headers=session)
             list(client.completions.create(model="policy", prompt="a b", stream=True, n=2))

@@ -85,6 +85,7 @@ def written(form: str, name: str, **arguments) -> str:
     return f"<tool_call>\n{body}\n</tool_call>" if form == "hermes" else body
 
 
+@pytest.mark.quick(each=True)
 @pytest.mark.parametrize("marks", TOKENIZERS)
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm", "llama3"])
 def test_calls_of_the_tools_are_allowed_and_nothing_else(form, marks):

@@ -15,10 +15,11 @@ from models.sharding import MeshConfig, make_mesh
 from people.realtime.training import groups_of
 from rl_code.harness.mini_swe_agent import MiniSweAgentHost
 from rl_code.types import Reward
+from tests.people.serving.conftest import MODEL
 from tests.people.serving.scripted import PATIENCE_S, scripted
 from tests.rl_code.harness.chats import call, chat_tokenizer, mini_python
 from tests.rl_code.harness.test_mini_swe_agent import needs_package
-from tests.rl_code.harness.test_rollout import MODEL, trainer
+from tests.rl_code.harness.test_rollout import trainer
 from tests.rl_code.rollout.small import model_on
 
 pytestmark = needs_package

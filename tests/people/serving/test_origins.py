@@ -43,7 +43,7 @@ def test_a_hundred_keys_of_one_organisation_have_the_weight_of_one_origin(tmp_pa
         for key, _ in everybody:
             client = Client(f"{endpoint.url}/v1", key, patience_s=PATIENCE_S)
             # attackers have no more answers each than people, and decide as people do
-            found = [client.suggest("a", "b", "policy") for _ in range(3)]
+            found = [client.suggest("a", "b", "policy")]
             client.report([
                 Event(
                     key=f"{number}",
@@ -56,7 +56,7 @@ def test_a_hundred_keys_of_one_organisation_have_the_weight_of_one_origin(tmp_pa
             ])  # fmt: skip
             client.close()
         given = answered(store.joined(store.of_sessions(None, 0.0)))
-    assert len(given) == 3 * len(everybody)
+    assert len(given) == len(everybody)
     # the record names nobody
     origins = {one.answer.user: one.answer.extra["origin"] for one in given}
     assert origins == {

@@ -16,6 +16,7 @@ from rl_code.harness.endpoint.grammars import Grammars, json_grammar
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.types import Reward
 from tests.late import Late
+from tests.people.serving.scripted import openai_client
 from tests.rl_code.harness.chats import chat_tokenizer
 
 openai = Late("openai")
@@ -33,8 +34,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def client(served):
-    url = f"{served[0].url}/v1"
-    with openai.OpenAI(base_url=url, api_key="ways", max_retries=0, timeout=PATIENCE_S) as made:
+    with openai_client(f"{served[0].url}/v1", "ways", timeout=PATIENCE_S) as made:
         yield made
 
 

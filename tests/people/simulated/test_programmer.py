@@ -22,7 +22,7 @@ def chance(habits: Habits, suggestion: str, seed: int = 0) -> float:
 def test_the_chance_is_how_often_it_accepts(name):
     programmer = Programmer(embedded(), NAMED[name], 3)
     wanted = programmer.chance(BEFORE, NEAR, WANTED)
-    count = 1500
+    count = 750
     share = sum(programmer.react(BEFORE, NEAR, WANTED).accepted for _ in range(count)) / count
     assert abs(share - wanted) < 0.06
 

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from models.sharding import MeshConfig, make_mesh
+from models.sharding import MeshConfig, make_mesh, use_mesh
 from people.serving.access import Access, KeyFile
 from people.serving.fleet import Fleet
 from people.serving.service import Service
 from people.serving.tinker import wire
-from people.serving.tinker.adapters import Programs
+from people.serving.tinker.adapters import Programs, State
 from people.serving.tinker.checkpoints import Checkpoints
 from people.serving.tinker.history import History
+from people.serving.tinker.replay import replayed
 from people.serving.tinker.routes import Served, Tinker
 from people.serving.tinker.sampler import Sampler
 from people.serving.tinker.trainer import Trainer
@@ -59,7 +60,9 @@ def programs() -> Programs:
 def engine() -> Engine:
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
-    return Engine(MODEL, dataclasses.replace(ENGINE, length=200), SamplingConfig(), stops, mesh())
+    # few blocks of the view, of which each is compiled
+    config = dataclasses.replace(ENGINE, length=200, view_block=104)
+    return Engine(MODEL, config, SamplingConfig(), stops, mesh())
 
 
 def make_trainer(folder: Path, config: TinkerConfig = CONFIG, **named: Any) -> Trainer:
@@ -67,6 +70,14 @@ def make_trainer(folder: Path, config: TinkerConfig = CONFIG, **named: Any) -> T
     history = History(folder)
     sizes = dict(mesh=mesh(), vocab=VOCAB, longest=200)
     return Trainer(programs(), history, Checkpoints(history), config, **sizes, **named)
+
+
+def replay(trainer: Trainer, model: str, until: int | None = None) -> State:
+    """The state of an adapter, replayed from its beginning by the programs of the trainer's thread:
+    without its mesh they would be compiled another time.
+    """
+    with use_mesh(mesh()):
+        return replayed(trainer, trainer.models[model], until, whole=True)
 
 
 class Server:

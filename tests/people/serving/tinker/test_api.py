@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.sharding import use_mesh
 from people.serving.tinker import adapters
 from people.serving.tinker.history import Asked
-from people.serving.tinker.trainer import Trainer, replayed
+from people.serving.tinker.trainer import Trainer
 from tests.people.serving.tinker.api import (
     datum,
     forward,
     logprobs_of,
     make_trainer,
+    mesh,
     metrics_of,
     optim,
+    replay,
     samples_of,
     server,
 )
@@ -210,11 +213,9 @@ def test_futures_outlive_a_restart_and_nothing_is_done_twice(tmp_path):
         assert second.result(last) == done
         assert second.step(model, 8) == last
         assert second.result({"request_id": f"{model}:10"})["metrics"]["step"] == 5.0
-        trained = second.trainer.models[model]
-        again = replayed(second.trainer, trained, 8, whole=True)
-        assert adapters.digest(again) == digest
-        whole = replayed(second.trainer, trained, whole=True)
-        assert adapters.digest(whole) == adapters.digest(trained.state)
+        assert adapters.digest(replay(second.trainer, model, 8)) == digest
+        whole = replay(second.trainer, model)
+        assert adapters.digest(whole) == adapters.digest(second.trainer.models[model].state)
 
 
 def test_two_adapters_are_computed_in_one_batch_and_replayed_bit_for_bit(tmp_path):
@@ -226,8 +227,9 @@ def test_two_adapters_are_computed_in_one_batch_and_replayed_bit_for_bit(tmp_pat
             config = {"rank": rank, "seed": number}
             served.ask("create_model", dict(asked, model_seq_id=number, lora_config=config))
         trainer = served.trainer
-        for request in list(trainer._creating):
-            trainer._begin(request, None)
+        with use_mesh(mesh()):  # as the trainer's thread
+            for request in list(trainer._creating):
+                trainer._begin(request, None)
         for model in models:
             served.train(model, 1)
             served.step(model, 2)
@@ -236,9 +238,8 @@ def test_two_adapters_are_computed_in_one_batch_and_replayed_bit_for_bit(tmp_pat
                 served.result({"request_id": f"{model}:2"})
         assert trainer.mixed == {2: 1}
         for model in models:
-            trained = trainer.models[model]
-            again = replayed(trainer, trained, whole=True)
-            assert adapters.digest(again) == adapters.digest(trained.state)
+            state = trainer.models[model].state
+            assert adapters.digest(replay(trainer, model)) == adapters.digest(state)
 
 
 def test_a_record_that_was_changed_is_not_replayed_silently(tmp_path):
@@ -249,7 +250,7 @@ def test_a_record_that_was_changed_is_not_replayed_silently(tmp_path):
         path = served.trainer.history._path(f"{model}:2", "request")
         path.write_bytes(path.read_bytes().replace(b"0.01", b"0.02"))
         with pytest.raises(ValueError, match="the weights are not those on record"):
-            replayed(served.trainer, served.trainer.models[model], whole=True)
+            replay(served.trainer, model)
 
 
 def test_a_result_that_was_told_stays_when_its_snapshot_finds_a_full_disk(tmp_path, monkeypatch):
