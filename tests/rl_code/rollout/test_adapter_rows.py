@@ -49,10 +49,11 @@ STEPS = 10
 
 def random_adapters(model: Transformer, lora: LoRA):
     def draw(path, x):
-        key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()) + lora.rank)
-        return 0.15 * jax.random.normal(key, x.shape)
+        rng = np.random.default_rng([zlib.crc32(jax.tree_util.keystr(path).encode()), lora.rank])
+        return jax.device_put(0.15 * rng.standard_normal(x.shape, np.float32))
 
-    return jax.tree.map_with_path(draw, new_adapters(model, lora, nnx.Rngs(0)))
+    shapes = jax.eval_shape(lambda: new_adapters(model, lora, nnx.Rngs(0)))
+    return jax.tree.map_with_path(draw, shapes)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def adapters():
 
 @pytest.fixture(scope="module")
 def several(adapters):
-    return with_several(initial(MODEL), adapters)
+    return jax.jit(with_several)(initial(MODEL), adapters)
 
 
 @functools.cache
