@@ -163,6 +163,7 @@ def outcomes(folder, text: str, ids) -> dict[str, bool]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / f"test_{folder.name}.py").write_text(text)
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    options += ["--tb=native", "--assert=plain"]  # nobody reads how a canary fails
     pytest.main([*options, f"--rootdir={folder}", str(folder)], [Ended()])
     return Ended.passed
 
