@@ -452,6 +452,7 @@ def test_arrays():
 """
 
 
+@pytest.mark.quick(first=3)
 @pytest.mark.parametrize("seed", range(8))
 def test_other_forms_of_assertions_have_canaries_that_nothing_tells(seed):
     ids = functions_in(PATH, MANY_FORMS)

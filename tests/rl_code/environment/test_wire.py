@@ -37,7 +37,7 @@ VALUES = st.recursive(
         st.sets(KEYS),
         st.frozensets(KEYS),
     ),
-    max_leaves=20,
+    max_leaves=10,
 )
 
 

@@ -211,6 +211,8 @@ def hand_out(scheduler: Scheduler, pages: int) -> None:
     """Leaves so many pages of each shard of a new scheduler, whose programs stay as they are."""
     pool = scheduler._pool
     pool._shards = [PageAllocator(pages, allocator.page_size) for allocator in pool._shards]
+    for allocator in pool._shards:
+        allocator.dropped = None if pool._host is None else []
     pool._documents = [DocumentPool(*numbered) for numbered in enumerate(pool._shards)]
 
 

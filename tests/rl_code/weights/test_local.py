@@ -24,8 +24,9 @@ def weights(where=None, *, keep: int = 2) -> LocalWeights:
 
 @pytest.mark.parametrize(
     "learner, actors",
-    [((1, 2), (1, 1)), ((1, 2), (2, 2)), ((1, 2), (1, 1, 4)), ((1, 2, 2), (1, 2))],
+    [((1, 2), (2, 2)), ((1, 2, 2), (1, 2)), ((1, 2), (1, 1)), ((1, 2), (1, 1, 4))],
 )
+@pytest.mark.quick(first=2)
 def test_the_actor_gets_the_learners_weights_in_its_own_layout_and_dtype(learner, actors):
     learner = mesh(*learner)
     actor = mesh(*actors, devices=jax.devices()[4:])
