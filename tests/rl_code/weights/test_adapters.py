@@ -22,7 +22,9 @@ from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from tests.rl_code.weights.small import CONFIG, DTYPE, KEPT, mesh
 
-ADAPTED = dataclasses.replace(CONFIG, mlp_dim=512, lora=LoRA(rank=2))
+ADAPTED = dataclasses.replace(
+    CONFIG, mlp_dim=512, lora=LoRA(rank=2, targets=("q_proj", "down_proj"))
+)
 WANTED = sampling_model(ADAPTED, DTYPE, mesh())
 
 
