@@ -31,6 +31,7 @@ from tests.rl_code.rollout.small import (
     Episode,
     Letters,
     initial,
+    make_scheduler,
     task_of,
 )
 from tests.rl_code.rollout.test_documents import TASKS
@@ -177,10 +178,9 @@ PLAYED = {
 def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, adapters, several):
     """All have the same prompt, and share no page of it with another adapter's."""
     config, make, task = PLAYED[name]
-    engine = Engine(MODEL, config, SAMPLING, (STOP,), make_mesh(MeshConfig()))
 
     def played(model, numbers, first=0):
-        scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=60.0)
+        scheduler = make_scheduler(config, timeout_s=60.0)
         way = dict(group_size=2, version=1, key=jax.random.key(7), first_group=first)
         groups, stats = scheduler.rollout(
             model, [task] * len(numbers), make, adapters=numbers, **way
