@@ -4,6 +4,8 @@ position alone, or the order of their source.
 
 from __future__ import annotations
 
+import functools
+
 import grain
 
 
@@ -18,13 +20,25 @@ class Shuffled:
     def __init__(self, count: int, seed: int):
         if count < 1:
             raise ValueError(f"{count=}: there must be a task")
-        self._dataset = grain.MapDataset.range(count).shuffle(seed=seed % 2**32).repeat()
+        self._count, self._seed = count, seed % 2**32
 
     def __getitem__(self, position: int) -> int:
         """Index of the task at ``position`` >= 0."""
         if position < 0:
             raise IndexError(f"{position=} must not be negative")
-        return int(self._dataset[position])
+        return _shuffled(self._count, self._seed, position)
+
+
+# An index among few tasks costs milliseconds: grain permutes a block of at least 2**16 numbers, and
+# goes on from one of them to the next until it meets that of a task. Pools ask for an epoch often.
+@functools.lru_cache(2**14)
+def _shuffled(count: int, seed: int, position: int) -> int:
+    return int(_dataset(count, seed)[position])
+
+
+@functools.lru_cache(16)
+def _dataset(count: int, seed: int) -> grain.MapDataset[int]:
+    return grain.MapDataset.range(count).shuffle(seed=seed).repeat()
 
 
 class AsGiven:

@@ -7,6 +7,9 @@ Nothing here is replaced: tasks, episodes, sandboxes, engine, store, weights, up
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import pytest
@@ -49,19 +52,32 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     return build(RunConfig, settings)
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Callable[[str, int, bool], Path]:
+    """Trains a run the first time that it is asked for, and returns its workdir."""
+
+    @functools.cache
+    def record(mode: str, bound: int, recompute: bool) -> Path:
+        workdir = tmp_path_factory.mktemp(mode)
+        train(make_config(mode, bound, recompute), workdir)
+        return workdir
+
+    return record
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "bound", "recompute"),
     [("one_step", 1, False), ("behind", 2, False), ("in_flight", 2, True)],
 )
-def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recompute):
+def test_a_run_keeps_its_bound_and_can_be_replayed(recorded, mode, bound, recompute):
     config = make_config(mode, bound, recompute)
-    train(config, tmp_path)
-    report = audit.check(tmp_path / STORE, bound)
+    workdir = recorded(mode, bound, recompute)
+    report = audit.check(workdir / STORE, bound)
     assert report.problems == [] and report.consumed == STEPS and report.staleness_max <= bound
-    with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
+    with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
         assert [step.same for step in replay(run)] == [True] * STEPS
-    rows = read_metrics(tmp_path)
+    rows = read_metrics(workdir)
     assert {age for row in rows for age in range(9) if row.get(f"staleness/{age}")} <= set(
         range(bound + 1)
     )
@@ -74,7 +90,7 @@ def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recomp
 
 
 @pytest.mark.long
-def test_evaluations_beside_the_actor_leave_training_as_it_is(tmp_path):
+def test_evaluations_beside_the_actor_leave_training_as_it_is(recorded, tmp_path):
     plain = make_config("one_step", 1, False)
     suite = build(RunConfig, asynchrony.get_config("smoke")).suites[0]
     evaluated = dataclasses.replace(
@@ -82,12 +98,12 @@ def test_evaluations_beside_the_actor_leave_training_as_it_is(tmp_path):
         suites=(dataclasses.replace(suite, count=3, samples=2),),
         evaluate=EvaluateConfig(every=1),
     )
+    train(evaluated, tmp_path)
     checksums = []
-    for name, config in (("plain", plain), ("evaluated", evaluated)):
-        train(config, tmp_path / name)
-        store = GroupStore(tmp_path / name / STORE)
+    for workdir in (recorded("one_step", 1, False), tmp_path):
+        store = GroupStore(workdir / STORE)
         checksums.append([store.consumption(step)["weights"] for step in range(STEPS)])
     assert checksums[0] == checksums[1]
-    assert [result.step for result in load_all(tmp_path / "evaluated")] == list(range(STEPS + 1))
-    rows = read_metrics(tmp_path / "evaluated")
+    assert [result.step for result in load_all(tmp_path)] == list(range(STEPS + 1))
+    rows = read_metrics(tmp_path)
     assert all(row["time/evaluate_s"] > 0 for row in rows)

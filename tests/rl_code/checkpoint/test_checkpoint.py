@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import resource
@@ -24,10 +25,12 @@ from rl_code.checkpoint import record as checkpoint_record
 from rl_code.checkpoint.arrays import flatten
 from rl_code.checkpoint.checkpoint import CheckpointError, Checkpoints
 from rl_code.config import read_config
+from tests import programs
 
 CONFIG = {"seed": 0, "steps": 10, "loss": {"clip_high": 0.28, "clip_low": 0.2}}
 
 
+@functools.cache
 def make_state(seed: int = 0) -> dict:
     """A state with everything a run has: an nnx model, optimizer moments, random keys, bfloat16, an
     empty array.
@@ -72,7 +75,7 @@ def data_files(workdir: Path, step: int) -> list[Path]:
 def test_restored_is_bit_identical(tmp_path):
     save_steps(tmp_path, 3)
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
-        for abstract in (make_state(7), jax.eval_shape(make_state)):
+        for abstract in (make_state(7), jax.eval_shape(make_state.__wrapped__)):
             restored = checkpoints.restore(abstract)
             assert restored.step == 3 and restored.position == {"tasks_used": 3}
             assert_identical(restored.state, make_state(3))
@@ -317,9 +320,8 @@ def test_saving_over_a_run_that_was_not_restored_is_refused(tmp_path):
 
 
 def test_a_second_process_in_the_same_workdir_is_refused(tmp_path):
-    script = f"from rl_code.checkpoint.checkpoint import Checkpoints; Checkpoints({str(tmp_path)!r}, {{}}, keep=1)"
     with Checkpoints(tmp_path, {}, keep=1):
-        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        run = programs.run("tests.rl_code.checkpoint.second_process", tmp_path)
     assert run.returncode == 1 and "another process is running in" in run.stderr
 
 
@@ -369,6 +371,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named_and_the_older_checkpoint_is_good(tmp_path):
     command = f'mount -t tmpfs -o size=3m none "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}/run"'
     unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]

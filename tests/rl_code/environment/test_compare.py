@@ -19,7 +19,7 @@ VALUES = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(KEYS, inner, max_size=3)
     ),
-    max_leaves=8,
+    max_leaves=5,
 )
 ALIKE = [
     (1, True),

@@ -63,7 +63,14 @@ COSTLY = {
 }
 
 
-@pytest.mark.parametrize("name", COSTLY)
+# the first of them takes the judge all its seconds
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "colliding integers"))
+        for name in COSTLY
+    ],
+)
 def test_a_costly_value_is_read_elsewhere_and_flagged(marks, monkeypatch, name):
     text, flag = COSTLY[name]
     # This process decodes nothing that a candidate sent.

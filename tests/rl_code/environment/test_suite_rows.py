@@ -151,6 +151,9 @@ def outcomes(folder, text: str, ids) -> dict[str, bool]:
     class Ended:
         passed: ClassVar[dict[str, bool]] = {}
 
+        def pytest_configure(self, config):
+            config.option.tbstyle = "native"  # nobody reads how a canary fails
+
         def pytest_collection_modifyitems(self, items):
             items[:] = [item for item in items if own(item.nodeid) in ids]
 
@@ -163,7 +166,7 @@ def outcomes(folder, text: str, ids) -> dict[str, bool]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / f"test_{folder.name}.py").write_text(text)
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
-    pytest.main([*options, f"--rootdir={folder}", str(folder)], [Ended()])
+    pytest.main([*options, "--assert=plain", f"--rootdir={folder}", str(folder)], [Ended()])
     return Ended.passed
 
 
@@ -280,6 +283,7 @@ def looked_at(count: int, passes, seed: int) -> tuple[dict[str, str], set[str]]:
 
 @pytest.mark.parametrize("forged", ["all rows", "one row"])
 @pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.quick(each=True)
 def test_who_reads_the_rows_is_paid_less_than_an_honest_failure(count, forged):
     _, right, _ = table(count)
     mine = {*right} if forged == "all rows" else {min(right)}

@@ -37,12 +37,12 @@ VALUES = st.recursive(
         st.sets(KEYS),
         st.frozensets(KEYS),
     ),
-    max_leaves=20,
+    max_leaves=10,
 )
 
 
 @given(VALUES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_values_arrive_as_they_left(value):
     arrived = wire.loads(wire.dumps(value))
     assert same(arrived, value) or any(part != part for part in numbers(value))
@@ -146,7 +146,7 @@ def test_forged_text_is_refused(text):
         ),
     )
 )
-@settings(max_examples=300, deadline=None)  # fmt: skip
+@settings(max_examples=120, deadline=None)  # fmt: skip
 def test_any_json_gives_plain_values_or_a_wire_error(data):
     try:
         value = wire.loads(json.dumps(data))

@@ -4,7 +4,6 @@ and nothing is held when they are over.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import types
 
@@ -27,13 +26,11 @@ from tests.rl_code.rollout.small import (
 )
 from tests.rl_code.rollout.test_again import DRAFTING, KEY, VERSIONS, models
 
-FAST = dataclasses.replace(ENGINE, decode_steps=2)
-FEW_PAGES = dataclasses.replace(SCARCE, decode_steps=2)
 TASKS = [task_of(seed) for seed in range(4)]
 # Engines, and whether keys are computed again when there are new weights.
 WAYS = pytest.mark.parametrize(
     ("engine", "recompute"),
-    [(FAST, False), (FAST, True), (FEW_PAGES, False), (DRAFTING, False)],
+    [(ENGINE, False), (ENGINE, True), (SCARCE, False), (DRAFTING, False)],
     ids=["kept", "computed again", "kept, scarce", "kept, drafts"],
 )
 
@@ -85,7 +82,7 @@ class SeveralContexts(SampledEpisode):
 
 def assert_same_anywhere(make, played, shards: int) -> None:
     """Episodes are those of ``played`` with few pages and on so many shards."""
-    assert_same(play(TASKS, make=make, engine=FEW_PAGES, shards=shards)[0], played)
+    assert_same(play(TASKS, make=make, engine=SCARCE, shards=shards)[0], played)
 
 
 def assert_sampled_again(make, engine, *, recompute: bool) -> list[Trajectory]:
@@ -118,7 +115,7 @@ def assert_sampled_again(make, engine, *, recompute: bool) -> list[Trajectory]:
 
 def assert_nothing_held(make) -> None:
     """No row and no page is held when all episodes are over."""
-    scheduler = make_scheduler(FAST)
+    scheduler = make_scheduler()
     model = model_on(scheduler.engine.mesh)
     way = dict(group_size=3, version=0, key=jax.random.key(1))
     scheduler.rollout(model, [task_of(seed) for seed in range(3)], make, **way)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from attention.cache.pages import PageAllocator
 from attention.methods.dense import Dense
 from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
@@ -26,6 +27,7 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows
 from rl_code.environment.sampled_episode import SampledEpisode
+from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -50,6 +52,8 @@ ENGINE = EngineConfig(
     tile=3,
 )
 SCARCE = dataclasses.replace(ENGINE, pages=18)  # episodes lose their pages
+# Pages of caches, without documents and with: engines that differ in them alone share programs.
+MOST_PAGES = {False: ENGINE.pages, True: 160}
 FOR_ONE_GROUP = 36 * ENGINE.page  # tokens on pages with which a group of four loses none
 SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
 
@@ -193,8 +197,23 @@ def initial(config) -> Transformer:
 
 
 def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0, gather_s=0.0) -> Scheduler:
-    made = engine_of(model, engine, shards)
-    return Scheduler(made, Letters(), workers=4, worker_deadline_s=timeout_s, gather_s=gather_s)
+    """A scheduler that hands out the pages of ``engine``; its cache may have more."""
+    pages = max(engine.pages, MOST_PAGES[engine.longest_document is not None])
+    made = engine_of(model, dataclasses.replace(engine, pages=pages), shards)
+    settings = dict(workers=4, worker_deadline_s=timeout_s, gather_s=gather_s)
+    scheduler = Scheduler(made, Letters(), **settings)
+    if engine.pages < pages:
+        hand_out(scheduler, engine.pages)
+    return scheduler
+
+
+def hand_out(scheduler: Scheduler, pages: int) -> None:
+    """Leaves so many pages of each shard of a new scheduler, whose programs stay as they are."""
+    pool = scheduler._pool
+    pool._shards = [PageAllocator(pages, allocator.page_size) for allocator in pool._shards]
+    for allocator in pool._shards:
+        allocator.dropped = None if pool._host is None else []
+    pool._documents = [DocumentPool(*numbered) for numbered in enumerate(pool._shards)]
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from tests.rl_code.rollout.small import (
     Episode,
     Letters,
     initial,
+    make_scheduler,
     task_of,
 )
 from tests.rl_code.rollout.test_documents import TASKS
@@ -49,10 +50,11 @@ STEPS = 10
 
 def random_adapters(model: Transformer, lora: LoRA):
     def draw(path, x):
-        key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()) + lora.rank)
-        return 0.15 * jax.random.normal(key, x.shape)
+        rng = np.random.default_rng([zlib.crc32(jax.tree_util.keystr(path).encode()), lora.rank])
+        return jax.device_put(0.15 * rng.standard_normal(x.shape, np.float32))
 
-    return jax.tree.map_with_path(draw, new_adapters(model, lora, nnx.Rngs(0)))
+    shapes = jax.eval_shape(lambda: new_adapters(model, lora, nnx.Rngs(0)))
+    return jax.tree.map_with_path(draw, shapes)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def adapters():
 
 @pytest.fixture(scope="module")
 def several(adapters):
-    return with_several(initial(MODEL), adapters)
+    return jax.jit(with_several)(initial(MODEL), adapters)
 
 
 @functools.cache
@@ -176,10 +178,9 @@ PLAYED = {
 def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, adapters, several):
     """All have the same prompt, and share no page of it with another adapter's."""
     config, make, task = PLAYED[name]
-    engine = Engine(MODEL, config, SAMPLING, (STOP,), make_mesh(MeshConfig()))
 
     def played(model, numbers, first=0):
-        scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=60.0)
+        scheduler = make_scheduler(config, timeout_s=60.0)
         way = dict(group_size=2, version=1, key=jax.random.key(7), first_group=first)
         groups, stats = scheduler.rollout(
             model, [task] * len(numbers), make, adapters=numbers, **way

@@ -104,15 +104,14 @@ def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_comput
 
 def test_an_empty_slot_computes_nothing_that_is_not_finite():
     config = WITH_DOCUMENTS
-    rows = jax.tree.map(jnp.asarray, empty_input(config, 1).rows)
-    cache = init_cache((Dense(),), config.pages, 1, 4, "float32", page=config.page)
     slots = config.slots
 
     @jax.jit
-    def attended(cache, rows):
+    def attended(rows):
+        cache = init_cache((Dense(),), config.pages, 1, 4, "float32", page=config.page)
         nothing = jnp.int32(0), jnp.zeros(slots, int)
         seen = gathered.gather(cache, 0, rows, config.view_block, *nothing)
         return gathered.attend(seen, rows, jnp.ones((slots, 1, 2, 4)), jnp.full((slots, 1), -1))
 
-    out = attended(cache, rows)
+    out = attended(empty_input(config, 1).rows)
     assert np.isfinite(out).all()

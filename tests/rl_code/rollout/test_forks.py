@@ -15,6 +15,7 @@ from rl_code.rollout.forks import ForksConfig
 from rl_code.types import Fork, Turn
 from tests.rl_code.rollout.small import (
     ENGINE,
+    SCARCE,
     Episode,
     assert_all_free,
     assert_trained_alike,
@@ -33,7 +34,6 @@ from tests.rl_code.rollout.with_documents import (
 from tests.rl_code.rollout.with_documents import task_of as documents_of
 
 FORKS = ForksConfig(continuations=2)
-FAST = dataclasses.replace(ENGINE, decode_steps=2)
 NAMES = ("tokens", "sampled", "logprobs", "versions")
 
 
@@ -140,7 +140,9 @@ class ForkingNested(Nested):
         return dataclasses.replace(super().finish(), fork=self.parted, turns=tuple(turns))
 
 
-def sample(tasks=3, forks=FORKS, engine=FAST, group_size=2, change=0.0, make=Forking, task=task_of):
+def sample(
+    tasks=3, forks=FORKS, engine=ENGINE, group_size=2, change=0.0, make=Forking, task=task_of
+):
     scheduler = make_scheduler(engine)
     scheduler.load(models()[0], 0)
     for group in range(tasks):
@@ -189,7 +191,7 @@ def test_forks_change_nothing_of_the_trajectories(groups):
 
 def test_a_continuation_depends_on_nothing_else_in_the_batch(groups):
     # one page after another is lost, and only some episodes are forked, in other rounds
-    scarce = dataclasses.replace(FAST, pages=18)
+    scarce = SCARCE
     again = sample(2, dataclasses.replace(FORKS, episodes=1), scarce)
     for group, other in zip(groups, again, strict=False):
         by_index = {t.index: t for t in group.continuations}
@@ -203,7 +205,7 @@ def test_a_continuation_depends_on_nothing_else_in_the_batch(groups):
 
 def test_continuations_are_what_the_trainer_computes(groups):
     assert_trained_alike(
-        groups[0].continuations[:6], models()[0].config, model_on(make_mesh_of(FAST))
+        groups[0].continuations[:6], models()[0].config, model_on(make_mesh_of(ENGINE))
     )
 
 
@@ -218,7 +220,7 @@ def test_a_continuation_is_sampled_again_bit_for_bit(groups, change):
     found = sample(change=change) if change else groups
     continuations = [t for group in found for t in group.continuations]
     assert any(len(versions_of(t)) > 1 for t in continuations) == (change > 0)
-    scheduler = make_scheduler(FAST)
+    scheduler = make_scheduler()
     for recorded in continuations:
         task = task_of(recorded.group)
         again = sample_again(scheduler, recorded, task, Forking, KEY, models())
@@ -235,7 +237,7 @@ def test_continuations_keep_the_contexts_of_sub_agents_that_are_done():
     found = sample(3, make=ForkingNested, change=0.2)
     trees = [t for group in found for t in group.continuations if len(t.fork.lengths) > 1]
     assert trees and any(len(t.contexts) > len(t.fork.lengths) for t in trees)
-    scheduler = make_scheduler(FAST)
+    scheduler = make_scheduler()
     for group in found:
         for recorded in group.continuations:
             main = group.trajectories[recorded.fork.of]
@@ -258,7 +260,7 @@ def documents_task(number):
 
 @pytest.mark.long
 def test_continuations_behind_documents(groups):
-    engine = dataclasses.replace(WITH_DOCUMENTS, decode_steps=2)
+    engine = WITH_DOCUMENTS
     found = sample(2, engine=engine, make=ForkingDocuments, task=documents_task)
     scheduler = make_scheduler(engine)
     for number, group in enumerate(found):
@@ -278,7 +280,7 @@ def test_continuations_behind_documents(groups):
 
 
 def test_a_group_that_is_given_up_takes_its_continuations_along():
-    scheduler = make_scheduler(FAST)
+    scheduler = make_scheduler()
     scheduler.load(models()[0], 0)
     for group in range(2):
         way = dict(group=group, group_size=2, key=KEY, tag=group, forks=FORKS)

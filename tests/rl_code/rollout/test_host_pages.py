@@ -27,6 +27,7 @@ from tests.rl_code.rollout.small import (
     assert_all_free,
     assert_same,
     engine_of,
+    hand_out,
     play,
 )
 from tests.rl_code.rollout.test_documents import FOR_ONE_GROUP
@@ -39,10 +40,11 @@ TASKS = [types.SimpleNamespace(id=f"{at}", prompt=prompt) for at, prompt in enum
 TASKS += TASKS[:4]
 
 
-def played(engine: Engine, model, host_pages_mb: float | None, **options):
+def played(engine: Engine, model, pages: int, host_pages_mb: float | None, **options):
     engine = copy.copy(engine)  # whose programs are the same
     engine.config = dataclasses.replace(engine.config, host_pages_mb=host_pages_mb)
     scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0)
+    hand_out(scheduler, pages)
     try:
         given = dict(tasks=TASKS) | options
         groups, stats = play(group_size=2, model=model, scheduler=scheduler, **given)
@@ -61,10 +63,9 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
     model = dataclasses.replace(MODEL, attention=attention)
     shards = 2 if name == "two shards" else 1
     page = changes.get("page", ENGINE.page)
-    config = dataclasses.replace(ENGINE, prompt_length=16, pages=72 // page, **changes)
-    engine = engine_of(model, config, shards)
-    without, plain = played(engine, model, None)
-    kept, stats = played(engine, model, 1.0)
+    engine = engine_of(model, dataclasses.replace(ENGINE, **changes), shards)
+    without, plain = played(engine, model, 72 // page, None)
+    kept, stats = played(engine, model, 72 // page, 1.0)
     assert_same(kept, without)
     assert plain.pages_to_host == plain.pages_from_host == 0
     assert stats.pages_from_host > 0 and stats.pages_to_host > 0
@@ -78,14 +79,14 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
 def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them(name):
     attention, changes = METHODS[name]
     model = dataclasses.replace(MODEL, attention=attention)
-    changes = changes | {"pages": FOR_ONE_GROUP[changes.get("page", ENGINE.page)]}
+    pages = FOR_ONE_GROUP[changes.get("page", ENGINE.page)]
     engine = engine_of(model, dataclasses.replace(WITH_DOCUMENTS, **changes))
     make = functools.partial(DocumentEpisode, page=engine.config.page)
     behind = (np.arange(1, 14).tolist(), False)
     own = task_of("own", [([7, 8, 9], False), (document(50, 13), True), behind], [[], []])
     options = dict(tasks=[own, *test_documents.TASKS, *test_documents.TASKS, own], make=make)
-    without, plain = played(engine, model, None, **options)
-    kept, stats = played(engine, model, 1.0, **options)
+    without, plain = played(engine, model, pages, None, **options)
+    kept, stats = played(engine, model, pages, 1.0, **options)
     assert_same(kept, without)
     assert stats.document_tokens_found > plain.document_tokens_found
     # other tokens than those of documents came back as well; how many are prefilled at all depends

@@ -24,6 +24,7 @@ from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.store import serialization
+from tests.rl_code.learner.conftest import make_group, make_trajectory
 from tests.rl_code.rollout.small import (
     ENGINE,
     MODEL,
@@ -43,6 +44,7 @@ from tests.rl_code.rollout.with_documents import (
     document,
 )
 from tests.rl_code.rollout.with_documents import task_of as task_of_documents
+from tests.rl_code.trajectories import with_context
 
 SPARSE = NSA(block=4, length=4, stride=2, picks=4, initial=1, local=1, window=4)
 MIXED = dataclasses.replace(MODEL, attention=(Window(6), SPARSE))
@@ -209,11 +211,15 @@ def test_single_keys_of_an_indexer_are_noted_and_replayed():
 
 def test_picks_of_another_model_are_refused_in_words():
     other = dataclasses.replace(MIXED, attention=(SPARSE,))
+    # as the sampler notes them of MIXED, whose second layer alone chooses
+    blocks = np.zeros((3, 1, MIXED.num_kv_heads, SPARSE.picks), np.uint8)
+    noted = make_trajectory([1, 2, 3, 4, 5], [0, 0, 1, 1, 1], prompt_length=2)
+    noted = with_context(noted, choices={"blocks": blocks})
     with pytest.raises(
         ValueError, match=r"noted for \d+ sampled tokens; the model chooses \(2, 2, 4\)"
     ):
         pack(
-            sampled(),
+            [make_group([noted] * 4)] * 2,
             [[1.0] * 4] * 2,
             PACK,
             version=1,

@@ -63,7 +63,7 @@ def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only(
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it_is(recompute):
-    scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=2))
+    scheduler = make_scheduler()
     mesh = scheduler.engine.mesh
     old = model_on(mesh)
     new = jax.tree.map(lambda x: -x, model_on(mesh))
@@ -205,7 +205,7 @@ def test_a_prompt_that_lost_its_pages_half_written_is_not_found_by_others():
 
 @pytest.mark.long
 def test_recomputed_keys_are_those_of_the_weights_that_sample_however_scarce_pages_are():
-    scheduler = make_scheduler(dataclasses.replace(ENGINE, pages=22, decode_steps=2))
+    scheduler = make_scheduler(dataclasses.replace(ENGINE, pages=22))
     plain = model_on(scheduler.engine.mesh)
     models = [jax.tree.map(lambda x, k=k: (-1) ** k * (1 + k / 10) * x, plain) for k in range(6)]
     preempted = 0

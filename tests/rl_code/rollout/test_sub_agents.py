@@ -11,7 +11,6 @@ import pytest
 from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.contexts import context_key
 from tests.rl_code.rollout.several_contexts import (
-    FAST,
     TASKS,
     WAYS,
     SeveralContexts,
@@ -66,7 +65,7 @@ class Nested(SeveralContexts):
 
 @functools.cache
 def played():
-    return play(TASKS, make=Nested, engine=FAST)[0]
+    return play(TASKS, make=Nested)[0]
 
 
 @pytest.mark.long
@@ -76,7 +75,7 @@ def test_every_context_is_what_the_trainer_computes_whatever_else_is_in_the_batc
     assert sum(len(t.contexts) > 1 for t in trajectories) > 4
     alike = [types.SimpleNamespace(**vars(c)) for t in trajectories for c in t.contexts]
     assert_trained_alike([c for c in alike if c.sampled.any()], MODEL)
-    alone, _ = play(TASKS[:1], make=Nested, engine=FAST)
+    alone, _ = play(TASKS[:1], make=Nested)
     assert_same(alone, together[:1])
 
 

@@ -16,7 +16,6 @@ from rl_code.rollout.contexts import context_key, with_keys
 from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.types import Context, Reward, Trajectory
 from tests.rl_code.rollout.several_contexts import (
-    FAST,
     TASKS,
     WAYS,
     SeveralContexts,
@@ -98,7 +97,7 @@ def whole(trajectory, index):
 
 @functools.cache
 def played():
-    return play(TASKS, make=Summarising, engine=FAST)[0]
+    return play(TASKS, make=Summarising)[0]
 
 
 @pytest.mark.long
@@ -109,7 +108,7 @@ def test_every_context_is_what_the_trainer_computes_whatever_else_is_in_the_batc
     assert len(summarised) > 4 and any(len(t.contexts) > 3 for t in summarised)
     wholes = [whole(t, index) for t in trajectories for index in range(len(t.contexts))]
     assert_trained_alike([one for one in wholes if one.sampled.any()], MODEL)
-    alone, _ = play(TASKS[:1], make=Summarising, engine=FAST)
+    alone, _ = play(TASKS[:1], make=Summarising)
     assert_same(alone, together[:1])
 
 

@@ -53,12 +53,12 @@ VALUES = st.recursive(
         st.sets(KEYS),
         st.frozensets(KEYS),
     ),
-    max_leaves=20,
+    max_leaves=10,
 )
 
 
 @given(VALUES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_values_come_back_as_they_were(value):
     data = serialization.dumps(value)
     back = serialization.loads(data)

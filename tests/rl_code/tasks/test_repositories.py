@@ -573,7 +573,7 @@ def test_walks_check_names_rarely_and_in_vain():
         **{name: TOOLS[name] for name in ("grep", "read_file", "replace_lines", "submit")},
         **find_tools((Named("diagnostics"),)),
     }
-    tasks = [generate("train", 3, index, faults=("name",)) for index in range(60)]
+    tasks = [generate("train", 3, index, faults=("name",)) for index in range(30)]
 
     def first_calls(**changed):
         config = dataclasses.replace(IMPERFECT, p_right=1.0, **changed)
@@ -589,6 +589,6 @@ def test_walks_check_names_rarely_and_in_vain():
     assert all("diagnostics" not in calls for calls in first_calls(p_check=0.0))
     assert all(calls[:2] == ["diagnostics", "grep"] for calls in first_calls(p_heed=0.0))
     rarely = sum("diagnostics" in calls for calls in first_calls(p_check=0.2))
-    assert 3 <= rarely <= 24
+    assert 2 <= rarely <= 12
     # what is certain draws nothing, so that walks of before stay what they were
     assert always == first_calls(p_check=1.0, p_heed=1.0)

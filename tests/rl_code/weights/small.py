@@ -51,9 +51,14 @@ def numbers(version: int) -> dict[str, np.ndarray]:
     return {name: x + rng.normal(0, 1e-4, x.shape).astype(np.float32) for name, x in before}
 
 
+@functools.cache
+def _abstract(where: Mesh) -> Transformer:
+    return abstract_model(CONFIG, where)
+
+
 def model_of(version: int, where: Mesh) -> Transformer:
     """The learner's float32 model of a version."""
-    abstract = abstract_model(CONFIG, where)
+    abstract = _abstract(where)
     targets = arrays.targets(abstract)
     made = {
         name: jax.make_array_from_callback(
@@ -64,6 +69,7 @@ def model_of(version: int, where: Mesh) -> Transformer:
     return arrays.rebuild(abstract, made)
 
 
+@functools.cache
 def wanted(where: Mesh) -> Transformer:
     """What an actor with this mesh asks for."""
     return sampling_model(CONFIG, DTYPE, where)

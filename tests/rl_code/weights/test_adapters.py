@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models.lora import LoRA, trained, with_trained
-from models.transformer import Transformer, abstract_model, cast
+from models.transformer import Transformer, abstract_model
 from rl_code.checkpoint import arrays
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
@@ -21,7 +22,9 @@ from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from tests.rl_code.weights.small import CONFIG, DTYPE, KEPT, mesh
 
-ADAPTED = dataclasses.replace(CONFIG, mlp_dim=512, lora=LoRA(rank=2))
+ADAPTED = dataclasses.replace(
+    CONFIG, mlp_dim=512, lora=LoRA(rank=2, targets=("q_proj", "down_proj"))
+)
 WANTED = sampling_model(ADAPTED, DTYPE, mesh())
 
 
@@ -35,25 +38,31 @@ def models() -> list[Transformer]:
         for name, x in arrays.targets(abstract).items()
     }
     first = arrays.rebuild(abstract, made)
-    versions = [jax.tree.map(lambda x, n=n: x + 0.1 * n, trained(first)) for n in range(3)]
+
+    def moved(x: jax.Array, number: int) -> jax.Array:
+        return jax.device_put(np.asarray(x) + np.float32(0.1 * number), x.sharding)
+
+    versions = [jax.tree.map(lambda x, n=n: moved(x, n), trained(first)) for n in range(3)]
     return [with_trained(first, part) for part in versions]
 
 
-def bytes_of(tree) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree))
+def sampled_bytes(tree) -> int:
+    """Bytes of what a sampler has of parameters."""
+    return sum(x.size * jnp.dtype(DTYPE).itemsize for x in jax.tree.leaves(tree))
 
 
 def assert_same(found: Transformer, model: Transformer) -> None:
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(cast(model, DTYPE)), strict=True):
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(model), strict=True):
+        assert x.dtype == DTYPE
+        assert np.asarray(x).tobytes() == np.asarray(y).astype(x.dtype).tobytes()
 
 
 def test_within_a_process_versions_share_what_is_frozen(models):
     local = LocalWeights(WANTED, keep=2)
-    adapters = bytes_of(trained(cast(models[0], DTYPE)))
+    adapters = sampled_bytes(trained(models[0]))
     for number, model in enumerate(models):
         local.publish(number, model)
-        whole = bytes_of(cast(model, DTYPE))
+        whole = sampled_bytes(model)
         assert local.published.live_bytes == (adapters if number else whole)
     assert 8 * adapters < whole
     kept = [local.wait(exactly=number, deadline_s=1.0)[1] for number in (1, 2)]
@@ -67,11 +76,11 @@ def test_between_processes_only_adapters_travel(models, tmp_path):
     live = TransferPublisher(stored, host="127.0.0.1")
     reader = StoredSubscriber(tmp_path, WANTED, name="actor-1")
     follower = TransferSubscriber(reader, host="127.0.0.1", pull_s=30.0)
-    adapters = bytes_of(trained(cast(models[0], DTYPE)))
+    adapters = sampled_bytes(trained(models[0]))
     for number, model in enumerate(models):
         live.publish(number, model)
         assert_same(follower.wait(exactly=number, deadline_s=30.0)[1], model)
-        whole = bytes_of(cast(model, DTYPE))
+        whole = sampled_bytes(model)
         assert follower.fetched.live_bytes == (adapters if number else whole)
     # what storage keeps of a version is its change
     live.close()

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from models.transformer import Transformer
+from models.transformer import abstract_model
+from rl_code.checkpoint import arrays
 from rl_code.weights.layout import (
     any_mesh,
     assemble,
@@ -21,7 +21,7 @@ from rl_code.weights.layout import (
     to_slices,
     wanted_parts,
 )
-from tests.rl_code.weights.small import CONFIG, mesh
+from tests.rl_code.weights.small import CONFIG, mesh, numbers
 
 LAYOUTS = (P(), P("data"), P("tensor", "data"), P(None, ("data", "tensor")))
 
@@ -63,8 +63,10 @@ def test_what_is_set_as_mesh_does_not_matter():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_detached_parameters_survive_the_donation_of_the_model(dtype):
-    model = Transformer(CONFIG, nnx.Rngs(0))
-    expected = jax.tree.map(lambda x: np.array(x.astype(dtype)), model)
+    parameters = {name: jax.device_put(x.copy()) for name, x in numbers(0).items()}
+    model = arrays.rebuild(abstract_model(CONFIG), parameters)
+    del parameters
+    expected = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), model)
     copies = detached(model, dtype)
     # a layout to which device_put gives the first device's part without copying it
     moved = {name: jax.device_put(x, NamedSharding(mesh(2, 1), P())) for name, x in copies.items()}
