@@ -99,7 +99,6 @@ def make_trees(build):
     "methods, config",
     [
         ("dense-window", SHARED),
-        pytest.param("dense-window", SEPARATE, marks=pytest.mark.long),
         pytest.param("nsa", SHARED, marks=pytest.mark.long),
         pytest.param("moba-documents", SEPARATE, marks=pytest.mark.long),
     ],
@@ -208,7 +207,6 @@ def test_experts_have_the_same_gradient_in_micro_batches(build):
 @pytest.mark.parametrize(
     "config, mesh, changes",
     [
-        (SHARED, MeshConfig(data=2, fsdp=2, tensor=2), {}),
         (SEPARATE, MeshConfig(data=2, fsdp=2, tensor=2), {}),
         (SHARED, MeshConfig(data=2, context=2, tensor=2), {}),
         (SEPARATE, MeshConfig(data=2, fsdp=2, tensor=2), ADAPTERS),
