@@ -311,6 +311,7 @@ def test_a_document_is_read_by_what_follows_and_by_nothing_else(build, methods):
     assert batch.documents[row, follows] < 0 and moved[follows] and moved[inside].any()
 
 
+@pytest.mark.long
 def test_contexts_of_a_tree_share_documents_and_equal_themselves_alone(build):
     model = make_attending("dense-window")
     (group,) = make_groups(build, (2,), seed=3)

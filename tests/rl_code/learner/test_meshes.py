@@ -17,7 +17,6 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
-from attention.methods.gated_delta import GatedDelta
 from attention.methods.sinks import Sinks
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from rl_code.learner.batching import pack
@@ -106,8 +105,7 @@ WIDE = dict(dtype="float64", param_dtype="float64")
 
 @pytest.mark.long
 def test_layers_with_a_state_are_updated_as_on_one_device(x64):
-    one_layer = dict(attention=(GatedDelta(),), num_layers=1)
-    check("data 2 x fsdp 2 x tensor 2", "states", "plain", **one_layer, **WIDE)
+    check("data 2 x fsdp 2 x tensor 2", "states", "plain", **WIDE)
 
 
 @pytest.mark.long

@@ -131,6 +131,7 @@ def test_every_prefix_stands_once(trees):
 @pytest.mark.parametrize("align", [1, 8])
 @pytest.mark.parametrize("levels", ["any", "two"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.quick(each=True)
 def test_a_batch_of_trees_equals_its_contexts_one_by_one(build, trees, levels, loss, align):
     groups, advantages = trees
     config = ANY_DEPTH if levels == "any" else TWO_LEVELS

@@ -140,6 +140,7 @@ def test_a_rematerialised_transformer_on_a_mesh_steps_as_without_on_one_device_a
         assert_equal_steps(alone, steps[0])
 
 
+@pytest.mark.long
 def test_log_probabilities_are_those_of_one_phase(build):
     batch, prompts, completions = layouts(build)
     model = build.model()

@@ -268,13 +268,19 @@ def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
     np.testing.assert_allclose(split[real], logp[real], rtol=1e-5)
 
 
+def entropy_loss(coef):
+    """Without a part that asks for other log-probabilities than the policy's and the sampler's."""
+    terms = dict(kl_coef=0.0, entropy_coef=coef, correction="none")
+    return loss_of("ppo", aggregation="token", **terms)
+
+
 def test_a_policy_on_its_own_samples_has_ratio_one(build):
     model = build.toy()
     batch = packed(build)
     batch = dataclasses.replace(
         batch, logprobs=np.asarray(token_logprobs_for(0.8, 1)(model, batch))
     )
-    _, metrics, _ = first_step(model, batch, prox=None)
+    _, metrics, _ = first_step(model, batch, entropy_loss(0.5), prox=None)
     assert metrics["policy/mismatch_max"] < 1e-5 and metrics["policy/clip_fraction"] == 0.0
     np.testing.assert_allclose(metrics["policy/ess"], 1.0, rtol=1e-5)
     assert metrics["train/tokens"] == batch.mask.sum() and metrics["train/trajectories"] == 27
@@ -337,8 +343,7 @@ def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, ent
     """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by
     the norm.
     """
-    loss = loss_of("ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef)
-    loss = dataclasses.replace(loss, correction="none")
+    loss = entropy_loss(entropy_coef)
     model = build.toy()
     batch = packed(build)
     batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))

@@ -95,13 +95,9 @@ def make_trees(build):
     return groups, advantages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "methods, config",
-    [
-        ("dense-window", SHARED),
-        pytest.param("nsa", SHARED, marks=pytest.mark.long),
-        pytest.param("moba-documents", SEPARATE, marks=pytest.mark.long),
-    ],
+    "methods, config", [("dense-window", SHARED), ("nsa", SHARED), ("moba-documents", SEPARATE)]
 )
 def test_trees_have_the_values_and_the_gradient_of_their_contexts(build, methods, config):
     groups, advantages = make_trees(build)

@@ -225,6 +225,7 @@ def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, 
         assert bits(state.value.critic.backbone) != bits(model)
 
 
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("config", [PRETRAINED, SEPARATE])
 def test_what_is_not_finite_changes_no_bit(build, model, config):
     batch = packed(build)
