@@ -109,12 +109,6 @@ def test_layers_with_a_state_are_updated_as_on_one_device(x64):
 
 
 @pytest.mark.long
-def test_layers_with_latent_vectors_are_updated_as_on_one_device():
-    """Heads are cut, tokens are, and parameters."""
-    check("fsdp 2 x context 2 x tensor 2", "latent", "plain")
-
-
-@pytest.mark.long
 def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
     """Heads are cut, tokens are, and each expert, whose bias must be added once."""
     one_layer = dict(attention=(Sinks(),), num_layers=1)
@@ -122,9 +116,13 @@ def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
 
 
 @pytest.mark.long
-def test_layers_with_an_indexer_are_updated_as_on_one_device():
-    """Its divergence sums weights of heads that are cut, and its layer is shared."""
-    check("fsdp 2 x context 2 x tensor 2", "chosen", "plain")
+def test_layers_with_latent_vectors_and_an_indexer_are_updated_as_on_one_device():
+    """Heads are cut, tokens are, and parameters. The indexer's divergence sums weights of heads
+    that are cut, and its layer is shared.
+    """
+    attention = METHODS["latent"] + METHODS["chosen"]
+    layers = dict(attention=attention, num_layers=len(attention))
+    check("fsdp 2 x context 2 x tensor 2", "chosen", "plain", **layers)
 
 
 @pytest.mark.slow(reason="compiles for half an hour")
