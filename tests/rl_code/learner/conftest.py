@@ -20,8 +20,9 @@ from attention.methods.window import Window
 from models.target_logprobs import Head
 from models.transformer import LayerTerms, Transformer
 from pallas_kernels.tokens import visible
+from rl_code.learner import learner as learner_lib
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory
-from tests.attention.rows import drawn
+from tests import draws
 from tests.models.small import small_config
 
 VOCAB = 32
@@ -134,9 +135,13 @@ def make_model(**changes):
     config = small_config(**own | changes)
 
     # not as one program, of which every model would have its own
-    leaves, tree = jax.tree.flatten(Transformer(config, nnx.Rngs(0)))
-    keys = jax.random.split(jax.random.key(1), 64)[: len(leaves)]
-    leaves = [x + 0.2 * drawn(key, x.shape, x.dtype) for key, x in zip(keys, leaves, strict=True)]
+    with draws.fewer_programs():
+        leaves, tree = jax.tree.flatten(Transformer(config, nnx.Rngs(0)))
+    keys = jax.random.split(jax.random.key(1), 64)
+    leaves = [
+        np.asarray(x) + np.asarray(0.2, x.dtype) * draws.normal(keys[number], x.shape, x.dtype)
+        for number, x in enumerate(leaves)
+    ]
     # whatever mesh is set when it is first asked for
     return jax.device_put(jax.tree.unflatten(tree, leaves), jax.devices()[0])
 
@@ -203,6 +208,15 @@ def build():
         attending=make_attending,
         toy=make_toy,
     )
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+    """Learners of equal configs have the same programs, and ``steps.update_for`` has them, too."""
+    from tests.rl_code.learner.steps import MAKERS
+
+    for name, make in MAKERS.items():
+        monkeypatch.setattr(learner_lib, name, make)
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,16 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from rl_code.config.named import Named
+from rl_code.learner import learner as learner_lib
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
-from rl_code.learner.update import OptimizerConfig, init_state, make_update
+from rl_code.learner.update import OptimizerConfig, init_state
 
 PACK = PackConfig(32, 40, 32, 0, False)
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.3}
@@ -56,9 +56,18 @@ def loss_of(name: str, **changes) -> LossConfig:
     return dataclasses.replace(LOSS, policy=Named(name, BOUNDS), **changes)
 
 
-# One compilation per configuration and shape.
-update_for = functools.cache(make_update)
+# One compilation per configuration and shape, of learners' programs too (``shared_programs``).
+MAKERS = {
+    name: functools.cache(getattr(learner_lib, name))
+    for name in ("make_update", "make_token_logprobs", "make_token_values", "make_value_update")
+}
 two_phase_for = functools.cache(make_two_phase_update)
+
+
+def update_for(loss, optimizer, micro_batches, runs=0, **values):
+    """The update that a learner makes from these."""
+    value = values.get("value")
+    return MAKERS["make_update"](loss, optimizer, micro_batches, runs, False, value=value)
 
 
 def advantages_of(sizes):
@@ -74,8 +83,8 @@ def laid_out(groups, config=TWO):
 
 
 def fresh(model):
-    """A copy that may be donated."""
-    return jax.tree.map(jnp.copy, model)
+    """A copy that may be donated; through the host, since a copy is a program for each shape."""
+    return jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), model)
 
 
 def first_step(

@@ -120,6 +120,7 @@ def test_what_continuations_share_stands_once(parted):
 
 @pytest.mark.parametrize("levels", ["any", "two"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.quick(each=True)
 def test_a_batch_of_continuations_equals_its_trajectories_one_by_one(build, parted, levels, loss):
     group, credits = with_continuations(parted, [0.1, 0.2, 0.3], RLOO())
     credits = [

@@ -16,11 +16,16 @@ from rl_code.learner.objective import Denominators, LossConfig, policy_loss, pol
 from rl_code.store import serialization
 from tests.rl_code.learner.conftest import make_group, make_trajectory
 
-# Two tokens of a trajectory of the policy's own, and two of a demonstration.
-P = np.array([[0.5, 0.25, 0.1, 0.4]])
-SHOWN = np.array([[0.0, 0.0, 1.0, 1.0]])
-ADVANTAGES = np.array([[-0.5, -0.5, 2.0, 2.0]])
-MASK = np.ones((1, 4))
+# Two tokens of a trajectory of the policy's own, and two of a demonstration; and a row of padding,
+# with which arrays have the shapes, and calls the programs, of test_losses.py.
+P = np.array([[0.5, 0.25, 0.1, 0.4], [0.5, 0.5, 0.5, 0.5]])
+SHOWN = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+ADVANTAGES = np.array([[-0.75, -0.75, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+MASK = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+LENGTHS = np.full((2, 4), 2.0)
+
+
+LOGP = np.log(P).astype(np.float32)
 
 
 def run(logp=None, shown=SHOWN, ref=None, **changes):
@@ -30,25 +35,25 @@ def run(logp=None, shown=SHOWN, ref=None, **changes):
     loss, terms = policy_loss(
         LossConfig(**{"correction": "none"} | changes),
         SimpleNamespace(
-            logprobs=jnp.where(SHOWN > 0, 0.0, jnp.log(P)),
+            logprobs=jnp.asarray(np.where(SHOWN > 0, 0.0, np.log(P))),
             advantages=jnp.asarray(ADVANTAGES),
             mask=jnp.asarray(MASK),
-            trajectories=jnp.array([[0, 0, 1, 1]]),
-            lengths=jnp.asarray(2 * MASK),
-            staleness=jnp.zeros((1, 4), jnp.int32),
+            trajectories=jnp.array([[0, 0, 1, 1], [2, 2, 2, 2]]),
+            lengths=jnp.asarray(LENGTHS),
+            staleness=jnp.asarray(np.zeros((2, 4), np.int32)),
             demonstrated=None if shown is None else jnp.asarray(shown),
         ),
-        Denominators.of(MASK, 2 * MASK),
-        logp=jnp.log(P) if logp is None else logp,
-        entropy=jnp.ones((1, 4)),
-        prox=jnp.log(P),
+        Denominators.of(MASK, LENGTHS),
+        logp=jnp.asarray(LOGP) if logp is None else logp,
+        entropy=jnp.asarray(np.ones((2, 4), np.float32)),
+        prox=jnp.asarray(LOGP),
         ref=ref,
     )
     return loss, policy_metrics(terms)
 
 
 def gradient(**changes):
-    return np.asarray(jax.grad(lambda logp: run(logp, **changes)[0])(jnp.log(P)))[0]
+    return np.asarray(jax.grad(lambda logp: run(logp, **changes)[0])(jnp.asarray(LOGP)))[0]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +69,8 @@ def gradient(**changes):
 def test_weights_equal_hand_computed_numbers(weight, values, slopes, correction):
     changes = dict(demonstrated=weight, correction=correction)
     loss, _ = run(**changes)
-    np.testing.assert_allclose(loss, (2 * 0.5 - 2.0 * sum(values)) / 4, rtol=1e-5)
-    expected = np.array([0.5, 0.5, -2.0 * slopes[0], -2.0 * slopes[1]]) / 4
+    np.testing.assert_allclose(loss, (2 * 0.75 - 2.0 * sum(values)) / 4, rtol=1e-5)
+    expected = np.array([0.75, 0.75, -2.0 * slopes[0], -2.0 * slopes[1]]) / 4
     np.testing.assert_allclose(gradient(**changes), expected, rtol=1e-5)
 
 
@@ -86,7 +91,7 @@ def test_demonstrations_have_no_part_in_what_is_about_the_sampler():
     assert metrics["policy/demonstrated_logp"] == pytest.approx(expected)
     # Two of four tokens have a divergence and an entropy.
     d = 0.3
-    ref = jnp.log(P) + jnp.where(SHOWN > 0, 2.0, d)
+    ref = jnp.asarray(LOGP + np.where(SHOWN > 0, 2.0, d).astype(np.float32))
     loss, metrics = run(ref=ref, kl_coef=0.1, entropy_coef=0.2)
     assert metrics["policy/kl"] == pytest.approx(math.exp(d) - d - 1, rel=1e-5)
     assert metrics["policy/kl_k1"] == pytest.approx(-d, rel=1e-5)
@@ -95,7 +100,7 @@ def test_demonstrations_have_no_part_in_what_is_about_the_sampler():
 
 
 def test_a_batch_without_demonstrations_has_the_same_loss_with_and_without_the_mask():
-    none = np.zeros((1, 4))
+    none = np.zeros((2, 4))
     with_mask, metrics = run(shown=none)
     without, others = run(shown=None)
     assert with_mask == without

@@ -214,7 +214,7 @@ def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
                 assert np.all(flat[start : start + 4] >= 0) and np.all(kinds == kinds[0])
 
 
-@pytest.mark.parametrize("methods", ["dense-window", "nsa", "moba-documents"])
+@pytest.mark.parametrize("methods", ["dense-window", "moba-documents"])
 @pytest.mark.long
 def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build, methods):
     model = make_attending(methods)
@@ -264,7 +264,7 @@ def test_without_documents_a_batch_has_no_array_more(build):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("methods", ["moba-documents", "nsa", "dense-window"])
+@pytest.mark.parametrize("methods", ["moba-documents", "nsa"])
 def test_contexts_without_a_document_are_as_without_the_section(build, methods):
     """Their positions all start later, which RoPE does not see."""
     model = make_attending(methods)
@@ -282,7 +282,7 @@ def test_contexts_without_a_document_are_as_without_the_section(build, methods):
     np.testing.assert_allclose(here, there, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("methods", ["moba-documents", "nsa", "dense-window"])
+@pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
 @pytest.mark.quick(first=1)
 def test_a_document_is_read_by_what_follows_and_by_nothing_else(build, methods):
     model = make_attending(methods)
@@ -311,6 +311,7 @@ def test_a_document_is_read_by_what_follows_and_by_nothing_else(build, methods):
     assert batch.documents[row, follows] < 0 and moved[follows] and moved[inside].any()
 
 
+@pytest.mark.long
 def test_contexts_of_a_tree_share_documents_and_equal_themselves_alone(build):
     model = make_attending("dense-window")
     (group,) = make_groups(build, (2,), seed=3)

@@ -49,7 +49,6 @@ CASES = {
         MeshConfig(fsdp=2, expert=2, tensor=2),
         dict(fold=True),
     ),
-    "data 2 x expert 2 x tensor 2": (MeshConfig(data=2, expert=2, tensor=2), {}),
 }
 
 

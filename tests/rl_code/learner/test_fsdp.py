@@ -102,6 +102,7 @@ def test_updates_are_those_of_one_device_and_go_on_bit_for_bit_from_a_checkpoint
         (MeshConfig(data=2, tensor=2), MeshConfig(1, 1, fsdp=4)),
     ],
 )
+@pytest.mark.quick(first=1)
 def test_checkpoints_go_from_and_to_meshes_with_fsdp(build, tmp_path, saved, restored):
     meshes = [make_mesh(config) for config in (saved, restored)]
     state, wanted = (state_on(build.model(), mesh) for mesh in meshes)

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -37,6 +38,7 @@ STALENESS = np.array([[0, 2, 1, 0], [1, 1, 0, 0]], np.int32)
 
 
 CLIP = ("clip_low", "clip_high")
+ALL = slice(None)
 
 
 def config(**changes):
@@ -58,7 +60,7 @@ def config(**changes):
     return LossConfig(**(base | changes))
 
 
-def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(None), **changes):
+def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=ALL, **changes):
     """(loss, metrics) of the batch above; ``order`` permutes its rows."""
     sampler = prox if sampler is None else sampler
     entropy = np.zeros_like(MASK) if entropy is None else entropy
@@ -72,9 +74,11 @@ def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(
         staleness=STALENESS,
     )
     own, arrays = (
-        {name: None if x is None else jnp.asarray(x)[order] for name, x in part.items()}
+        {name: None if x is None else jnp.asarray(x) for name, x in part.items()}
         for part in (own, arrays)
     )
+    if order != ALL:
+        own, arrays = jax.tree.map(lambda x: x[order], (own, arrays))
     loss, terms = policy_loss(
         config(**changes),
         SimpleNamespace(**arrays, demonstrated=None),
@@ -84,8 +88,16 @@ def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(
     return loss, policy_metrics(terms)
 
 
+def with_gradient(**changes):
+    """((loss, metrics), the gradient for logp)."""
+    logp = jnp.asarray(changes.pop("logp", LOGP))
+    return jax.device_get(
+        jax.value_and_grad(lambda logp: run(logp=logp, **changes), has_aux=True)(logp)
+    )
+
+
 def gradient(**changes):
-    return np.asarray(jax.grad(lambda logp: run(logp=logp, **changes)[0])(jnp.asarray(LOGP)))
+    return with_gradient(**changes)[1]
 
 
 # -min(r A, clip(r, 0.8, 1.28) A) per token, by hand:
@@ -93,31 +105,29 @@ PPO = np.array([[-1.28, -0.5, -1.1, 0.8], [-2.4, -2.56, 0, 0]])
 
 
 def test_ppo_clips_each_side_at_its_own_bound():
-    loss, metrics = run()
+    (loss, metrics), slopes = with_gradient()
     np.testing.assert_allclose(loss, PPO.sum() / 6, rtol=1e-6)
     assert metrics["policy/clip_fraction"] == pytest.approx(3 / 6)
     # d(r A)/d log pi = r A where not clipped
-    np.testing.assert_allclose(
-        gradient(), -np.array([[0, 0.5, 1.1, 0], [2.4, 0, 0, 0]]) / 6, rtol=1e-5
-    )
+    np.testing.assert_allclose(slopes, -np.array([[0, 0.5, 1.1, 0], [2.4, 0, 0, 0]]) / 6, rtol=1e-5)
 
 
 def test_gspo_clips_the_geometric_mean_of_the_ratio():
     s = [(1.5 * 0.5 * 1.1) ** (1 / 3), 0.5, (1.2 * 2.0) ** 0.5]  # 0.938, 0.5, 1.549
-    loss, metrics = run(loss="gspo", aggregation="sequence")
+    (loss, metrics), slopes = with_gradient(loss="gspo", aggregation="sequence")
     np.testing.assert_allclose(loss, (-s[0] + 0.8 - 2 * 1.28) / 3, rtol=1e-6)
     assert metrics["policy/clip_fraction"] == pytest.approx(3 / 6)
     # ds/d log pi_t = s / |o|, the same for each token of the trajectory
     expected = np.array([[-s[0] / 3] * 3 + [0], [0] * 4]) / 3
-    np.testing.assert_allclose(gradient(loss="gspo", aggregation="sequence"), expected, rtol=1e-5)
+    np.testing.assert_allclose(slopes, expected, rtol=1e-5)
 
 
 def test_cispo_keeps_every_tokens_gradient_with_a_clipped_weight():
     weight = np.array([[1.28, 0.8, 1.1, 0.8], [1.2, 1.28, 0, 0]])
-    loss, metrics = run(loss="cispo")
+    (loss, metrics), slopes = with_gradient(loss="cispo")
     np.testing.assert_allclose(loss, -(weight * ADVANTAGE * LOGP).sum() / 6, rtol=1e-6)
     assert metrics["policy/clip_fraction"] == pytest.approx(4 / 6)
-    np.testing.assert_allclose(gradient(loss="cispo"), -weight * ADVANTAGE / 6, rtol=1e-6)
+    np.testing.assert_allclose(slopes, -weight * ADVANTAGE / 6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("clip_low, clip_high", [(0.0, 0.28), (0.2, 0.0), (0.0, 0.0)])
@@ -144,26 +154,32 @@ EXTREME = {
 
 
 @pytest.mark.parametrize("way", EXTREME)
-@pytest.mark.parametrize("by", [100.0, -100.0])
-def test_log_ratios_of_any_size_overflow_nowhere(way, by):
+def test_log_ratios_of_any_size_overflow_nowhere(way):
     """Of pi to prox, of prox to mu and of the reference to pi, for tokens of either advantage."""
-    moved = by * np.array([[1, 0, 0, 1], [0, 1, 0, 0]], np.float32)
-    for places in (
-        dict(logp=PROX + moved),
-        dict(prox=LOGP + moved, sampler=LOGP),
-        dict(prox=PROX, sampler=PROX - moved),
-        dict(logp=PROX + moved, sampler=PROX - moved),
-    ):
-        ref = places.get("logp", LOGP) + moved
-        given = dict(logp=LOGP, ref=ref, loss=way.split()[0]) | places | EXTREME[way]
+    given = []
+    for by in (100.0, -100.0):
+        moved = by * np.array([[1, 0, 0, 1], [0, 1, 0, 0]], np.float32)
+        for places in (
+            dict(logp=PROX + moved),
+            dict(prox=LOGP + moved, sampler=LOGP),
+            dict(prox=PROX, sampler=PROX - moved),
+            dict(logp=PROX + moved, sampler=PROX - moved),
+        ):
+            places = dict(logp=LOGP, prox=PROX) | places
+            own = dict(sampler=places["prox"], ref=places["logp"] + moved)
+            given.append(own | places)
+    given = {name: np.stack([each[name] for each in given]) for name in given[0]}
+    options = dict(loss=way.split()[0]) | EXTREME[way]
 
-        def loss_of(logp, given=given):
-            return run(**given | dict(logp=logp))
+    def loss_of(logp, others):
+        return run(logp=logp, **others, **options)
 
-        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
-        (loss, metrics), slopes = gradient_of(jnp.asarray(given["logp"]))
-        assert np.isfinite(slopes).all() and np.isfinite(loss), places
-        assert all(np.isfinite(value) for value in metrics.values()), metrics
+    # each of the eight by itself, in the calls of one
+    logp = given.pop("logp")
+    found = jax.vmap(jax.value_and_grad(loss_of, has_aux=True))(logp, given)
+    (loss, metrics), slopes = jax.device_get(found)
+    assert np.isfinite(slopes).all() and np.isfinite(loss).all() and loss.shape == (8,)
+    assert all(np.isfinite(value).all() for value in metrics.values()), metrics
 
 
 def test_the_clip_holds_for_a_ratio_that_would_overflow():
@@ -204,24 +220,29 @@ def test_kl_estimators_equal_their_formulas():
 
 
 def test_expected_kl_gradients_are_right_for_k2_and_k3_as_losses():
-    logits = jnp.array([0.3, -1.0, 0.8, 0.1])
-    ref = jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.0]))
-    probabilities = jax.nn.softmax(logits)
-
-    def exact(logits):
+    def exact(logits, ref):
         logp = jax.nn.log_softmax(logits)
         return jnp.sum(jnp.exp(logp) * (logp - ref))
 
-    def estimated(logits, name):  # expectation over samples of the gradient of the sampled loss
+    def estimated(logits, ref, name):
+        """Expectation over samples; its gradient is that of the sampled loss."""
+        probabilities = jax.lax.stop_gradient(jax.nn.softmax(logits))
         return jnp.sum(probabilities * KL[name](ref - jax.nn.log_softmax(logits)))
 
-    np.testing.assert_allclose(
-        jax.grad(estimated)(logits, "k2"), jax.grad(exact)(logits), atol=1e-6
-    )
-    np.testing.assert_allclose(jax.grad(estimated)(logits, "k1"), jnp.zeros(4), atol=1e-6)
-    reverse = jax.grad(lambda x: -jnp.sum(jnp.exp(ref) * jax.nn.log_softmax(x)))(logits)
-    # that of KL(ref || pi)
-    np.testing.assert_allclose(jax.grad(estimated)(logits, "k3"), reverse, atol=1e-6)
+    def reverse(logits, ref):  # KL(ref || pi), up to what does not depend on pi
+        return -jnp.sum(jnp.exp(ref) * jax.nn.log_softmax(logits))
+
+    @jax.jit
+    def gradients(logits, other):
+        ref = jax.nn.log_softmax(other)
+        found = {name: jax.grad(estimated)(logits, ref, name) for name in KL}
+        return found, jax.grad(exact)(logits, ref), jax.grad(reverse)(logits, ref)
+
+    logits, other = np.array([[0.3, -1.0, 0.8, 0.1], [1.0, 0.2, -0.5, 0.0]], np.float32)
+    found, of_exact, of_reverse = gradients(logits, other)
+    np.testing.assert_allclose(found["k1"], np.zeros(4), atol=1e-6)
+    np.testing.assert_allclose(found["k2"], of_exact, atol=1e-6)
+    np.testing.assert_allclose(found["k3"], of_reverse, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
@@ -263,6 +284,12 @@ def test_entropy_is_rewarded():
 W = np.array([[4.0, 1.0, 0.25, 0.4], [2.0, 1.5, 1.0, 1.0]], np.float32)
 
 
+@functools.cache
+def uncorrected(loss):
+    """The gradient of a loss with a constant denominator, without corrections."""
+    return gradient(loss=loss, aggregation="constant")
+
+
 @pytest.mark.parametrize(
     "correction, weight, cut",
     [
@@ -281,11 +308,11 @@ def test_corrections_weigh_the_loss_by_hand_computed_factors(correction, weight,
     assert int(jnp.sum(outside * MASK)) == cut
     for loss in LOSSES:
         # the denominator stays: masked tokens are counted
-        whole, metrics = run(sampler=PROX - np.log(W), loss=loss, aggregation="constant", **options)
+        changes = dict(sampler=PROX - np.log(W), loss=loss, aggregation="constant", **options)
+        (whole, metrics), grads = with_gradient(**changes)
         assert metrics["policy/truncated_fraction"] == pytest.approx(cut / 6)
-        grads = gradient(sampler=PROX - np.log(W), loss=loss, aggregation="constant", **options)
         if loss != "gspo":  # there a token's gradient mixes the weights of its trajectory
-            plain = gradient(loss=loss, aggregation="constant")
+            plain = uncorrected(loss)
             np.testing.assert_allclose(grads, plain * np.array(weight), rtol=1e-5, atol=1e-8)
         assert np.isfinite(whole)
 
@@ -307,16 +334,16 @@ def test_a_correction_that_was_not_decided_is_refused():
 
 
 def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
-    log_w = jnp.full((1, 4), 60.0)
+    ones = np.ones((2, 4), np.float32)
     weight, outside = correction_weights(
         config(correction="masked_sequence"),
-        log_w,
-        jnp.ones((1, 4)),
-        jnp.zeros((1, 4), int),
-        jnp.full((1, 4), 4.0),
+        jnp.asarray(60.0 * ones),
+        jnp.asarray(ones),
+        jnp.asarray(0 * TRAJECTORIES),
+        jnp.asarray(4.0 * ones),
     )
-    np.testing.assert_array_equal(weight, jnp.zeros((1, 4)))
-    assert outside.all()
+    np.testing.assert_array_equal(weight, 0.0 * ones)
+    assert np.asarray(outside).all()
 
 
 def test_mismatch_ess_and_staleness_are_always_logged():
@@ -357,16 +384,17 @@ def test_padding_content_and_row_order_do_not_matter(loss, correction, estimator
         loss=loss, correction=correction, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.1
     )
     inputs = dict(prox=PROX, sampler=PROX - 0.1 * np.log(W), ref=PROX + 0.2, entropy=-PROX)
-    loss, metrics = run(**inputs, **options)
+    (loss, metrics), clean = with_gradient(**inputs, **options)
     poisoned = {name: poison(x) for name, x in inputs.items()}
-    value, others = run(poison(LOGP), **poisoned, **options)
+    (value, others), grads = with_gradient(logp=poison(LOGP), **poisoned, **options)
     assert float(value) == float(loss) and {k: float(v) for k, v in others.items()} == {
         k: float(v) for k, v in metrics.items()
     }
-    grads = gradient(**poisoned, **options)
-    np.testing.assert_array_equal(grads, gradient(**inputs, **options))
+    np.testing.assert_array_equal(grads, clean)
     assert not grads[MASK == 0].any()
-    np.testing.assert_allclose(run(**inputs, order=np.array([1, 0]), **options)[0], loss, rtol=1e-6)
+    np.testing.assert_allclose(
+        run(**inputs, order=slice(None, None, -1), **options)[0], loss, rtol=1e-6
+    )
 
 
 def test_shares_of_micro_batches_add_up_to_the_whole():
@@ -387,8 +415,10 @@ def test_shares_of_micro_batches_add_up_to_the_whole():
 
 
 def test_per_trajectory_sums_neighbours_within_a_row():
-    result = per_trajectory(jnp.array([[1.0, 2, 4, 8, 16]]), jnp.array([[7, 7, 2, 9, 9]]))
-    np.testing.assert_array_equal(result, [[3, 3, 4, 24, 24]])
+    numbers = np.array([[1, 2, 4, 8], [16, 32, 64, 128]], np.float32)
+    trajectories = np.array([[7, 7, 2, 9], [9, 9, 7, 7]], np.int32)
+    result = per_trajectory(jnp.asarray(numbers), jnp.asarray(trajectories))
+    np.testing.assert_array_equal(result, [[3, 3, 4, 8], [48, 48, 192, 192]])
 
 
 def test_an_empty_batch_has_zero_loss_and_finite_metrics():

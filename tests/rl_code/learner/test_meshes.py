@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
+from attention.methods.sinks import Sinks
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from rl_code.learner.batching import pack
 from rl_code.learner.two_phase_batching import pack_completions
@@ -107,21 +109,20 @@ def test_layers_with_a_state_are_updated_as_on_one_device(x64):
 
 
 @pytest.mark.long
-def test_layers_with_latent_vectors_are_updated_as_on_one_device():
-    """Heads are cut, tokens are, and parameters."""
-    check("fsdp 2 x context 2 x tensor 2", "latent", "folded")
-
-
-@pytest.mark.long
 def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
     """Heads are cut, tokens are, and each expert, whose bias must be added once."""
-    check("fsdp 2 x context 2 x tensor 2", "sinks", "experts")
+    one_layer = dict(attention=(Sinks(),), num_layers=1)
+    check("fsdp 2 x context 2 x tensor 2", "sinks", "experts", **one_layer)
 
 
 @pytest.mark.long
-def test_layers_with_an_indexer_are_updated_as_on_one_device():
-    """Its divergence sums weights of heads that are cut, and its layer is shared."""
-    check("fsdp 2 x context 2 x tensor 2", "chosen", "plain")
+def test_layers_with_latent_vectors_and_an_indexer_are_updated_as_on_one_device():
+    """Heads are cut, tokens are, and parameters. The indexer's divergence sums weights of heads
+    that are cut, and its layer is shared.
+    """
+    attention = METHODS["latent"] + METHODS["chosen"]
+    layers = dict(attention=attention, num_layers=len(attention))
+    check("fsdp 2 x context 2 x tensor 2", "chosen", "plain", **layers)
 
 
 @pytest.mark.slow(reason="compiles for half an hour")
@@ -140,7 +141,7 @@ def test_updates_are_those_of_one_device(mesh, methods, feed_forward):
     check(mesh, methods, feed_forward)
 
 
-def check(mesh: str, methods: str, feed_forward: str, **more: str) -> None:
+def check(mesh: str, methods: str, feed_forward: str, **more: Any) -> None:
     """Raises AssertionError where a mesh makes another update than one device."""
     options = model_options(mesh, methods, feed_forward) | more
     model = make_model(**options)

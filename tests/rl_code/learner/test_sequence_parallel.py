@@ -8,7 +8,6 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
-from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import abstract_model
@@ -28,13 +27,9 @@ from tests.rl_code.learner.steps import (
     update_for,
 )
 
-# Activations are cut around attention, whatever its method, and around what follows it.
-MODELS = {
-    "window": dict(attention=(Window(7),)),
-    "nsa, experts": dict(
-        attention=METHODS["nsa"], moe=MoE(experts=4, active=2, mlp_dim=8, shared=1)
-    ),
-}
+# Activations are cut around attention, whatever its method, and around what follows it. A dense
+# model is cut so in test_context_parallel.py.
+MODEL = dict(attention=METHODS["nsa"], moe=MoE(experts=4, active=2, mlp_dim=8, shared=1))
 
 
 def lowered(model, mesh, batch):
@@ -49,13 +44,10 @@ def lowered(model, mesh, batch):
         return update_for(LOSS, OPTIMIZER, 2, ONE.runs), (state, rows, prox, ref)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.long
-def test_updates_are_those_of_one_device(name, build):
-    own = build.model(num_heads=4, num_kv_heads=4, remat=True, **MODELS[name])
-    cut = build.model(
-        num_heads=4, num_kv_heads=4, remat=True, sequence_parallel=True, **MODELS[name]
-    )
+def test_updates_are_those_of_one_device(build):
+    own = build.model(num_heads=4, num_kv_heads=4, remat=True, **MODEL)
+    cut = build.model(num_heads=4, num_kv_heads=4, remat=True, sequence_parallel=True, **MODEL)
     batch = pack(build.turns(SIZES), advantages_of(SIZES), ONE, version=0)[0]
     gradient, metrics, _ = first_step(own, batch, runs=ONE.runs)
     mesh = make_mesh(MeshConfig(data=2, tensor=4))

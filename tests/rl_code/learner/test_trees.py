@@ -1,5 +1,6 @@
 """Trajectories that are trees of contexts: packed with every shared prefix once, they give the loss
-and the gradient of the same contexts one by one.
+and the gradient of the same contexts one by one. Layers of every kind have theirs in
+test_value_layouts.py.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def test_every_prefix_stands_once(trees):
 @pytest.mark.parametrize("align", [1, 8])
 @pytest.mark.parametrize("levels", ["any", "two"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.quick(each=True)
 def test_a_batch_of_trees_equals_its_contexts_one_by_one(build, trees, levels, loss, align):
     groups, advantages = trees
     config = ANY_DEPTH if levels == "any" else TWO_LEVELS
@@ -151,20 +153,6 @@ def test_two_phases_repeat_what_is_deeper_than_the_prompt(build, trees):
     assert phases[1].pop("train/residual_mib") > 0
     assert_close(phases[1], apart[1])
     assert metrics["pack/saved"] > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("methods", ["dense-window", pytest.param("nsa", marks=pytest.mark.long)])
-def test_layers_of_every_kind_see_a_tree_as_its_contexts(build, trees, methods):
-    groups, advantages = trees
-    model = build.attending(methods)
-    runs = 20 if methods == "nsa" else 0  # by which trees are repeated below the prompt
-    config = dataclasses.replace(ANY_DEPTH, rows=8, slots=280, runs=runs)
-    batch, _ = pack(groups, advantages, config, version=0)
-    together = first_step(model, batch, runs=runs)
-    apart = first_step(model, one_by_one(groups, advantages, config.slots), runs=runs)
-    assert_close(together[0], apart[0])
-    assert_close(together[1], apart[1], floor=0.01)
 
 
 @pytest.mark.long

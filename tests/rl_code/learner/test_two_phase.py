@@ -56,16 +56,14 @@ def assert_equal_steps(one, two):
     "changes",
     [
         dict(loss="ppo", aggregation="token", correction="none", kl_estimator="k1"),
-        dict(loss="ppo", aggregation="sequence", correction="decoupled", kl_estimator="k2"),
-        dict(loss="gspo", aggregation="constant", correction="truncated"),
-        dict(loss="gspo", aggregation="token", correction="masked_geometric", kl_coef=0.0),
-        dict(loss="cispo", aggregation="sequence", correction="masked_token", entropy_coef=0.0),
-        dict(loss="cispo", aggregation="constant", correction="masked_sequence", temperature=1.0),
+        dict(loss="gspo", aggregation="constant", correction="truncated", kl_estimator="k2"),
+        dict(loss="cispo", aggregation="sequence", correction="masked_sequence", temperature=1.0),
     ],
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
 @pytest.mark.long
-def test_every_loss_aggregation_and_correction(build, changes):
+def test_every_loss_and_aggregation_and_each_kind_of_correction(build, changes):
+    """None, of tokens and of trajectories; one of their geometric means is in LOSS."""
     changes = dict(changes)
     loss = loss_of(changes.pop("loss"), **changes)
     batch, prompts, completions = layouts(build)
@@ -81,7 +79,7 @@ def whole(build):
     return first_step(build.toy(), layouts(build)[0])
 
 
-@pytest.mark.parametrize("data, micro_batches", [(2, 2), (1, 2), (1, 8), (8, 1)])
+@pytest.mark.parametrize("data, micro_batches", [(2, 2), (1, 8), (8, 1)])
 @pytest.mark.long
 def test_neither_micro_batches_nor_devices_change_anything(build, whole, data, micro_batches):
     _, prompts, completions = layouts(build)
@@ -142,6 +140,7 @@ def test_a_rematerialised_transformer_on_a_mesh_steps_as_without_on_one_device_a
         assert_equal_steps(alone, steps[0])
 
 
+@pytest.mark.long
 def test_log_probabilities_are_those_of_one_phase(build):
     batch, prompts, completions = layouts(build)
     model = build.model()

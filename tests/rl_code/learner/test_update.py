@@ -67,10 +67,9 @@ def whole(build):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_the_split_into_micro_batches_changes_nothing(build, whole, micro_batches):
+def test_the_split_into_micro_batches_changes_nothing(build, whole):
     batch = shuffled_rows(packed(build))
-    gradient, metrics, state = first_step(build.toy(), batch, micro_batches=micro_batches)
+    gradient, metrics, state = first_step(build.toy(), batch, micro_batches=4)
     assert_close(gradient, whole[0])
     assert_close(metrics, whole[1])
     assert int(state.step) == 1
@@ -102,7 +101,7 @@ def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatc
     assert len(calls) == -(-rows // 4) < 8
 
 
-@pytest.mark.parametrize("data, micro_batches", [(2, 2), (1, 2), (8, 1)])
+@pytest.mark.parametrize("data, micro_batches", [(2, 2), (8, 1)])
 @pytest.mark.quick(first=1)
 def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches):
     mesh = make_mesh(MeshConfig(data, 1))
@@ -181,8 +180,8 @@ def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
 @pytest.mark.parametrize(
     "kind, loss, aggregation",
     [
-        ("model", "gspo", "sequence"),
         ("toy", "ppo", "token"),
+        pytest.param("model", "gspo", "sequence", marks=pytest.mark.long),
         pytest.param("toy", "cispo", "constant", marks=pytest.mark.long),
     ],
 )
@@ -269,34 +268,40 @@ def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
     np.testing.assert_allclose(split[real], logp[real], rtol=1e-5)
 
 
+def entropy_loss(coef):
+    """Without a part that asks for other log-probabilities than the policy's and the sampler's."""
+    terms = dict(kl_coef=0.0, entropy_coef=coef, correction="none")
+    return loss_of("ppo", aggregation="token", **terms)
+
+
 def test_a_policy_on_its_own_samples_has_ratio_one(build):
     model = build.toy()
     batch = packed(build)
     batch = dataclasses.replace(
         batch, logprobs=np.asarray(token_logprobs_for(0.8, 1)(model, batch))
     )
-    _, metrics, _ = first_step(model, batch, prox=None)
+    _, metrics, _ = first_step(model, batch, entropy_loss(0.5), prox=None)
     assert metrics["policy/mismatch_max"] < 1e-5 and metrics["policy/clip_fraction"] == 0.0
     np.testing.assert_allclose(metrics["policy/ess"], 1.0, rtol=1e-5)
     assert metrics["train/tokens"] == batch.mask.sum() and metrics["train/trajectories"] == 27
+
+
+# With momentum, weight decay and a schedule, each of which moves a state without any gradient.
+FALLING = dataclasses.replace(OPTIMIZER, b1=0.9, weight_decay=0.1, schedule="linear")
 
 
 def test_a_zero_advantage_gives_a_zero_gradient(build):
     plain = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
     batch = packed(build)
     batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
-    gradient, metrics, _ = first_step(build.toy(), batch, plain)
+    gradient, metrics, _ = first_step(build.toy(), batch, plain, optimizer=FALLING)
     assert (
-        optax.tree.norm(gradient) == 0.0
+        norm_of(gradient) == 0.0
         and metrics["train/grad_norm"] == 0.0
         and metrics["train/finite"] == 1.0
     )
-    _, metrics, _ = first_step(build.toy(), empty_batch(PACK, 32), plain)
+    _, metrics, _ = first_step(build.toy(), empty_batch(PACK, 32), plain, optimizer=FALLING)
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["train/loss"] == 0.0
-
-
-# With momentum, weight decay and a schedule, each of which moves a state without any gradient.
-FALLING = dataclasses.replace(OPTIMIZER, b1=0.9, weight_decay=0.1, schedule="linear")
 
 
 @pytest.mark.quick(first=1)
@@ -338,8 +343,7 @@ def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, ent
     """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by
     the norm.
     """
-    loss = loss_of("ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef)
-    loss = dataclasses.replace(loss, correction="none")
+    loss = entropy_loss(entropy_coef)
     model = build.toy()
     batch = packed(build)
     batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
@@ -347,15 +351,26 @@ def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, ent
     np.testing.assert_allclose(
         metrics["train/loss"], -entropy_coef * metrics["policy/entropy"], rtol=1e-6
     )
-    norm = optax.tree.norm(gradient)
+    norm = norm_of(gradient)
     step = 1e-2
     assert norm > 1e-3
 
     def moved(by):
-        nearby = jax.tree.map(lambda x, g: x + by / norm * g, model, gradient)
+        nearby = jax.tree.map(
+            lambda x, g: _placed(np.asarray(x) + by / norm * np.asarray(g), x), model, gradient
+        )
         return float(first_step(nearby, batch, loss, prox=None)[1]["train/loss"])
 
     np.testing.assert_allclose((moved(step) - moved(-step)) / (2 * step), norm, rtol=5e-3)
+
+
+def norm_of(tree):
+    """The length of all leaves together, on the host."""
+    return np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(jax.device_get(tree))))
+
+
+def _placed(x, like):
+    return jax.device_put(np.asarray(x, like.dtype), like.sharding)
 
 
 def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(build):
@@ -378,13 +393,13 @@ def test_the_update_is_adamw_on_the_clipped_gradient(build):
     model = build.toy()
     gradient, metrics, _ = first_step(model, packed(build))
     _, _, state = first_step(model, packed(build), optimizer=optimizer)
-    scale = clip / metrics["train/grad_norm"]
+    scale = clip / float(metrics["train/grad_norm"])
     assert scale < 1.0
-    np.testing.assert_allclose(metrics["train/grad_norm"], optax.tree.norm(gradient), rtol=1e-6)
+    np.testing.assert_allclose(metrics["train/grad_norm"], norm_of(gradient), rtol=1e-6)
 
     def by_hand(x, g, decay):
-        g = scale * g
-        return x - 1e-2 * (g / (jnp.abs(g) + 1e-4) + (0.1 * x if decay else 0.0))
+        x, g = np.asarray(x), scale * np.asarray(g)
+        return x - 1e-2 * (g / (np.abs(g) + 1e-4) + (0.1 * x if decay else 0.0))
 
     assert_close(state.model, jax.tree.map(by_hand, model, gradient, decayed(model)))
 
@@ -547,7 +562,9 @@ def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(
         # one shape; later tokens are not seen
         row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size
         logits = alone(model, row, np.arange(15)[None], sequences(np.array([15]), 15))
-        logp = np.asarray(jax.nn.log_softmax(logits))[0, np.arange(size - 1), row[0, 1:size]]
+        logits = np.asarray(logits, np.float64)
+        logits -= np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+        logp = logits[0, np.arange(size - 1), row[0, 1:size]]
         total = total - logp[mask[1:]].sum()
         count = count + mask[1:].sum()
     np.testing.assert_allclose(jit_supervised(model, batch)[0], total / count, rtol=1e-5)

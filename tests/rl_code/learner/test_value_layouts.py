@@ -95,14 +95,9 @@ def make_trees(build):
     return groups, advantages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "methods, config",
-    [
-        ("dense-window", SHARED),
-        pytest.param("dense-window", SEPARATE, marks=pytest.mark.long),
-        pytest.param("nsa", SHARED, marks=pytest.mark.long),
-        pytest.param("moba-documents", SEPARATE, marks=pytest.mark.long),
-    ],
+    "methods, config", [("dense-window", SHARED), ("nsa", SHARED), ("moba-documents", SEPARATE)]
 )
 def test_trees_have_the_values_and_the_gradient_of_their_contexts(build, methods, config):
     groups, advantages = make_trees(build)
@@ -208,7 +203,6 @@ def test_experts_have_the_same_gradient_in_micro_batches(build):
 @pytest.mark.parametrize(
     "config, mesh, changes",
     [
-        (SHARED, MeshConfig(data=2, fsdp=2, tensor=2), {}),
         (SEPARATE, MeshConfig(data=2, fsdp=2, tensor=2), {}),
         (SHARED, MeshConfig(data=2, context=2, tensor=2), {}),
         (SEPARATE, MeshConfig(data=2, fsdp=2, tensor=2), ADAPTERS),

@@ -5,7 +5,6 @@ and leaves alone.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +31,9 @@ from rl_code.learner.value_function import (
     scaled_gradient,
     value_loss,
 )
-from rl_code.learner.value_update import make_token_values, make_value_update
 from rl_code.types import Reward
 from tests.rl_code.learner.steps import (
+    MAKERS,
     OPTIMIZER,
     advantages_of,
     assert_close,
@@ -48,9 +47,19 @@ PACK = PackConfig(rows=8, slots=80, targets=64, max_staleness=0, drop_uninformat
 # with b1 = 0 the first moment is the gradient itself
 SHARED = ValueConfig(optimizer=OPTIMIZER, coef=0.5, clip=0.4)
 SEPARATE = dataclasses.replace(SHARED, backbone="separate")
+PRETRAINING = dict(pretrain_steps=2, pretrain_epochs=3)
+PRETRAINED = dataclasses.replace(SHARED, **PRETRAINING)
+RATE = dataclasses.replace(OPTIMIZER, learning_rate=1e-3)
 LOSS = LossConfig().for_staleness(0)
-values_for = functools.cache(make_token_values)
-value_update_for = functools.cache(make_value_update)
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+def values_for(micro_batches, runs=0):
+    return MAKERS["make_token_values"](micro_batches, runs, False)
+
+
+def value_update_for(config, micro_batches, runs=0):
+    return MAKERS["make_value_update"](config, micro_batches, runs, False)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +121,7 @@ def bits(tree):
 def test_the_loss_is_half_the_square_and_may_be_clipped_around_the_old_value(
     returns, clip, loss, gradient
 ):
-    one = jnp.ones((1, 1))
+    one = np.ones((1, 1), np.float32)
 
     def of(value):
         padded = jnp.concatenate([value, jnp.full((1, 1), jnp.nan)], axis=1)
@@ -121,18 +130,24 @@ def test_the_loss_is_half_the_square_and_may_be_clipped_around_the_old_value(
         mask = jnp.array([[1.0, 0.0]])
         return value_loss(padded, old, wanted, mask, jnp.float32(2.0), clip)
 
-    (found, means), grads = jax.value_and_grad(of, has_aux=True)(one)
+    (found, means), grads = jax.jit(jax.value_and_grad(of, has_aux=True))(one)
     assert found == loss / 2 == means["value/loss"]
     assert grads.item() == gradient / 2
     assert means["value/clip_fraction"] == (gradient == 0.0) / 2
 
 
 def test_a_scaled_gradient_leaves_the_values_alone():
-    x = jnp.array([0.1, -3.0, 1e-8], jnp.bfloat16)
-    for coef in (0.0, 0.3, 1.0):
-        out, back = jax.vjp(lambda y, coef=coef: scaled_gradient(y, coef), x)
+    x = np.array([0.1, -3.0, 1e-8], jnp.bfloat16)
+    coefs = (0.0, 0.3, 1.0)
+
+    @jax.jit
+    def of(x, one):
+        found = [jax.vjp(lambda y, coef=coef: scaled_gradient(y, coef), x) for coef in coefs]
+        return [(out, back(one)[0]) for out, back in found]
+
+    for coef, (out, back) in zip(coefs, of(x, np.ones_like(x)), strict=True):
         assert bits(out) == bits(x)
-        np.testing.assert_allclose(back(jnp.ones_like(x))[0].astype(float), coef, rtol=1e-2)
+        np.testing.assert_allclose(np.asarray(back, float), coef, rtol=1e-2)
 
 
 # --- Updates --------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ def test_a_shared_backbone_gets_the_weighted_gradient_and_the_head_its_own(build
         init_state(fresh(model), OPTIMIZER), dataclasses.replace(batch, values=None, returns=None)
     )
     state = state_of(model, SHARED)
-    head = jax.tree.map(jnp.copy, state.value.critic.head)
+    head = fresh(state.value.critic.head)
     loss, grads = naive(model, head, batch, SHARED.clip)
     state, metrics = update_for(LOSS, OPTIMIZER, 1, value=SHARED)(state, batch)
     assert_close(mu(state.value.opt_state).head, grads[1])
@@ -192,12 +207,12 @@ def test_without_a_weight_the_policy_learns_what_it_learns_without_values(build,
 
 
 @pytest.mark.quick(first=1)
-@pytest.mark.parametrize("config", [SHARED, SEPARATE])
+@pytest.mark.parametrize("config", [PRETRAINED, SEPARATE])
 def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, config):
     batch = packed(build)
     state = state_of(model, config)
     before = bits((state.model, state.opt_state, state.step))
-    head = jax.tree.map(jnp.copy, state.value.critic.head)
+    head = fresh(state.value.critic.head)
     loss, grads = naive(model, head, batch, config.clip)
     state, metrics = value_update_for(config, 2)(state, batch)
     assert bits((state.model, state.opt_state, state.step)) == before
@@ -210,14 +225,15 @@ def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, 
         assert bits(state.value.critic.backbone) != bits(model)
 
 
-@pytest.mark.parametrize("config", [SHARED, SEPARATE])
+@pytest.mark.quick(first=1)
+@pytest.mark.parametrize("config", [PRETRAINED, SEPARATE])
 def test_what_is_not_finite_changes_no_bit(build, model, config):
     batch = packed(build)
     batch = dataclasses.replace(batch, returns=np.where(batch.mask > 0, np.inf, 0.0))
     state = state_of(model, config)
     before = bits((state.model, state.value.critic, state.opt_state, state.value.opt_state))
-    if config.backbone == "shared":
-        state, metrics = update_for(LOSS, OPTIMIZER, 1, value=config)(state, batch)
+    if config.backbone == "shared":  # by the learner's program below
+        state, metrics = update_for(LOSS, RATE, 2, value=config)(state, batch)
         assert metrics["train/finite"] == 0.0
     else:
         state, metrics = value_update_for(config, 2)(state, batch)
@@ -275,7 +291,7 @@ def test_a_value_function_is_carried_over_where_it_fits(model):
 
 def learner_of(model, value, **train):
     config = LearnerConfig(
-        dataclasses.replace(OPTIMIZER, learning_rate=1e-3),
+        RATE,
         advantage=Named("gae", {"lam": 0.95}),
         value=value,
         pack=PACK,
@@ -289,7 +305,7 @@ def learner_of(model, value, **train):
 @pytest.mark.quick(first=1)
 @pytest.mark.parametrize("config", [SHARED, SEPARATE])
 def test_steps_pretrain_the_values_and_then_train_both(build, model, config, tmp_path):
-    value = dataclasses.replace(config, pretrain_steps=2, pretrain_epochs=3)
+    value = dataclasses.replace(config, **PRETRAINING)
     train, learn = learner_of(model, value)
     groups = build.groups(SIZES, seed=1)
     state = init_state(fresh(model), train.optimizer, value)
@@ -332,8 +348,10 @@ def test_equal_rewards_are_a_signal_for_values(build, model):
         build.group([dataclasses.replace(t, reward=Reward(1.0, {})) for t in group.trajectories])
         for group in build.groups((2, 1), seed=4)
     ]
-    train, learn = learner_of(model, SHARED)
-    state = init_state(fresh(model), train.optimizer, SHARED)
+    train, learn = learner_of(model, PRETRAINED)
+    state = init_state(fresh(model), train.optimizer, PRETRAINED)
+    updates = jax.device_put(np.int32(PRETRAINED.pretrain_updates), state.value.updates.sharding)
+    state = dataclasses.replace(state, value=dataclasses.replace(state.value, updates=updates))
     before = bits(state.model)
     state, metrics = learn(state, groups, 0)
     assert metrics["train/no_signal"] == 0.0 and bits(state.model) != before

@@ -204,7 +204,7 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
 
 
-@pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("in_flight", 2)])
+@pytest.mark.parametrize(("mode", "k"), [("in_flight", 2), ("sync", 0)])
 @pytest.mark.quick(first=1)
 def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, mode, k):
     config = make_config(mode, k)
@@ -303,7 +303,7 @@ def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypa
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("version", "kind"), [(1, "delta"), (0, "full")])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_a_flipped_bit_in_stored_weights_does_not_end_a_run(
     recorded, tmp_path, monkeypatch, version, kind
 ):

@@ -59,6 +59,10 @@ def backbone(request) -> str:
     return request.param
 
 
+# A test's own backbones instead.
+INDIRECT = dict(indirect=["backbone"], scope="module")
+
+
 @pytest.fixture(scope="module")
 def whole(stand_in, backbone, tmp_path_factory) -> Path:
     """The workdir of a run that was not interrupted."""
@@ -85,9 +89,10 @@ def test_pretraining_keeps_the_policy_and_the_record_replays(whole, backbone):
     made = weights(whole)
     # the versions of pretraining are the first one
     assert len(set(made[:PRETRAIN])) == 1 and len(set(made)) == STEPS - PRETRAIN + 1
-    assert sameness(replayed(whole, config=config)) == dict.fromkeys(range(STEPS), True)
+    steps = replayed(whole, config=config)
+    assert sameness(steps) == dict.fromkeys(range(STEPS), True)
+    assert same_bits(steps[-1].state, state_of(whole, config))
     assert sameness(replayed(whole, 2, config=config)) == dict.fromkeys(range(2, STEPS), True)
-    assert same_bits(replayed(whole, config=config)[-1].state, state_of(whole, config))
     assert audit.check(whole / STORE, 1).problems == []
     rows = read_metrics(whole)
     assert all("value/explained_variance" in row for row in rows)
@@ -96,7 +101,7 @@ def test_pretraining_keeps_the_policy_and_the_record_replays(whole, backbone):
 
 # the struck step, and the checkpoint from which it is made again: in the middle of pretraining, and
 # after it
-@pytest.mark.parametrize("at, saved", [(2, 2), (4, 4)])
+@pytest.mark.parametrize("backbone, at, saved", [("shared", 2, 2), ("separate", 4, 4)], **INDIRECT)
 @pytest.mark.quick(first=1)
 def test_an_interrupted_run_ends_as_one_that_was_not(
     whole, backbone, at, saved, tmp_path, monkeypatch
@@ -112,8 +117,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     assert deterministic(tmp_path) == deterministic(whole)
 
 
-@pytest.mark.parametrize("step", [2, 3])
-@pytest.mark.quick(first=1)
+# from a checkpoint, and from where there is none
+@pytest.mark.parametrize("backbone, step", [("shared", 2), ("separate", 3)], **INDIRECT)
+@pytest.mark.long
 def test_a_fork_without_a_change_ends_as_the_run_itself(whole, backbone, step, tmp_path):
     config = config_of(backbone)
     fork(whole, tmp_path / "fork", step, config)
@@ -147,7 +153,9 @@ def without(stand_in, tmp_path_factory) -> Path:
 
 # with a checkpoint, without one, before the first
 @pytest.mark.long
-@pytest.mark.parametrize("step", [2, 3, 0])
+@pytest.mark.parametrize(
+    "backbone, step", [("shared", 2), ("shared", 0), ("separate", 3)], **INDIRECT
+)
 def test_a_fork_may_add_a_value_function_and_drop_it(without, backbone, step, tmp_path):
     config = config_of(backbone, pretrain=2)
     there = tmp_path / "fork"

@@ -17,6 +17,7 @@ from models.transformer import Transformer
 from pallas_kernels.tokens import Tokens
 from rl_code.config.read_config import ConfigError
 from rl_code.run.asking import ask
+from tests import draws
 from tests.models.small import small_config
 from tests.rl_code.rewards.folders import make_tokenizer
 
@@ -32,7 +33,9 @@ def model(tokenizer, method, seed: int) -> Transformer:
     config = small_config(
         vocab_size=tokenizer.vocab_size, num_layers=1, qk_norm=True, attention=(method,)
     )
-    return Transformer(config, nnx.Rngs(seed))
+    with draws.fewer_programs():
+        made = Transformer(config, nnx.Rngs(seed))
+    return jax.device_put(made, jax.devices()[0])
 
 
 def asked(tokenizer, schedulers, texts=TEXTS, newest: int = 3, most: int = 60):
@@ -42,12 +45,16 @@ def asked(tokenizer, schedulers, texts=TEXTS, newest: int = 3, most: int = 60):
 
 
 def by_hand(tokenizer, one: Transformer, text: str) -> str:
-    ids = jnp.array([tokenizer.encode(tokenizer.marks.quote(text))])
+    ids = np.array([tokenizer.encode(tokenizer.marks.quote(text))])
+    return tokenizer.decode([int(np.argmax(last_logits(one, ids)))])
+
+
+@jax.jit
+def last_logits(one: Transformer, ids: jax.Array) -> jax.Array:
     places = jnp.arange(ids.shape[1])[None]
     none = jnp.zeros_like(places)
     where = Tokens(segments=none + 1, branches=none, documents=none, order=places)
-    logits = one.logits(one.hidden(ids, places, where)[0, -1])
-    return tokenizer.decode([int(jnp.argmax(logits))])
+    return one.logits(one.hidden(ids, places, where)[0, -1])
 
 
 def test_the_answer_is_the_most_likely_token_of_the_weights_that_sampled(tokenizer):
