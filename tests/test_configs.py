@@ -177,7 +177,8 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
     layers = (*IN_LAYERS.values(), "sinks", "mla", indexer)
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(layers), num_kv_heads=1))
     given = quickstart.get_config("smoke")
-    given.sft.update(steps=1, demonstrations=20)
+    given.mesh.data = 1
+    given.sft = None  # a warm start has its own program
     given.rollout.engine.slots = 4  # as many as there are episodes
     # a method that chooses blocks is slow to decode as tests compile it
     given.limits.update(turns=2, turn_tokens=24)
@@ -195,21 +196,25 @@ def test_the_quickstart_takes_a_step_with_every_method(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "methods, documents",
+    "methods, documents, devices",
     [
-        (("gated_documents", long_context.METHODS["nsa"]), long_context.DOCUMENTS),
-        ((long_context.LOCAL, long_context.METHODS["moba"]), None),
+        (("gated_documents", long_context.METHODS["nsa"]), long_context.DOCUMENTS, 1),
+        ((long_context.LOCAL, long_context.METHODS["moba"]), None, 2),
     ],
     ids=["gated and nsa, documents", "window and moba"],
 )
-def test_the_long_context_agent_takes_a_step(methods, documents, tmp_path, monkeypatch):
+def test_the_long_context_agent_takes_a_step(methods, documents, devices, tmp_path, monkeypatch):
     """Every method with documents is in ``test_run_with_documents``, most without in the test above."""
     reader = dataclasses.replace(PRESETS["tiny_reader"], num_layers=2)
     monkeypatch.setitem(PRESETS, "tiny_reader", reader)
     given = long_context.get_config("smoke")
     given.model.attention = methods
     given.documents = documents
-    given.sft.update(steps=2)
+    given.mesh.data = devices
+    if documents is None:
+        given.sft = None
+    else:
+        given.sft.update(steps=1)
     given.train.update(steps=1)
     given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
     given.suites = ()
