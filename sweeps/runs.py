@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -121,7 +122,9 @@ def changed(
             raise read_config.ConfigError(
                 f"get_sweep() overrides config.{key}, which the config does not have"
             )
-        with target.ignore_type():
+        # to ignore types goes through all that is below, so only where they differ
+        same = target.get_type(name) is type(value)
+        with contextlib.nullcontext() if same else target.ignore_type():
             target[name] = value
     return copy
 

@@ -61,8 +61,9 @@ LONGEST = (
     "test_elastic.py",
     "test_kill.py",
 )
-# Files whose tests share one engine, which takes seconds to compile: one worker runs them all.
-TOGETHER = dict.fromkeys(
+# Files whose tests share one engine, which takes seconds to compile, or read the same syntax trees: one
+# worker runs them all.
+TOGETHER = dict.fromkeys([f"tests/{name}" for name in FIRST], "tests") | dict.fromkeys(
     [
         f"tests/people/serving/test_{name}.py"
         for name in ("completions", "endpoint", "mini_swe_agent", "ways")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 import runpy
@@ -14,7 +13,7 @@ import pytest
 
 from rl_code.config import read_config
 from rl_code.run.config import RunConfig
-from tests.syntax import statements
+from tests.syntax import outline_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -81,12 +80,9 @@ def test_the_readme_is_a_front_door():
 def test_docstrings_begin_with_what_a_thing_is_or_does():
     found = []
     for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for node in (tree, *statements(tree)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node) or ""
-                if RIDDLE.match(text):
-                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+        for text in outline_of(path).docstrings:
+            if RIDDLE.match(text):
+                found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
     assert found == []
 
 

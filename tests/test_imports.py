@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import statements
+from tests.syntax import Outline, outline, outline_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,10 +71,9 @@ def sources() -> list[Path]:
     return sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
 
 
-def imported(path: Path, text: str) -> Iterator[tuple[int, str]]:
+def imported(path: Path, found: Outline) -> Iterator[tuple[int, str]]:
     """Line and absolute dotted name of every import in a file, those inside functions too."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree) if "import_module" in text else statements(tree):
+    for node in found.imports:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -87,16 +86,11 @@ def imported(path: Path, text: str) -> Iterator[tuple[int, str]]:
             yield from (
                 (node.lineno, f"{name}.{alias.name}") for alias in node.names if name in ALLOWED
             )
-        elif (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith("import_module")
-            and node.args
-        ):
-            if isinstance(node.args[0], ast.Constant):
-                yield node.lineno, node.args[0].value
+        elif node.args and isinstance(node.args[0], ast.Constant):
+            yield node.lineno, node.args[0].value
 
 
-def violations(path: Path, text: str) -> list[str]:
+def violations(path: Path, outlined: Outline) -> list[str]:
     """The imports of a file that its folder may not make."""
     folder = path.relative_to(ROOT).parts[0]
     allowed = ALLOWED[folder]
@@ -104,7 +98,7 @@ def violations(path: Path, text: str) -> list[str]:
     if path.name == "__main__.py" or path == ROOT / "experiments" / "__init__.py":
         allowed = ALLOWED["launch"] | {"launch"}
     found = []
-    for line, name in imported(path, text):
+    for line, name in imported(path, outlined):
         top = name.split(".")[0]
         if top == folder or top in allowed:
             continue
@@ -117,7 +111,7 @@ def violations(path: Path, text: str) -> list[str]:
 
 
 def test_no_import_points_up():
-    assert [problem for path in sources() for problem in violations(path, path.read_text())] == []
+    assert [problem for path in sources() for problem in violations(path, outline_of(path))] == []
 
 
 def room(name: str) -> str | None:
@@ -128,11 +122,11 @@ def room(name: str) -> str | None:
     return "roles" if parts[1] in ROLES else parts[1]
 
 
-def upward(path: Path, text: str) -> list[str]:
+def upward(path: Path, outlined: Outline) -> list[str]:
     """The imports of a file of ``rl_code`` that point up between its packages."""
     own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
     found = []
-    for line, name in imported(path, text):
+    for line, name in imported(path, outlined):
         other = room(name)
         if own is None or other is None or own == other:
             continue
@@ -148,7 +142,7 @@ def test_no_import_points_up_between_the_packages_of_rl_code():
     files = {path.stem for path in (ROOT / "rl_code").glob("*.py")} - {"__init__"}
     assert folders | {"roles", "types"} == set(ROOMS) and files == {*ROLES, "types"}
     paths = sorted((ROOT / "rl_code").rglob("*.py"))
-    assert [problem for path in paths for problem in upward(path, path.read_text())] == []
+    assert [problem for path in paths for problem in upward(path, outline_of(path))] == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +160,7 @@ def test_no_import_points_up_between_the_packages_of_rl_code():
     ],
 )
 def test_a_planted_import_between_packages_is_caught(file, text, caught):
-    assert bool(upward(ROOT / file, text)) == caught
+    assert bool(upward(ROOT / file, outline(text))) == caught
 
 
 @pytest.mark.long
@@ -224,7 +218,7 @@ def test_the_list_of_a_folders_files_has_each_of_them(folder):
     ],
 )
 def test_a_planted_import_is_caught_exactly_when_it_points_up(file, text, caught):
-    assert bool(violations(ROOT / file, text)) == caught
+    assert bool(violations(ROOT / file, outline(text))) == caught
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))

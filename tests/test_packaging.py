@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
-from tests.syntax import statements
+from tests.syntax import outline_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
@@ -57,7 +58,7 @@ def imported(*folders: str) -> set[str]:
             text = path.read_text()
             late = re.findall(r'\bLate\("([\w.]+)"\)', text)  # tests/late.py
             found |= {name.split(".")[0] for name in late}
-            for node in statements(ast.parse(text)):
+            for node in outline_of(path).imports:
                 if isinstance(node, ast.Import):
                     found |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module:
@@ -65,9 +66,13 @@ def imported(*folders: str) -> set[str]:
     return found
 
 
+# reads the list of files of every distribution
+packages = functools.cache(importlib.metadata.packages_distributions)
+
+
 def distributions(modules: set[str]) -> set[str]:
     """The distributions that these modules come from, of those that are installed."""
-    known = importlib.metadata.packages_distributions()
+    known = packages()
     return {name.lower().replace("_", "-") for module in modules for name in known.get(module, ())}
 
 

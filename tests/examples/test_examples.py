@@ -27,6 +27,7 @@ def test_a_prompt_samples_the_same_alone():
     assert len({tuple(tokens) for tokens in both}) == 4
 
 
+@pytest.mark.long
 def test_the_answer_becomes_more_likely():
     chances = learning.main(steps=8)
     assert chances[-1] > 2 * chances[0]

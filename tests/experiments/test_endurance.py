@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -308,17 +309,19 @@ def test_parts_of_a_run_are_means_and_maxima():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_short_run_survives_kills_dying_sandboxes_and_a_full_disk(tmp_path):
+    # compiled programs, which the runs of this machine share
+    (tmp_path / "compiled").symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"])
     done = programs.run(
         "experiments.endurance",
         "--config=configs/ten_thousand.py:smoke",
         f"--workdir={tmp_path}",
         "--config.model.preset=tests.models.small:NARROW",
+        "--config.sft=None",
         *("--kills=2", f"--full_disks={int(has_namespaces())}", "--sandbox_deaths=0.2"),
         # kills at updates 3 and 5; the disk is full from update 3 on, so that a checkpoint, which has
         # 400 KiB, is due on it however late it comes
         *("--quiet=0", "--delay_s=0.2", "--room_kib=200", "--strike_seed=114"),
         devices=None,
-        quickly=False,
         timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr

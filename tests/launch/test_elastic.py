@@ -37,6 +37,7 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
         f"--workdir={run}",
         "--config.sft=None",
         f"--config.train.steps={STEPS}",
+        "--config.model.preset=tests.models.small:NARROW",
         "--config.train.tasks_per_step=8",
         # nobody may be taken for lost: who leaves says so
         "--config.asynchrony.work.heartbeat_timeout_s=120.0",
@@ -44,7 +45,7 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
 
     def start(name: str):
         role = ["--role=actor", f"--name={name}"] if name != "learner" else ["--role=learner"]
-        return programs.start("launch.train", *settings, *role, devices=None, quickly=False)
+        return programs.start("launch.train", *settings, *role, devices=None)
 
     processes = {name: start(name) for name in ("learner", "leaves")}
     try:
@@ -76,6 +77,6 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
             # Claimed again is what the one that left had not delivered, and nothing else.
             assert turns[record.number] == 0 or record.actor.name != "leaves"
     assert by["leaves"] and by["joins-0"] + by["joins-1"] and 1 <= report.takeovers <= 8
-    replay = programs.run("launch.replay", *settings, devices=None, quickly=False)
+    replay = programs.run("launch.replay", *settings, devices=None)
     assert replay.returncode == 0, replay.stdout + replay.stderr
     assert "replayed: equal, bit for bit" in replay.stdout

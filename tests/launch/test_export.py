@@ -216,8 +216,9 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+# the quick case is the one whose programs are smallest
 @pytest.mark.quick(first=1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(NAMES, key=lambda name: name != "llama_tied"))
 def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
     found = origin.find(str(GOLDEN / name))
     golden = np.load(GOLDEN / name / "logits.npz")
@@ -312,9 +313,9 @@ def test_transformers_loads_a_model_trained_from_scratch(tmp_path):
 
 def test_attention_that_others_do_not_know_is_refused(tokenizer, tmp_path):
     window = METHODS["window"](4)
-    config = small_config(vocab_size=300, attention=(window,))
-    keep(tmp_path / "run", random_model(config), tokenizer)
-    save(tmp_path / "run", 1, random_model(config))
+    model = random_model(small_config(vocab_size=300, num_layers=2, attention=(window,)))
+    keep(tmp_path / "run", model, tokenizer)
+    save(tmp_path / "run", 1, model)
     with pytest.raises(ConfigError, match=r"attends by .*for which Hugging Face has no words"):
         export(tmp_path / "run", tmp_path / "out")
 
@@ -382,7 +383,8 @@ def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
 
 
 def test_a_preset_that_is_another_model_is_refused(tokenizer, tmp_path):
-    huggingface.save(tmp_path, random_model(small_config(vocab_size=300)), max_positions=64)
+    model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
+    huggingface.save(tmp_path, model, max_positions=64)
     tokenizer.save(tmp_path / "tokenizer.json")
     settings = quickstart.get_config("smoke")
     settings.model.weights = str(tmp_path)

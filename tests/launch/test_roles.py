@@ -76,9 +76,10 @@ def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path
         "--config.asynchrony.mode=in_flight",
         # the learner has more devices than the actor, whose weights it makes again
         "--config.mesh.data=2",
+        "--config.model.preset=tests.models.small:NARROW",
     ]
     processes = [
-        programs.start("launch.train", *settings, *role, devices=None, quickly=False)
+        programs.start("launch.train", *settings, *role, devices=None)
         for role in (["--role=learner"], ["--role=actor", "--name=actor-0"])
     ]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
@@ -87,11 +88,11 @@ def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path
     shutil.rmtree(run / "weights")
     versions = set()
     for step in (3, 1):
-        told = programs.run(
-            "launch.replay", str(run), f"--step={step}", "--task=1", devices=None, quickly=False
-        )
+        told = programs.run("launch.replay", str(run), f"--step={step}", "--task=1", devices=None)
         assert told.returncode == 0, told.stdout + told.stderr
         assert "replayed: equal, token for token" in told.stdout
         assert "sampled by actor-0" in told.stdout
         versions |= set(re.search(r"with weights of versions \[(.*)\]", told.stdout)[1].split(", "))
+        if versions & {"1", "2"}:
+            break
     assert versions & {"1", "2"}

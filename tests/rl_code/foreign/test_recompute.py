@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh
@@ -19,18 +18,29 @@ from rl_code.foreign import mismatch
 from rl_code.foreign.recompute import Recomputed
 from rl_code.types import Group
 from tests.models.small import small_config
+from tests.models.test_huggingface import random_model
 from tests.rl_code.foreign import dumps
+
+LONGEST = 512  # tokens of a context
 
 pytestmark = pytest.mark.usefixtures("quick_store")
 
 
 def whole_logprobs(model: Transformer, tokens: np.ndarray, temperature: float) -> np.ndarray:
     """Log-probability of each token but the first, in one plain pass over a sequence."""
-    row = jnp.asarray(tokens)[None]
-    where = sequences(jnp.asarray([len(tokens)]), len(tokens))
-    hidden = model.hidden(row, jnp.arange(len(tokens))[None], where)
+    row = np.zeros((1, LONGEST), np.int32)
+    row[0, : len(tokens)] = tokens
+    return np.asarray(_logprobs(model, row, np.array([len(tokens)]), temperature))[
+        : len(tokens) - 1
+    ]
+
+
+@jax.jit
+def _logprobs(model, row, lengths, temperature):
+    where = sequences(lengths, row.shape[1])
+    hidden = model.hidden(row, jnp.arange(row.shape[1])[None], where)
     logits = jax.nn.log_softmax(model.logits(hidden) / temperature, axis=-1)[0, :-1]
-    return np.asarray(jnp.take_along_axis(logits, row[0, 1:, None], axis=1))[:, 0]
+    return jnp.take_along_axis(logits, row[0, 1:, None], axis=1)[:, 0]
 
 
 def test_weights_say_again_what_they_said(tmp_path):
@@ -38,7 +48,7 @@ def test_weights_say_again_what_they_said(tmp_path):
     dumps.read("prime_rl", dumps.DATA / "prime_rl_a", tmp_path / "run", tokenizer)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        model = Transformer(small_config(vocab_size=257, num_layers=2), nnx.Rngs(0))
+        model = random_model(small_config(vocab_size=257, num_layers=2))
         huggingface.save(tmp_path / "weights", model, max_positions=512)
         one = dumps.groups(tmp_path / "run", 1)[0].trajectories[0]
         contexts = []
@@ -56,7 +66,7 @@ def test_weights_say_again_what_they_said(tmp_path):
     assert np.abs(again.trainer_logprobs - one.trainer_logprobs).max() > 1
     few = dataclasses.replace(model.config, vocab_size=64)
     with jax.set_mesh(mesh):
-        huggingface.save(tmp_path / "few", Transformer(few, nnx.Rngs(0)), max_positions=512)
+        huggingface.save(tmp_path / "few", random_model(few), max_positions=512)
     with pytest.raises(ConfigError, match="the weights have 64 tokens"):
         Recomputed(str(tmp_path / "few"))(said)
     with pytest.raises(ConfigError, match="does not exist"):

@@ -149,6 +149,7 @@ def test_the_record_is_what_the_engine_was_given_and_what_training_computes(
     assert all(t.status == "turn_limit" and t.sampled.any() for t in group.trajectories)
 
 
+@pytest.mark.long
 def test_episodes_that_begin_differently_share_what_they_have_in_common(rollout, engine):
     code = (
         "import os, sys, io; text = sys.stdin.read() + ' ' + os.environ['OPENAI_API_KEY']; "

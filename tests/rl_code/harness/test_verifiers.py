@@ -12,6 +12,7 @@ import functools
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from rl_code.run.config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.train import train
+from tests import programs
 from tests.rl_code.harness.chats import LIMITS, agent_episode, call, chat_tokenizer, say
 
 ENVIRONMENTS = Path(__file__).with_name("environments")
@@ -54,16 +56,22 @@ def rows_of(python, taskset="sums", folder="", **settings):
 
 
 @pytest.fixture(scope="session")
-def package(tmp_path_factory) -> str:
-    """A Python that has the package. Where there is none, uv installs it, in seconds."""
+def package() -> str:
+    """A Python that has the package. Where there is none, uv installs it, in seconds, and it stays
+    for the next run.
+    """
     if python := os.environ.get("VERIFIERS_PYTHON"):
         return python
-    folder = tmp_path_factory.mktemp("verifiers")
-    python = str(folder / "bin" / "python")
+    folder = programs.ROOT / ".jax_cache" / REQUIREMENT
+    python, whole = str(folder / "bin" / "python"), folder / "installed"
+    if whole.exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    uv = folder / "uv"
     for command in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [python, "-m", "pip", "install", "-q", "uv"],
-        [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", python, REQUIREMENT],
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [sys.executable, "-m", "pip", "install", "-q", f"--target={uv}", "uv"],
+        [str(uv / "bin" / "uv"), "pip", "install", "-q", "--python", python, REQUIREMENT],
     ):
         try:
             done = subprocess.run(
@@ -73,17 +81,34 @@ def package(tmp_path_factory) -> str:
             pytest.skip(f"{REQUIREMENT} was not installed within {INSTALL_S} s")
         if done.returncode:
             pytest.skip(f"{REQUIREMENT} cannot be installed here: {done.stderr.strip()[-300:]}")
+    whole.touch()
     return python
+
+
+# a process that imports the package, which takes seconds, lists the tasks
+listed = functools.cache(lambda given: rows_of(**json.loads(given)))
 
 
 @pytest.fixture
 def real_rows(package):
     """Tasks of the environments of these tests, of the package's own."""
-    return functools.partial(_real, package)
+
+    def rows(taskset="sums", episodes=(), **settings):
+        """episodes: settings of env that say what happens in an episode, but not which tasks there
+        are.
+        """
+        given = dict(python=package, taskset=taskset, folder=str(ENVIRONMENTS), **settings)
+        return [in_environment(task, **dict(episodes)) for task in listed(json.dumps(given))]
+
+    return rows
 
 
-def _real(python, taskset="sums", **settings):
-    return rows_of(python, taskset, str(ENVIRONMENTS), **settings)
+def in_environment(task, **env):
+    """The task with other settings of its environment."""
+    place = task.meta["verifiers"]
+    return dataclasses.replace(
+        task, meta={**task.meta, "verifiers": {**place, "env": {**place["env"], **env}}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +243,7 @@ def test_what_cannot_be_played_is_named(stand_in, harness, sandboxes, task):
 )
 def test_an_environment_that_cannot_begin_ends_the_run(stand_in, harness, sandboxes, env, message):
     (*_, last) = rows_of(stand_in)
-    meta = {**last.meta, "verifiers": {**last.meta["verifiers"], "env": env}}
-    episode = agent_episode(dataclasses.replace(last, meta=meta), sandboxes, harness)
+    episode = agent_episode(in_environment(last, **env), sandboxes, harness)
     with pytest.raises(HarnessError, match=message):
         episode.start()
     episode.close()
@@ -227,12 +251,14 @@ def test_an_environment_that_cannot_begin_ends_the_run(stand_in, harness, sandbo
 
 def smoke(python, **tasks):
     config = config_file.get_config("smoke")
+    config.model.preset = "tests.models.small:NARROW"
     for section in (config.tasks, config.suites[0]["tasks"]):
         section.update(python=python, **tasks)
     return config
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("traced_once")
 def test_a_run_trains_on_an_environment(stand_in, tmp_path):
     config = smoke(stand_in, taskset="sums", folder="")
     config.suites = ()  # the stand-in has no other split
@@ -277,7 +303,7 @@ def test_a_single_turn_of_the_package_is_scored(play, real_rows, monkeypatch):
 
 @pytest.mark.long
 def test_tools_of_the_package_are_called(play, real_rows):
-    (task, *_) = real_rows(env=dict(taskset=dict(task=dict(tools=True))))
+    (task, *_) = real_rows(episodes=dict(taskset=dict(task=dict(tools=True))))
     body = '{"name": "adding_add", "arguments": {"a": 0, "b": 1}}'
     bad = '{"name": "adding_add", "arguments": {"a": "x"}}'
     said = [f"<tool_call>\n{one}\n</tool_call>" for one in (body, bad)]
@@ -293,10 +319,13 @@ def test_tools_of_the_package_are_called(play, real_rows):
     assert [call.name for call in calls] == ["adding_add"] * 2
 
 
+# Tasks that no run trains on, without the first of them.
+EVALUATED = dict(env=dict(taskset=dict(split="eval")), select=dict(skip=1))
+
+
 @pytest.mark.long
 def test_an_environment_of_several_turns_plays(play, real_rows):
-    env = dict(taskset=dict(split="eval"), guesses=3)
-    (task, *_) = real_rows("guessed_sums", env=env)
+    (task, *_) = real_rows("guessed_sums", dict(guesses=3), **EVALUATED)
     a, b = map(int, task.id.partition("/")[2].split("+"))
     answers = [str(a + b + 2), "what", str(a + b)]
     trajectory, (prompt, less, again, end), episode = play(task, answers)
@@ -312,7 +341,7 @@ def test_an_environment_of_several_turns_plays(play, real_rows):
 @pytest.mark.long
 def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play, real_rows):
     agent = dict(harness=dict(id="in_process", bash=True))
-    (task, *_) = real_rows("written_files", env=dict(agent=agent))
+    (task, *_) = real_rows("written_files", dict(agent=agent))
     command = "echo $((6*7)) > answer.txt; cat given.txt; ls / | wc -l; test -e " + str(
         ENVIRONMENTS
     )
@@ -329,7 +358,7 @@ def test_commands_of_a_rollout_run_in_the_sandbox_of_its_episode(play, real_rows
     ("limits", "status"), [(dict(turns=1), "submitted"), (dict(tokens=70), "token_limit")]
 )
 def test_the_package_scores_what_a_limit_ended(play, real_rows, limits, status):
-    (task, *_) = real_rows("guessed_sums", env=dict(guesses=5))
+    (task, *_) = real_rows("guessed_sums", dict(guesses=5), **EVALUATED)
     answers = ["777777777777"] * (1 if status == "submitted" else 2)
     trajectory, *_ = play(task, answers, **limits)
     assert (trajectory.status, trajectory.solved) == (status, False)
@@ -339,16 +368,16 @@ def test_the_package_scores_what_a_limit_ended(play, real_rows, limits, status):
 @pytest.mark.long
 @pytest.mark.parametrize("does", ["raise", "nan"])
 def test_a_reward_of_the_package_that_fails_is_counted(play, real_rows, does):
-    settings = dict(env=dict(taskset=dict(task=dict(does=does))))
-    trajectory, *_ = play(real_rows(**settings)[0], ["1"])
+    episodes = dict(taskset=dict(task=dict(does=does)))
+    trajectory, *_ = play(real_rows(episodes=episodes)[0], ["1"])
     assert (trajectory.status, trajectory.scores["failed"]) == ("submitted", 1.0)
     assert trajectory.scores["reward"] == 0.0
 
 
 @pytest.mark.long
 def test_an_environment_of_the_package_that_dies_is_a_fault(play, real_rows):
-    settings = dict(env=dict(taskset=dict(task=dict(does="exit"))))
-    trajectory, _, episode = play(real_rows(**settings)[0], ["1"])
+    episodes = dict(taskset=dict(task=dict(does="exit")))
+    trajectory, _, episode = play(real_rows(episodes=episodes)[0], ["1"])
     assert trajectory.status == "fault" and "killed" in episode._cause
 
 
@@ -405,13 +434,13 @@ def test_what_the_package_refuses_is_named(real_rows):
         (dict(taskset="no_such_taskset"), "no_such_taskset.* not found"),
         (dict(env=dict(taskset=dict(split=1))), "split"),
         (dict(env=dict(agent=dict(harness=dict(id="bash")))), "policy's commands on this machine"),
-        (dict(select=dict(skip=5)), "no task of it is selected"),
     ):
         with pytest.raises(TaskFileError, match=message):
             real_rows(**settings)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("traced_once")
 def test_a_run_trains_on_an_environment_of_the_package(package, tmp_path):
     train(build(RunConfig, smoke(package)), tmp_path)
     rows = read_metrics(tmp_path)
