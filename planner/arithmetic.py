@@ -25,12 +25,27 @@ from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh
 from models.target_logprobs import KEPT, chunk_size
 from models.transformer import abstract_model
+from planner import attention_costs as costs
 from planner.collectives import Kind
 from planner.targets import Target
 from rl_code.run.dry_run import device_bytes
 
-# Moments of AdamW, in float32, and gradients, added in float32.
+# Moments of AdamW (1412.6980, m and v; others keep no more), and bytes of float32, in which moments
+# are kept and gradients added.
 _MOMENTS, _FLOAT32 = 2, 4
+# Products of a matrix in an update, each of 2 operations for an element and token: forward, and one
+# each for the gradients of its input and of itself.
+_PRODUCTS = 3
+# Times that layers run over the tokens in an update: forward, forward again (``remat``), backward.
+# In each a layer reads its weights, and sums its results and exchanges its tokens once.
+_PASSES = 3
+# Reads and writes of hidden states in HBM for each micro-batch: one of each in the three passes. It
+# is a floor, for a compiler fuses less than all between two products; HBM bounds no learner in
+# docs/benchmarks/meshes.md.
+_TRAFFIC = 2 * _PASSES
+# An all-reduce sends what a reduce-scatter and an all-gather send together: in a ring each device
+# sends (n - 1) / n of the array twice.
+_SUM = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,22 +181,30 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
-    layers, head, attention = (x / context for x in _forward(job, mesh))
+    layers, head, attention, chosen, scored = (x / context for x in _forward(job, mesh))
     # the last of a row's tokens see all of them, the mean token half of them
-    attention *= (2 - 1 / context) * _attention_passes(model)
+    attention *= (2 - 1 / context) * costs.kernel_passes(model)
+    chosen *= costs.chosen_passes(model)
+    scored *= costs.forward_passes(model)
     return Estimate(
         "learner",
         mesh,
         memory,
         flops=(
-            3 * layers + _again(job, mesh) / context + _head_products(job, mesh) * head + attention
+            _PRODUCTS * layers
+            + _again(job, mesh) / context
+            + _head_products(job, mesh) * head
+            + attention
+            + chosen
+            + scored
         )
         * micro,
-        useful=3 * sum(_forward(itself, MeshConfig())) / (mesh.tensor * context) * micro,
+        useful=_useful(itself) / (mesh.tensor * context) * micro,
         attention=attention * micro,
-        # weights are read in three passes, gradients read and written once for each micro-batch,
-        # and the update reads and writes weights and moments
-        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
+        # gradients are read and written once for each micro-batch (2), and the update reads and
+        # writes weights and moments (2)
+        hbm=micro
+        * (_PASSES * gathered * compute + 2 * _FLOAT32 * elements + _TRAFFIC * memory["working"])
         + 2 * (memory["weights"] + moments),
         sent=_sent_by_learner(job, mesh, micro, elements, gathered),
         tokens=job.tokens,
@@ -199,10 +222,16 @@ def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[floa
     own = job.context / (mesh.context or 1)
     compute = jax.numpy.dtype(model.dtype).itemsize
     stream = own * model.embed_dim * compute
-    heads = (model.num_heads + model.num_kv_heads) * _pair(model)
+    # queries and results of all heads, keys and values
+    heads = (model.num_heads + model.num_kv_heads) * costs.pair(model)
+    # gate, up, and their product
     inner = 3 * _hidden(model) + heads
-    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
-    # rows that a device sends, and room for those that it gets, of which it keeps the results
+    # A layer's backward pass holds its arrays and their gradients (2). Of the model's width they
+    # are its input, the results of both norms, and the sum between its halves (4). For 1.72 billion
+    # parameters on an H100 the compiled program has 13.5 GB beside weights and moments, and this
+    # comes within 5 % of it (tests/planner/test_plan.py).
+    layer = 2 * 4 * stream + 2 * own * inner * compute / mesh.tensor
+    # rows that a device sends, and room for those that it gets, and the results of both (2)
     if copies := _copies(model, mesh):
         layer += 2 * (1 + model.moe.buffer) * copies * stream
     at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
@@ -218,17 +247,18 @@ def _loss_bytes(job: Workload, mesh: MeshConfig) -> float:
     compute = jax.numpy.dtype(model.dtype).itemsize
     # the logits of a part of the vocabulary, and their gradient
     logits = targets * chunk_size(int(targets), int(vocabulary)) * (_FLOAT32 + compute)
-    # the matrix in the dtype of products, its gradient, the hidden states and theirs
+    # the matrix in the dtype of products and its gradient in float32; the hidden states, theirs in
+    # float32 and the sum of theirs over parts of the vocabulary (2)
     matrix = vocabulary * model.embed_dim * (_FLOAT32 + compute)
     return logits + matrix + targets * model.embed_dim * (2 * _FLOAT32 + compute)
 
 
 def _kept_elements(model: ModelConfig) -> float:
     """Elements that a layer keeps of a token for the backward pass beside its hidden state."""
-    attended = model.num_heads * _pair(model) / 2
-    keys = (model.num_heads + model.num_kv_heads) * _pair(model)
+    attended = model.num_heads * costs.pair(model) / 2
+    keys = (model.num_heads + model.num_kv_heads) * costs.pair(model)
     shared = model.moe.mlp_dim * model.moe.shared if model.moe else 0
-    products = keys / 2 + model.num_kv_heads * _pair(model) / 2 + model.embed_dim
+    products = keys / 2 + model.num_kv_heads * costs.pair(model) / 2 + model.embed_dim
     products += 2 * (shared if model.moe else model.mlp_dim)
     if not model.remat:
         # norms, what is rotated, SwiGLU
@@ -251,16 +281,17 @@ def _sent_by_learner(
     context = mesh.context or 1
     own = job.context / context
     compute = jax.numpy.dtype(model.dtype).itemsize
-    # forward, forward again, backward; tokens travel with their gradients in the last
-    sent = _sent_in_layers(job, mesh, own, passes=3 * micro)
+    # in the backward pass gradients travel the same ways
+    sent = _sent_in_layers(job, mesh, own, passes=_PASSES * micro)
     if context > 1:
-        pair = own * model.num_kv_heads / tensor * _pair(model)
-        # keys and values twice forward and once backward, there with their gradients
-        size = model.num_layers * micro * context * pair * (3 * compute + _FLOAT32)
+        pair = own * model.num_kv_heads / tensor * costs.pair(model)
+        # in the backward pass float32 gradients of keys and values go round beside them
+        size = model.num_layers * micro * context * pair * (_PASSES * compute + _FLOAT32)
         kind = Kind("collective-permute", context, context * expert * tensor > job.target.domain)
         sent[kind] = size
     if parts > 1:
         span = parts * context * expert * tensor
+        # forward and once more in the backward pass, which computes a layer again with what it has
         _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
         _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
     # all but experts are the same along ``expert``
@@ -268,7 +299,7 @@ def _sent_by_learner(
     alike = mesh.data * context
     for copies, part in ((alike * expert, elements - experts), (alike, experts)):
         if copies > 1:
-            _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
+            _add(sent, job, "all-reduce", copies, mesh.devices, _SUM * part * _FLOAT32)
     return sent
 
 
@@ -285,11 +316,12 @@ def _sent_in_layers(
     sent: dict[Kind, float] = {}
     if tensor > 1:
         whole_experts = _expert_layers(model) if folded(model) else 0
-        # two sums in each layer; in place of the second one the tokens of the other devices
+        # two sums in each layer, behind attention and behind the feed-forward part (1909.08053); in
+        # place of the second one the tokens of the other devices
         sums = passes * (2 * model.num_layers - whole_experts) * stream
-        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
+        _add(sent, job, "all-reduce", tensor, tensor, _SUM * sums)
         _add(sent, job, "all-gather", tensor, tensor, passes * whole_experts * stream)
-    # there and back in each pass
+    # to the experts and back (2) in each pass
     size = 2 * passes * _expert_layers(model) * _copies(model, mesh) * stream
     _add(sent, job, "ragged-all-to-all", expert_devices(model, mesh), expert * tensor, size)
     return sent
@@ -301,9 +333,9 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     model = job.model
     weights = _parameters(job, mesh, whole=True)
     size = jax.numpy.dtype(model.dtype).itemsize
-    key = cached_bytes(model, mesh.tensor)
+    key = costs.cached_bytes(model, mesh.tensor)
     pages = job.rows * job.context * key
-    read = job.rows * job.context / 2 * key
+    read = job.rows * costs.read_bytes(model, job.context, mesh.tensor)
     elements = weights / size - _table(model) / mesh.tensor
     # experts that no row of those that share them needs are not read
     expert = mesh.expert or 1
@@ -312,14 +344,16 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     if model.moe is not None:
         unused = 1 - model.moe.active / model.moe.experts
         needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
-    products, attention = _decode(job, mesh)
+    products, attention, indexed = _decode(job, mesh)
     touched = (elements - kept + needed) * size
+    # logits in float32, and as many numbers while a token is drawn from them (2); all of the
+    # vocabulary, which is gathered over tensor
     logits = 2 * _FLOAT32 * job.rows * model.vocab_size
     return Estimate(
         "actor",
         mesh,
         {"weights": weights, "pages": pages, "working": logits},
-        flops=products + attention,
+        flops=products + attention + indexed,
         useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
         attention=attention,
         hbm=touched + read,
@@ -397,13 +431,14 @@ def _head_products(job: Workload, mesh: MeshConfig) -> int:
     return 3 if 4 * targets * vocabulary <= KEPT else 4
 
 
-def _attention_passes(model: ModelConfig) -> float:
-    """Operations of attention in an update, in those of its forward pass: two products forward and
-    seven backward (dk and dv: scores, and one each for their gradient and the two results; dq:
-    scores, their gradient, and the result), and two more where they are done again.
+def _useful(job: Workload) -> float:
+    """Operations of use in an update of one row: a forward pass and two for its gradients, and one
+    of the scores that an indexer chooses by, each for the keys that a query sees.
     """
-    again = model.remat and model.remat_keeps == "nothing"
-    return 4.5 + again
+    products, head, *_ = _forward(job, MeshConfig())
+    needed = costs.needed(job.model, job.context, decode=False)
+    learned = products + head + 2 * job.context * (needed.attended + needed.chosen)
+    return 3 * learned + 2 * job.context * needed.scored
 
 
 def _again(job: Workload, mesh: MeshConfig) -> float:
@@ -428,9 +463,10 @@ def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
     return _parameters(job, mesh, whole=False) / size - experts - tables / parts
 
 
-def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
+def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float, float, float]:
     """Operations of the forward pass over one row on one device: (of the matrices of layers, of
-    the matrix of logits, of attention).
+    the matrix of logits, of attention in blocks, of attention to chosen keys, of an indexer's
+    scores).
     """
     model = job.model
     # a device computes as many pairs as it has, though of other rows
@@ -439,49 +475,36 @@ def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
     elements = _parameters(job, layout, whole=True) / size
     kept, computing = _experts(model)
     elements -= (_table(model) + kept - computing) / mesh.tensor
-    seen = job.context / 2
-    attention = 2 * job.context * seen * model.num_heads * _pairs(model, decode=False)
+    attended = costs.needed(model, job.context, decode=False).attended
+    # blocks that nobody sees are skipped; scores and chosen keys are computed at full width for
+    # every query, and masked
+    full = costs.of_layers(model, job.context, job.context, decode=False)
     head = model.vocab_size * model.embed_dim / mesh.tensor
-    products = 2 * job.context * (elements - head)
-    return products, 2 * job.predicted * head, attention / mesh.tensor
+    pairs = 2 * job.context
+    return (
+        pairs * (elements - head),
+        2 * job.predicted * head,
+        pairs * attended / mesh.tensor,
+        pairs * full.chosen / mesh.tensor,
+        # every device along ``tensor`` has all heads of the indexer
+        pairs * full.scored,
+    )
 
 
-def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
-    """Operations of one token for every row, on one device: (of matrices, of attention)."""
+def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
+    """Operations of one token for every row, on one device: (of matrices, of attention in blocks,
+    of an indexer's scores and of attention to the keys that it chose).
+    """
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
     kept, computing = _experts(model)
     layout = dataclasses.replace(mesh, data=1, expert=None)
     rest = (_table(model) + kept - computing) / mesh.tensor
     active = _parameters(job, layout, whole=True) / size - rest
-    heads = model.num_heads * _pairs(model, decode=True) / mesh.tensor
-    return 2 * job.rows * active, 2 * job.rows * job.context / 2 * heads
-
-
-def cached_bytes(model: ModelConfig, tensor: int = 1) -> float:
-    """Bytes that pages keep of one token on a device. A state, which is of a page, is not counted.
-
-    tensor: devices over which heads are cut.
-    """
-    shape = model.layer_shape
-    whole = (1 if method.page_heads is None else tensor for method in model.attention)
-    sizes = (
-        0 if method.keeps_state else method.token_bytes(shape, model.dtype)
-        for method in model.attention
-    )
-    found = sum(size / parts for size, parts in zip(sizes, whole, strict=True))
-    return found * model.periods
-
-
-def _pair(model: ModelConfig) -> int:
-    """Elements of a key and a value of a head in training."""
-    return max(method.pair_size(model.layer_shape, False) for method in model.attention)
-
-
-def _pairs(model: ModelConfig, decode: bool) -> int:
-    """The same in all layers, in training or in decoding."""
-    sizes = (method.pair_size(model.layer_shape, decode) for method in model.attention)
-    return sum(sizes) * model.periods
+    needed = costs.needed(model, job.context, decode=True)
+    of_index = needed.chosen / mesh.tensor + needed.scored
+    pairs = 2 * job.rows
+    return pairs * active, pairs * needed.attended / mesh.tensor, pairs * of_index
 
 
 def _table(model: ModelConfig) -> int:
@@ -494,6 +517,7 @@ def _experts(model: ModelConfig) -> tuple[int, int]:
     if model.moe is None:
         return 0, 0
     moe = model.moe
+    # gate, up and down
     of_one = 3 * model.embed_dim * moe.mlp_dim * _expert_layers(model)
     return of_one * (moe.slots or moe.experts), of_one * moe.active
 
@@ -515,7 +539,9 @@ def _add(
 ) -> None:
     """Adds what a device sends in collectives over ``devices`` that lie within ``span``.
 
-    size: bytes of the whole result; twice that for a sum.
+    size: bytes of the whole result, times ``_SUM`` for a sum. A ring sends (n - 1) / n of them
+    from each of n devices, the least that any algorithm sends without help of the switch
+    (NVLink SHARP halves a sum, and is not counted).
     """
     if not size:
         return
