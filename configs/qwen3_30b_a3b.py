@@ -74,7 +74,7 @@ def small() -> ml_collections.ConfigDict:
     config = quickstart_moe.get_config("smoke")
     with config.unlocked(), config.ignore_type():
         config.mesh = dict(context=2, expert=2, tensor=2)
-        config.model.update(fold_experts=True, sequence_parallel=True, remat=True)
+        config.model.update(fold_experts=True, sequence_parallel=True, remat=True, pad_for=2)
         config.train.optimizer.muon_learning_rate = None
         if config.sft is not None:
             config.sft.optimizer.muon_learning_rate = None

@@ -34,7 +34,7 @@ def kernel_passes(model: ModelConfig) -> float:
 
 def chosen_passes(model: ModelConfig) -> float:
     """The same of attention to chosen keys (``attention.indexer``): two products forward and five
-    backward, scores and the two gradients of either product.
+    backward, scores and the two gradients of either product, all taken as equal.
     """
     return 2.5 + forward_passes(model)
 

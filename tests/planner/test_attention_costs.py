@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attention import indexer
 from attention.indexer import Scoring, attend_chosen, choose
 from attention.methods.dsa import DSA
 from attention.methods.method import LayerShape
@@ -74,8 +75,11 @@ def test_layers_that_share_an_indexer_score_once_and_a_loss_scores_again():
     assert learns.query_cost(shape, 64, 64.0, True) == own.query_cost(shape, 64, 64.0, True)
 
 
-def test_the_compiled_program_does_the_products_that_are_counted():
-    """Choice among 64 keys and attention to 16 of them, with gradients, 4 heads of 24 elements."""
+def test_the_compiled_program_does_the_products_that_are_counted(monkeypatch):
+    """Choice among 64 keys and attention to 16 of them, with gradients, 4 heads of 24 elements of
+    which 16 are values, in several chunks of queries.
+    """
+    monkeypatch.setattr(indexer, "CHUNK", 2048)
     method = DSA(latent=16, picks=16, index_heads=3, index_size=8)
     shape = LayerShape(8, 4, 4, 8)
     count = 64
@@ -93,4 +97,4 @@ def test_the_compiled_program_does_the_products_that_are_counted():
     cost = method.query_cost(shape, count, count, False)
     plain = dataclasses.replace(V32, remat=False)
     wanted = 2 * count * (attention_costs.chosen_passes(plain) * cost.chosen + cost.scored)
-    assert matmul_flops(program.as_text()) == pytest.approx(wanted, rel=0.02)
+    assert matmul_flops(program.as_text()) == pytest.approx(wanted, rel=0.03)
