@@ -37,8 +37,8 @@ from launch.command import console
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from planner import arithmetic, compiled, published, table
-from planner.arithmetic import Estimate, Workload
 from planner.targets import INSTALL, TARGETS, is_installed
+from planner.workload import Estimate, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "plan: "

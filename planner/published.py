@@ -20,9 +20,9 @@ import rich.table
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from planner import arithmetic
-from planner.arithmetic import Workload
 from planner.table import FULL, words
 from planner.targets import TARGETS
+from planner.workload import Workload
 
 _V06 = "NeMo RL 0.6, performance-summary.md"
 _V04 = "NeMo RL 0.4, performance-summary.md"

@@ -12,8 +12,8 @@ import rich.table
 
 from models.padding import pad_config
 from models.sharding import MESH_AXES, MeshConfig
-from planner.arithmetic import Estimate, Workload, expert_devices
 from planner.collectives import Kind
+from planner.workload import Estimate, Workload, expert_devices
 
 # Part of a device's memory that a plan may fill. The rest is a reserve by judgement, not measured:
 # a driver and its communicators take 1 to 2 GB of a GPU, allocators leave fragments. JAX takes 75 %

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from models.families import PRESETS
 from planner import published
 
+ROOT = Path(__file__).resolve().parents[2]
 MADE = [published.bound(row) for row in published.ROWS]
 
 
 def test_no_system_is_faster_than_the_bound():
     for one in MADE:
         assert 0.05 < one.ratio < 1.0, one.row
-        # the published rate and time of a step are one fact: 2048 sequences over all devices
+        # the published rate and time of a step are one fact, but for averages of five steps
         tokens = one.row.rate * one.row.step_s * one.row.devices / one.row.sequences
-        assert tokens == pytest.approx(one.row.tokens, rel=0.12)
+        assert tokens == pytest.approx(one.row.tokens, rel=0.15)
 
 
 def test_the_bound_of_30b_on_32_h100_is_that_of_hand():
@@ -47,6 +49,14 @@ def test_more_sequences_decode_together_where_samples_may_be_older():
     most = published.bound(dataclasses.replace(eight.row, behind=10**4))
     size = 2 * 48 * 2 * 4 * 128 * most.together * eight.row.tokens / 2 / 2
     assert 0.9 * (0.92 * 85e9 - 30.6e9) < size <= 0.92 * 85e9 - 30.5e9
+
+
+def test_the_page_has_the_numbers_of_the_command():
+    page = (ROOT / "docs" / "benchmarks" / "published.md").read_text()
+    for one in MADE:
+        parts = f"{one.sampling_s:.1f}, {one.forward_s:.1f}, {one.updates_s:.1f} | {one.step_s:.1f}"
+        rates = f"{one.rate:,.0f} | {one.row.rate:,.0f} | {one.ratio:.2f}"
+        assert f"| {parts} | {rates} |" in page
 
 
 def test_rows_name_models_that_are_known():
