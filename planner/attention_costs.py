@@ -18,8 +18,8 @@ _POINTS = 64
 
 
 def forward_passes(model: ModelConfig) -> float:
-    """How often an update computes what no gradient passes through: forward, and once more where
-    ``remat`` does it again.
+    """Times that an update computes a result that no gradient passes through: forward, and once
+    more where ``remat`` does it again.
     """
     return 1.0 + (model.remat and model.remat_keeps == "nothing")
 
