@@ -104,24 +104,12 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
-    layers, head, attention, chosen, scored = (x / context for x in _forward(job, mesh))
-    # the last of a row's tokens see all of them, the mean token half of them
-    attention *= (2 - 1 / context) * costs.kernel_passes(model)
-    chosen *= costs.chosen_passes(model)
-    scored *= costs.forward_passes(model)
+    flops, attention = _update_operations(job, mesh)
     return Estimate(
         "learner",
         mesh,
         memory,
-        flops=(
-            _PRODUCTS * layers
-            + _again(job, mesh) / context
-            + _head_products(job, mesh) * head
-            + attention
-            + chosen
-            + scored
-        )
-        * micro,
+        flops=flops * micro,
         useful=_useful(itself) / (mesh.tensor * context) * micro,
         attention=attention * micro,
         # gradients are read and written once for each micro-batch (2), and the update reads and
@@ -276,6 +264,17 @@ def _head_products(job: Workload, mesh: MeshConfig) -> int:
     targets = job.predicted // (mesh.context or 1)
     vocabulary = job.model.vocab_size // mesh.tensor
     return 3 if 4 * targets * vocabulary <= KEPT else 4
+
+
+def _update_operations(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
+    """(Operations of an update for one row on one device, those of attention in blocks)."""
+    model, context = job.model, mesh.context or 1
+    layers, head, attention, chosen, scored = (x / context for x in _forward(job, mesh))
+    # the last of a row's tokens see all of them, the mean token half of them
+    attention *= (2 - 1 / context) * costs.kernel_passes(model)
+    products = _PRODUCTS * layers + _again(job, mesh) / context + _head_products(job, mesh) * head
+    indexed = costs.chosen_passes(model) * chosen + costs.forward_passes(model) * scored
+    return products + attention + indexed, attention
 
 
 def _useful(job: Workload) -> float:
