@@ -22,8 +22,8 @@ from benchmarks.episodes import random_groups
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
 from planner import arithmetic
-from planner.arithmetic import Workload
 from planner.targets import TARGETS, Target
+from planner.workload import Workload
 from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batch import Batch
 from rl_code.learner.batching import PackConfig, pack

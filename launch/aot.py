@@ -39,8 +39,8 @@ from models.families import PRESETS
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
 from planner import aot, arithmetic, compiled, started
-from planner.arithmetic import Workload
 from planner.targets import INSTALL, TARGETS, is_installed
+from planner.workload import Workload
 from rl_code.config import read_config
 from rl_code.run.config import RunConfig
 

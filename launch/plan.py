@@ -2,6 +2,7 @@
 
 python -m launch.plan --model=qwen3-32b --chip=gb200 --devices=72 --tokens=1179648
 python -m launch.plan --model=qwen3-8b --chip=h100 --devices=8 --compile=1 --json=runs/plan.json
+python -m launch.plan --published
 
 Every mesh of --devices is looked at for the learner, and of --actor_devices for the actor, or those
 that --mesh and --actor_mesh name. Those that fit into memory are sorted by the least time that one
@@ -12,6 +13,9 @@ no speed.
 With --compile=n the best n meshes of each role are compiled ahead of time on this machine, a whole
 GRPO step and a decode step, and the compiled programs' own numbers stand in the table. It needs the
 compilers: pip install -e .[aot]. The column "from" says what was compiled.
+
+--published puts the throughput that other systems have published beside its bound, and says which
+of their settings are assumed.
 """
 
 from __future__ import annotations
@@ -32,9 +36,9 @@ from launch import command
 from launch.command import console
 from models.families import PRESETS
 from models.sharding import MeshConfig
-from planner import arithmetic, compiled, table
-from planner.arithmetic import Estimate, Workload
+from planner import arithmetic, compiled, published, table
 from planner.targets import INSTALL, TARGETS, is_installed
+from planner.workload import Estimate, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "plan: "
@@ -47,6 +51,9 @@ FLAGS = flags.FLAGS
 
 
 def main(argv: Sequence[str]) -> None:
+    if FLAGS.published:
+        show_published()
+        return
     if FLAGS.model not in PRESETS:
         command.refuse(f"--model={FLAGS.model} must be one of {', '.join(PRESETS)}")
     if FLAGS.tokens % FLAGS.context:
@@ -82,6 +89,17 @@ def main(argv: Sequence[str]) -> None:
         for reason, cut in others.items():
             console().print(escape(f"{reason}: {', '.join(cut)}"), style="dim")
     report(job, found)
+
+
+def show_published() -> None:
+    """--published: the table, and what it assumes."""
+    found = [published.bound(row) for row in published.ROWS]
+    console().print(published.table(found))
+    console().print(escape("assumed of all rows:"))
+    for line in published.ASSUMED:
+        console().print(escape(f"- {line}"), highlight=False)
+    rows = [published.to_json(one) for one in found]
+    save({"assumed": published.ASSUMED, "published": rows})
 
 
 def job_of_flags() -> Workload:
@@ -196,6 +214,11 @@ def define_flags() -> None:
         False,
         "Cut whole experts over expert and tensor together, and activations by tokens "
         "(model.fold_experts, model.sequence_parallel).",
+    )
+    flags.DEFINE_bool(
+        "published",
+        False,
+        "Print published throughput of other systems beside its bound, and nothing else.",
     )
     flags.DEFINE_integer("compile", 0, "Meshes of each role that are compiled ahead of time.", 0)
     flags.DEFINE_multi_string(

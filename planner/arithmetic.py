@@ -25,91 +25,29 @@ from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh
 from models.target_logprobs import KEPT, chunk_size
 from models.transformer import abstract_model
-from planner.collectives import Kind
-from planner.targets import Target
+from planner import attention_costs as costs
+from planner import sent
+from planner.workload import (
+    FLOAT32,
+    Estimate,
+    Workload,
+    copies_sent,
+    expert_devices,
+    expert_elements,
+    expert_layers,
+    passes,
+)
 from rl_code.run.dry_run import device_bytes
 
-# Moments of AdamW, in float32, and gradients, added in float32.
-_MOMENTS, _FLOAT32 = 2, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """The job that is planned."""
-
-    # The model's name and its shape.
-    name: str
-    model: ModelConfig
-    target: Target
-    # Tokens that one step trains on, in rows of ``context`` tokens.
-    tokens: int
-    context: int
-    # Rows that decode together on each shard of rows, each half full on average.
-    rows: int
-    # Whether the learner's moments wait in the host's memory.
-    offload_moments: bool = False
-    # Tokens of a row that are predicted; None for half of them.
-    targets: int | None = None
-
-    @property
-    def predicted(self) -> int:
-        """Tokens of a row that are predicted."""
-        return self.context // 2 if self.targets is None else self.targets
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """Costs of one step of a role on one device of a mesh."""
-
-    role: str
-    mesh: MeshConfig
-    # Bytes by part.
-    memory: dict[str, float]
-    # Operations that the device does; those of them that are not done again; and those of them
-    # that are attention's, which kernels do not tell.
-    flops: float
-    useful: float
-    attention: float
-    # Bytes read from and written to HBM.
-    hbm: float
-    # Bytes that it sends, by kind of collective.
-    sent: dict[Kind, float]
-    # Tokens trained on or sampled by all devices.
-    tokens: float
-    # Bytes of the host's memory that arrays of the device wait in, by part.
-    host: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Which numbers come from the compiled program, in words.
-    source: str = "arithmetic"
-
-    @property
-    def total_bytes(self) -> float:
-        """Memory of all parts."""
-        return sum(self.memory.values())
-
-    def seconds(self, target: Target) -> dict[str, float]:
-        """The least time for each resource alone, at its peak rate."""
-        sent = {
-            leaves: sum(x for kind, x in self.sent.items() if kind.leaves_domain == leaves)
-            for leaves in (False, True)
-        }
-        return {
-            "compute": self.flops / target.flops,
-            "HBM": self.hbm / target.bandwidth,
-            "links": sent[False] / target.link,
-            "network": sent[True] / target.network,
-        }
-
-    def bound(self, target: Target) -> float:
-        """The least time of the step: that of the slowest resource, if all overlap."""
-        return max(self.seconds(target).values())
-
-    def mfu(self, target: Target) -> float:
-        """The highest model FLOPs utilisation that this bound allows."""
-        return self.useful / (self.bound(target) * target.flops)
-
-    def tokens_per_second(self, target: Target) -> float:
-        """Tokens per second of one device, at the bound."""
-        return self.tokens / self.bound(target) / self.mesh.devices
+# Moments of AdamW (1412.6980, m and v; others keep no more).
+_MOMENTS = 2
+# Products of a matrix in an update, each of 2 operations for an element and token: forward, and one
+# each for the gradients of its input and of itself.
+_PRODUCTS = 3
+# Reads and writes of hidden states in HBM for each micro-batch and pass over its layers. It is a
+# floor: a compiler fuses less than all between two products. HBM bounds no learner in
+# docs/benchmarks/meshes.md.
+_TRAFFIC = 2
 
 
 def meshes(
@@ -150,7 +88,7 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     size = jax.numpy.dtype(model.param_dtype).itemsize
     compute = jax.numpy.dtype(model.dtype).itemsize
     elements, gathered = cut / size, whole / size
-    moments = _MOMENTS * _FLOAT32 * elements
+    moments = _MOMENTS * FLOAT32 * elements
     working, kept = _activations(job, mesh, gathered)
     several = micro > 1 and model.dtype != model.param_dtype
     # of moments that wait on the host, those of a layer at a time are on the device
@@ -158,7 +96,7 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
         "weights": cut,
         "moments": moments / model.num_layers if job.offload_moments else moments,
         # one stack, to which every micro-batch adds in place
-        "gradients": _FLOAT32 * elements,
+        "gradients": FLOAT32 * elements,
         # matrices of layers in the dtype of their products, made once for all micro-batches
         "casts": _cast_elements(job, mesh) * compute if several else 0.0,
         "working": working if model.offload_activations else kept + working,
@@ -166,24 +104,24 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
-    layers, head, attention = (x / context for x in _forward(job, mesh))
-    # the last of a row's tokens see all of them, the mean token half of them
-    attention *= (2 - 1 / context) * _attention_passes(model)
+    flops, attention = _update_operations(job, mesh)
     return Estimate(
         "learner",
         mesh,
         memory,
-        flops=(
-            3 * layers + _again(job, mesh) / context + _head_products(job, mesh) * head + attention
-        )
-        * micro,
-        useful=3 * sum(_forward(itself, MeshConfig())) / (mesh.tensor * context) * micro,
+        flops=flops * micro,
+        useful=_useful(itself) / (mesh.tensor * context) * micro,
         attention=attention * micro,
-        # weights are read in three passes, gradients read and written once for each micro-batch,
-        # and the update reads and writes weights and moments
-        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
+        # gradients are read and written once for each micro-batch (2), and the update reads and
+        # writes weights and moments (2)
+        hbm=micro
+        * (
+            passes(model) * gathered * compute
+            + 2 * FLOAT32 * elements
+            + _TRAFFIC * passes(model) * memory["working"]
+        )
         + 2 * (memory["weights"] + moments),
-        sent=_sent_by_learner(job, mesh, micro, elements, gathered),
+        sent=sent.by_learner(job, mesh, micro, elements, gathered),
         tokens=job.tokens,
         host=host,
     )
@@ -199,11 +137,17 @@ def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[floa
     own = job.context / (mesh.context or 1)
     compute = jax.numpy.dtype(model.dtype).itemsize
     stream = own * model.embed_dim * compute
-    heads = (model.num_heads + model.num_kv_heads) * _pair(model)
+    # queries and results of all heads, keys and values
+    heads = (model.num_heads + model.num_kv_heads) * costs.pair(model)
+    # gate, up, and their product
     inner = 3 * _hidden(model) + heads
-    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
-    # rows that a device sends, and room for those that it gets, of which it keeps the results
-    if copies := _copies(model, mesh):
+    # A layer's backward pass holds its arrays and their gradients (2). Of the model's width they
+    # are its input, the results of both norms, and the sum between its halves (4). For 1.72 billion
+    # parameters on an H100 the compiled program has 13.5 GB beside weights and moments, and this
+    # comes within 5 % of it (tests/planner/test_plan.py).
+    layer = 2 * 4 * stream + 2 * own * inner * compute / mesh.tensor
+    # rows that a device sends, and room for those that it gets, and the results of both (2)
+    if copies := copies_sent(model, mesh):
         layer += 2 * (1 + model.moe.buffer) * copies * stream
     at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
     kept = model.num_layers * (stream + own * _kept_elements(model) * compute / mesh.tensor)
@@ -217,18 +161,19 @@ def _loss_bytes(job: Workload, mesh: MeshConfig) -> float:
     vocabulary = model.vocab_size / mesh.tensor
     compute = jax.numpy.dtype(model.dtype).itemsize
     # the logits of a part of the vocabulary, and their gradient
-    logits = targets * chunk_size(int(targets), int(vocabulary)) * (_FLOAT32 + compute)
-    # the matrix in the dtype of products, its gradient, the hidden states and theirs
-    matrix = vocabulary * model.embed_dim * (_FLOAT32 + compute)
-    return logits + matrix + targets * model.embed_dim * (2 * _FLOAT32 + compute)
+    logits = targets * chunk_size(int(targets), int(vocabulary)) * (FLOAT32 + compute)
+    # the matrix in the dtype of products and its gradient in float32; the hidden states, theirs in
+    # float32 and the sum of theirs over parts of the vocabulary (2)
+    matrix = vocabulary * model.embed_dim * (FLOAT32 + compute)
+    return logits + matrix + targets * model.embed_dim * (2 * FLOAT32 + compute)
 
 
 def _kept_elements(model: ModelConfig) -> float:
     """Elements that a layer keeps of a token for the backward pass beside its hidden state."""
-    attended = model.num_heads * _pair(model) / 2
-    keys = (model.num_heads + model.num_kv_heads) * _pair(model)
+    attended = model.num_heads * costs.pair(model) / 2
+    keys = (model.num_heads + model.num_kv_heads) * costs.pair(model)
     shared = model.moe.mlp_dim * model.moe.shared if model.moe else 0
-    products = keys / 2 + model.num_kv_heads * _pair(model) / 2 + model.embed_dim
+    products = keys / 2 + model.num_kv_heads * costs.pair(model) / 2 + model.embed_dim
     products += 2 * (shared if model.moe else model.mlp_dim)
     if not model.remat:
         # norms, what is rotated, SwiGLU
@@ -238,92 +183,37 @@ def _kept_elements(model: ModelConfig) -> float:
     ]
 
 
-def _sent_by_learner(
-    job: Workload, mesh: MeshConfig, micro: float, elements: float, gathered: float
-) -> dict[Kind, float]:
-    """Bytes that a device sends in a GRPO step, by kind of collective.
-
-    micro: micro-batches. elements: of the parameters on one device; gathered: of those with what is
-    cut over ``fsdp``.
-    """
-    model = job.model
-    parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
-    context = mesh.context or 1
-    own = job.context / context
-    compute = jax.numpy.dtype(model.dtype).itemsize
-    # forward, forward again, backward; tokens travel with their gradients in the last
-    sent = _sent_in_layers(job, mesh, own, passes=3 * micro)
-    if context > 1:
-        pair = own * model.num_kv_heads / tensor * _pair(model)
-        # keys and values twice forward and once backward, there with their gradients
-        size = model.num_layers * micro * context * pair * (3 * compute + _FLOAT32)
-        kind = Kind("collective-permute", context, context * expert * tensor > job.target.domain)
-        sent[kind] = size
-    if parts > 1:
-        span = parts * context * expert * tensor
-        _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
-        _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
-    # all but experts are the same along ``expert``
-    experts = _experts(model)[0] / (parts * expert * tensor)
-    alike = mesh.data * context
-    for copies, part in ((alike * expert, elements - experts), (alike, experts)):
-        if copies > 1:
-            _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
-    return sent
-
-
-def _sent_in_layers(
-    job: Workload, mesh: MeshConfig, tokens: float, passes: float
-) -> dict[Kind, float]:
-    """Bytes that a device sends in passes over all layers, by kind of collective.
-
-    tokens: that the devices along ``tensor`` compute together.
-    """
-    model = job.model
-    expert, tensor = mesh.expert or 1, mesh.tensor
-    stream = tokens * model.embed_dim * jax.numpy.dtype(model.dtype).itemsize
-    sent: dict[Kind, float] = {}
-    if tensor > 1:
-        whole_experts = _expert_layers(model) if folded(model) else 0
-        # two sums in each layer; in place of the second one the tokens of the other devices
-        sums = passes * (2 * model.num_layers - whole_experts) * stream
-        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
-        _add(sent, job, "all-gather", tensor, tensor, passes * whole_experts * stream)
-    # there and back in each pass
-    size = 2 * passes * _expert_layers(model) * _copies(model, mesh) * stream
-    _add(sent, job, "ragged-all-to-all", expert_devices(model, mesh), expert * tensor, size)
-    return sent
-
-
 def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     """One token for every row. Raises ValueError where the model does not fit the mesh's axes."""
     itself, job = _sampling(job), padded(_sampling(job), mesh)
     model = job.model
     weights = _parameters(job, mesh, whole=True)
     size = jax.numpy.dtype(model.dtype).itemsize
-    key = cached_bytes(model, mesh.tensor)
+    key = costs.cached_bytes(model, mesh.tensor)
     pages = job.rows * job.context * key
-    read = job.rows * job.context / 2 * key
+    read = job.rows * costs.read_bytes(model, job.context, mesh.tensor)
     elements = weights / size - _table(model) / mesh.tensor
     # experts that no row of those that share them needs are not read
     expert = mesh.expert or 1
-    kept, computing = (x / (mesh.tensor * expert) for x in _experts(model))
+    kept, computing = (x / (mesh.tensor * expert) for x in expert_elements(model))
     needed = 0.0
     if model.moe is not None:
         unused = 1 - model.moe.active / model.moe.experts
         needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
-    products, attention = _decode(job, mesh)
+    products, attention, indexed = _decode(job, mesh)
     touched = (elements - kept + needed) * size
-    logits = 2 * _FLOAT32 * job.rows * model.vocab_size
+    # logits in float32, and as many numbers while a token is drawn from them (2); all of the
+    # vocabulary, which is gathered over tensor
+    logits = 2 * FLOAT32 * job.rows * model.vocab_size
     return Estimate(
         "actor",
         mesh,
         {"weights": weights, "pages": pages, "working": logits},
-        flops=products + attention,
+        flops=products + attention + indexed,
         useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
         attention=attention,
         hbm=touched + read,
-        sent=_sent_in_layers(job, mesh, job.rows, passes=1),
+        sent=sent.in_layers(job, mesh, job.rows, times=1),
         tokens=job.rows * mesh.row_shards,
     )
 
@@ -336,7 +226,7 @@ def transfer_seconds(job: Workload, learns: MeshConfig, samples: MeshConfig) -> 
     """
     size = jax.numpy.dtype(job.model.dtype).itemsize
     total = size * sum(leaf.size for leaf in jax.tree.leaves(abstract_model(job.model)))
-    experts = size * _experts(job.model)[0]
+    experts = size * expert_elements(job.model)[0]
     expert = samples.expert or 1
     together = learns.devices + samples.devices <= job.target.domain
     rate = job.target.link if together else job.target.network
@@ -352,27 +242,6 @@ def padded(job: Workload, mesh: MeshConfig) -> Workload:
     """
     devices = expert_devices(job.model, mesh)
     return dataclasses.replace(job, model=pad_config(job.model, mesh.tensor, devices))
-
-
-def folded(model: ModelConfig) -> bool:
-    """True if whole experts are cut over ``expert`` and ``tensor`` together."""
-    return model.moe is not None and model.moe.fold
-
-
-def expert_devices(model: ModelConfig, mesh: MeshConfig) -> int:
-    """Over how many devices whole experts are cut."""
-    if model.moe is None:
-        return 1
-    return (mesh.expert or 1) * (mesh.tensor if folded(model) else 1)
-
-
-def _copies(model: ModelConfig, mesh: MeshConfig) -> float:
-    """Copies of each of its tokens that a device sends to experts; 0 where experts are not cut over
-    devices.
-    """
-    if expert_devices(model, mesh) == 1:
-        return 0.0
-    return model.moe.active / (mesh.tensor if folded(model) else 1)
 
 
 def _sampling(job: Workload) -> Workload:
@@ -397,13 +266,25 @@ def _head_products(job: Workload, mesh: MeshConfig) -> int:
     return 3 if 4 * targets * vocabulary <= KEPT else 4
 
 
-def _attention_passes(model: ModelConfig) -> float:
-    """Operations of attention in an update, in those of its forward pass: two products forward and
-    seven backward (dk and dv: scores, and one each for their gradient and the two results; dq:
-    scores, their gradient, and the result), and two more where they are done again.
+def _update_operations(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
+    """(Operations of an update for one row on one device, those of attention in blocks)."""
+    model, context = job.model, mesh.context or 1
+    layers, head, attention, chosen, scored = (x / context for x in _forward(job, mesh))
+    # the last of a row's tokens see all of them, the mean token half of them
+    attention *= (2 - 1 / context) * costs.kernel_passes(model)
+    products = _PRODUCTS * layers + _again(job, mesh) / context + _head_products(job, mesh) * head
+    indexed = costs.chosen_passes(model) * chosen + costs.forward_passes(model) * scored
+    return products + attention + indexed, attention
+
+
+def _useful(job: Workload) -> float:
+    """Operations of use in an update of one row: a forward pass and two for its gradients, and one
+    of the scores that an indexer chooses by, each for the keys that a query sees.
     """
-    again = model.remat and model.remat_keeps == "nothing"
-    return 4.5 + again
+    products, head, *_ = _forward(job, MeshConfig())
+    needed = costs.needed(job.model, job.context, decode=False)
+    learned = products + head + 2 * job.context * (needed.attended + needed.chosen)
+    return 3 * learned + 2 * job.context * needed.scored
 
 
 def _again(job: Workload, mesh: MeshConfig) -> float:
@@ -415,7 +296,7 @@ def _again(job: Workload, mesh: MeshConfig) -> float:
         return 0.0
     last = 2 * job.context * model.mlp_dim * model.embed_dim / mesh.tensor
     layers, *_ = _forward(job, mesh)
-    return layers - last * (model.num_layers - _expert_layers(model))
+    return layers - last * (model.num_layers - expert_layers(model))
 
 
 def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
@@ -423,65 +304,53 @@ def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
     parts = mesh.tensor * (mesh.fsdp or 1)
-    experts = _experts(model)[0] / (parts * (mesh.expert or 1))
+    experts = expert_elements(model)[0] / (parts * (mesh.expert or 1))
     tables = model.vocab_size * model.embed_dim * (1 if model.tied_embeddings else 2)
     return _parameters(job, mesh, whole=False) / size - experts - tables / parts
 
 
-def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
+def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float, float, float]:
     """Operations of the forward pass over one row on one device: (of the matrices of layers, of
-    the matrix of logits, of attention).
+    the matrix of logits, of attention in blocks, of attention to chosen keys, of an indexer's
+    scores).
     """
     model = job.model
     # a device computes as many pairs as it has, though of other rows
     layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None, context=None)
     size = jax.numpy.dtype(model.param_dtype).itemsize
     elements = _parameters(job, layout, whole=True) / size
-    kept, computing = _experts(model)
+    kept, computing = expert_elements(model)
     elements -= (_table(model) + kept - computing) / mesh.tensor
-    seen = job.context / 2
-    attention = 2 * job.context * seen * model.num_heads * _pairs(model, decode=False)
+    attended = costs.needed(model, job.context, decode=False).attended
+    # blocks that nobody sees are skipped; scores and chosen keys are computed at full width for
+    # every query, and masked
+    full = costs.of_layers(model, job.context, job.context, decode=False)
     head = model.vocab_size * model.embed_dim / mesh.tensor
-    products = 2 * job.context * (elements - head)
-    return products, 2 * job.predicted * head, attention / mesh.tensor
+    pairs = 2 * job.context
+    return (
+        pairs * (elements - head),
+        2 * job.predicted * head,
+        pairs * attended / mesh.tensor,
+        pairs * full.chosen / mesh.tensor,
+        # every device along ``tensor`` has all heads of the indexer
+        pairs * full.scored,
+    )
 
 
-def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
-    """Operations of one token for every row, on one device: (of matrices, of attention)."""
+def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
+    """Operations of one token for every row, on one device: (of matrices, of attention in blocks,
+    of an indexer's scores and of attention to the keys that it chose).
+    """
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
-    kept, computing = _experts(model)
+    kept, computing = expert_elements(model)
     layout = dataclasses.replace(mesh, data=1, expert=None)
     rest = (_table(model) + kept - computing) / mesh.tensor
     active = _parameters(job, layout, whole=True) / size - rest
-    heads = model.num_heads * _pairs(model, decode=True) / mesh.tensor
-    return 2 * job.rows * active, 2 * job.rows * job.context / 2 * heads
-
-
-def cached_bytes(model: ModelConfig, tensor: int = 1) -> float:
-    """Bytes that pages keep of one token on a device. A state, which is of a page, is not counted.
-
-    tensor: devices over which heads are cut.
-    """
-    shape = model.layer_shape
-    whole = (1 if method.page_heads is None else tensor for method in model.attention)
-    sizes = (
-        0 if method.keeps_state else method.token_bytes(shape, model.dtype)
-        for method in model.attention
-    )
-    found = sum(size / parts for size, parts in zip(sizes, whole, strict=True))
-    return found * model.periods
-
-
-def _pair(model: ModelConfig) -> int:
-    """Elements of a key and a value of a head in training."""
-    return max(method.pair_size(model.layer_shape, False) for method in model.attention)
-
-
-def _pairs(model: ModelConfig, decode: bool) -> int:
-    """The same in all layers, in training or in decoding."""
-    sizes = (method.pair_size(model.layer_shape, decode) for method in model.attention)
-    return sum(sizes) * model.periods
+    needed = costs.needed(model, job.context, decode=True)
+    of_index = needed.chosen / mesh.tensor + needed.scored
+    pairs = 2 * job.rows
+    return pairs * active, pairs * needed.attended / mesh.tensor, pairs * of_index
 
 
 def _table(model: ModelConfig) -> int:
@@ -489,38 +358,11 @@ def _table(model: ModelConfig) -> int:
     return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
 
 
-def _experts(model: ModelConfig) -> tuple[int, int]:
-    """Elements of all experts that are routed to, with their padding, and of a token's experts."""
-    if model.moe is None:
-        return 0, 0
-    moe = model.moe
-    of_one = 3 * model.embed_dim * moe.mlp_dim * _expert_layers(model)
-    return of_one * (moe.slots or moe.experts), of_one * moe.active
-
-
-def _expert_layers(model: ModelConfig) -> int:
-    """Layers that have experts."""
-    return 0 if model.moe is None else model.num_layers - model.moe.first_dense
-
-
 def _hidden(model: ModelConfig) -> int:
     """Hidden size of what the feed-forward part of a layer computes for a token."""
     if model.moe is None:
         return model.mlp_dim
     return model.moe.mlp_dim * (model.moe.active + model.moe.shared)
-
-
-def _add(
-    sent: dict[Kind, float], job: Workload, operation: str, devices: int, span: int, size: float
-) -> None:
-    """Adds what a device sends in collectives over ``devices`` that lie within ``span``.
-
-    size: bytes of the whole result; twice that for a sum.
-    """
-    if not size:
-        return
-    kind = Kind(operation, devices, span > job.target.domain)
-    sent[kind] = sent.get(kind, 0.0) + size * (devices - 1) / devices
 
 
 def _divisors(number: int) -> list[int]:

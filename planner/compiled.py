@@ -18,10 +18,11 @@ from jax.experimental import topologies
 from models.expert_parallel import room
 from models.model_config import ModelConfig
 from models.sharding import make_mesh
-from planner.arithmetic import Estimate, Workload, expert_devices, padded
+from planner.arithmetic import padded
 from planner.collectives import Kind, sent_bytes
 from planner.flops import matmul_flops
 from planner.kernel_programs import changed
+from planner.workload import Estimate, Workload, expert_devices
 from rl_code.run.config import RunConfig
 from rl_code.run.traced import traced_programs
 

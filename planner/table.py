@@ -12,11 +12,13 @@ import rich.table
 
 from models.padding import pad_config
 from models.sharding import MESH_AXES, MeshConfig
-from planner.arithmetic import Estimate, Workload, expert_devices
 from planner.collectives import Kind
+from planner.workload import Estimate, Workload, expert_devices
 
-# Part of a device's memory that a plan may fill; the rest is for fragments and the driver.
-_FULL = 0.92
+# Part of a device's memory that a plan may fill. The rest is a reserve by judgement, not measured:
+# a driver and its communicators take 1 to 2 GB of a GPU, allocators leave fragments. JAX takes 75 %
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION says more.
+FULL = 0.92
 
 
 def named_mesh(text: str, devices: int) -> MeshConfig:
@@ -42,7 +44,7 @@ def sorted_estimates(
     """(estimates of the meshes that fit, the fastest first; the others by what is against them)."""
     fitting: list[Estimate] = []
     others: dict[str, list[str]] = {}
-    room = _FULL * job.target.memory
+    room = FULL * job.target.memory
     for mesh in meshes:
         try:
             made = estimate(job, mesh)

@@ -134,9 +134,13 @@ _GB200 = {
     "capability": 10,
 }
 
-# Rates and sizes are the makers' (data sheets of H100, H200 and GB200 NVL72, Google Cloud's pages
-# on TPU v5e, v5p and v6e). NVLink and ICI: in one direction, all links of a device together.
-# Network: an adapter of 400 Gbit/s for each GPU; TPUs of one slice do not use it.
+# Rates and sizes are the makers' (data sheets of H100 SXM, H200 and GB200 NVL72, without sparsity;
+# Google Cloud's pages on TPU v5e, v5p and v6e), none of them measured. They are peaks: nowhere is
+# an efficiency taken off, so what follows from them are bounds. NVLink and ICI: in one direction,
+# all links of a device together (NVLink 4: 18 of 25 GB/s, NVLink 5: 18 of 50). Network: an adapter
+# of 400 Gbit/s for each GPU (DGX H100 has 8 ConnectX-7, a tray of GB200 NVL72 one for each of its
+# 4), in one direction. TPUs of one slice do not use it: 25 and 50 Gbit/s of a chip are its part of
+# a host's adapter, from memory, without a page to cite.
 _GBIT = 1e9 / 8
 _NVLINK4 = {"link": 450e9, "domain": 8, "network": 400 * _GBIT}
 _NVL72 = {"link": 900e9, "domain": 72, "network": 400 * _GBIT, "host": 4}

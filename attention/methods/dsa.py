@@ -50,6 +50,7 @@ from attention.methods.method import (
     PageShape,
     Parameter,
     Parameters,
+    QueryCost,
     Turn,
 )
 from attention.methods.mla import MLA
@@ -286,6 +287,18 @@ class DSA(MLA):
         latent = MLA.token_bytes(self, shape, dtype)
         read = tokens if self.all_keys else min(tokens, self.picks)
         return read * latent + tokens * (self.token_bytes(shape, dtype) - latent)
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        # a product with each key, and one with the weight of the head (``indexer.scores``)
+        scoring = 0 if self.shared else self.index_heads * (self.index_size + 1)
+        learns = scoring if self.index_loss > 0 and not decode else 0
+        if self.all_keys or row <= self.picks:
+            # the loss compares the scores of all keys, which are computed for every pair
+            return super().query_cost(shape, row, seen, decode)._replace(chosen=seen * learns)
+        picked = min(seen, self.picks)
+        # in latent form, in rows as in pages
+        size = shape.num_heads * self.pair_size(shape, decode=True)
+        return QueryCost(0.0, chosen=picked * (size + learns), scored=seen * scoring)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         if self.all_keys:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,20 @@ class LayerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+class QueryCost(NamedTuple):
+    """Elements of keys and values that a layer multiplies for one query, of all heads together.
+
+    Each is a multiply-add, which is two operations.
+    """
+
+    # Of keys that kernels or blocks of XLA read where they lie. They skip those that nobody sees.
+    attended: float
+    # Of keys that the query chose, gathered for it alone.
+    chosen: float = 0.0
+    # Of the keys that an indexer scores, to choose among them.
+    scored: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,6 +425,13 @@ class Method:
     def pair_size(self, shape: LayerShape, decode: bool) -> int:
         """Elements of a key and of a value that a head multiplies for each query that sees them."""
         return 2 * shape.head_dim
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        """Elements that a layer multiplies for a query.
+
+        row: slots of a row, or places of pages. seen: keys of it that the query sees.
+        """
+        return QueryCost(seen * shape.num_heads * self.pair_size(shape, decode))
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""

@@ -14,9 +14,9 @@ from models.families import PRESETS
 from models.model_config import REMAT_KEEPS
 from models.sharding import MeshConfig
 from planner import arithmetic, compiled, table
-from planner.arithmetic import Workload
 from planner.collectives import Kind
 from planner.targets import TARGETS
+from planner.workload import Workload
 from rl_code.config import read_config
 from rl_code.config.read_config import build
 from rl_code.run.config import RunConfig
@@ -87,7 +87,7 @@ def test_of_experts_only_the_active_ones_compute():
 
 
 def test_experts_lie_on_some_devices_and_tokens_travel_to_them():
-    shape = dataclasses.replace(PRESETS["qwen3-30b-a3b"], dtype="bfloat16")
+    shape = dataclasses.replace(PRESETS["qwen3-30b-a3b"], dtype="bfloat16", remat=True)
     job = dataclasses.replace(LARGE, model=shape, tokens=144 * 8192)
     one, data, eight = (
         arithmetic.learner(job, mesh)
@@ -127,7 +127,11 @@ def test_long_rows_are_cut_and_their_keys_go_round():
     assert whole / 8 <= own < whole / 8 + 6 * job.model.vocab_size * job.model.embed_dim
     # eight rows, whose eight stretches of eight key/value heads of 128 each device passes on
     sent = cut.sent[Kind("collective-permute", 8, False)]
-    assert sent == 64 * 8 * 2**17 * 2 * 8 * 128 * (3 * 2 + 4)
+    # forward and back, in two bytes, and their gradients in four; once more forward with remat
+    assert sent == 64 * 8 * 2**17 * 2 * 8 * 128 * (2 * 2 + 4)
+    again = dataclasses.replace(job, model=dataclasses.replace(job.model, remat=True))
+    again = arithmetic.learner(again, MeshConfig(context=8)).sent
+    assert again[Kind("collective-permute", 8, False)] == 64 * 8 * 2**17 * 2 * 8 * 128 * (3 * 2 + 4)
     found = list(arithmetic.meshes(8, fsdp=True, context=True))
     assert len(set(found)) == len(found) == 20
     assert all(mesh.devices == 8 for mesh in found)
