@@ -37,8 +37,8 @@ CACHED = [Piece(40, (35, 11)), Piece(30)]
 
 @functools.cache
 def model(method: Method, dtype: str = "float32") -> Transformer:
-    """Two layers of the sizes of SHAPE: of the method; or of one that keeps a state and of one that
-    attends; or of which the second takes the choice of the first.
+    """A layer of the sizes of SHAPE. Behind one that keeps a state one attends, and behind one that
+    chooses keys one takes its choice.
 
     Parameters that begin as zeros or ones are random too.
     """
@@ -48,7 +48,7 @@ def model(method: Method, dtype: str = "float32") -> Transformer:
     elif method.indexes:
         methods = (method, dataclasses.replace(method, shared=True))
     norms = method.keeps_state or not method.mixes
-    sizes = dict(num_layers=2, qk_norm=norms, dtype=dtype, param_dtype=dtype)
+    sizes = dict(num_layers=len(methods), qk_norm=norms, dtype=dtype, param_dtype=dtype)
     made = small_model(methods, **sizes)
     rng = np.random.default_rng(7)
     for name, described in method.parameters(SHAPE).items():
@@ -77,7 +77,8 @@ def nothing_leaks(method: Method) -> None:
     tokens = ids(1)
     clean = np.asarray(packed_hidden(model(method), tokens, where))[0]
     longest = slots[1]  # the prompt of 40 tokens and its first completion
-    for at in (int(longest[0]), int(longest[17]), int(longest[45]), int(slots[-1][-1])):
+    # the last tokens of sequences too, before the first ones of others
+    for at in map(int, (slots[0][-1], *longest[[0, 17, 45, -1]], slots[-1][-1])):
         changed = tokens.copy()
         changed[0, at] = (tokens[0, at] + 1) % VOCABULARY
         found = np.asarray(packed_hidden(model(method), changed, where))[0]

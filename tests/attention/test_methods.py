@@ -85,13 +85,11 @@ DEFINED = [name for name, (_, reference) in CASES.items() if reference]
 KINDS = {name: ("documents", "long", "packed") for name in DEFINED}
 KINDS |= {"mla": ("documents", "packed"), "dsa": ("documents", "packed")}
 KINDS["gated_delta"] = ("packed",)
-# The kind of rows that is quick for each method: in it are all kinds of tokens that are not seen.
+# The kind of rows that is quick for a method: in it are all kinds of tokens that are not seen.
 # Sinks have a window, and DSA is an MLA.
 QUICK_KIND = {
     "dense": "documents",
     "moba": "packed",
-    "nsa": "documents",
-    "gated_documents": "documents",
     "sinks": "packed",
     "dsa": "packed",
 }
@@ -110,7 +108,7 @@ def methods(*quick: str, of=CASES):
 
 
 def on_rows(*kinds: str):
-    """Every method on each of these kinds of rows that it has, of which one is quick."""
+    """Every method on each of these kinds of rows that it has, quick as QUICK_KIND says."""
     cases = [(name, kind) for name in CASES for kind in KINDS[name] if kind in kinds]
     marks = {case: () if case in QUICK_KIND.items() else pytest.mark.long for case in cases}
     return pytest.mark.parametrize(
@@ -142,7 +140,7 @@ def test_prefill_and_decoding_equal_a_packed_row(name):
     properties.cached_equals_packed(method, functools.partial(model_cache, config, page=PAGE))
 
 
-@methods("moba", "sinks", of=DEFINED)
+@methods("moba", of=DEFINED)
 def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
     """By their definition."""
     properties.packed_equals_separate(*CASES[name])

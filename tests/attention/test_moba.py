@@ -36,6 +36,7 @@ def single(length, config):
     return tokens, placed(tokens, config.block)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "heads, kv_heads, length, config",
     [  # more of SMALL in test_methods
@@ -44,7 +45,6 @@ def single(length, config):
         (4, 2, 1, SMALL),
     ],
 )
-@pytest.mark.quick(first=1)
 def test_values_and_gradients_equal_the_definition(x64, config, length, heads, kv_heads):
     x = inputs(length, jnp.float64, heads, kv_heads)
     (weight,) = normal(5, x[0].shape, dtype=jnp.float64)

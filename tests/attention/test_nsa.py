@@ -179,6 +179,7 @@ def test_a_query_that_sees_no_stretch_gets_nothing_from_it():
         assert not np.any(gradient)
 
 
+@pytest.mark.long
 def test_all_blocks_chosen_is_dense_attention():
     config = dataclasses.replace(SMALL, picks=100)
     tokens, blocks = single(90, config)
