@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.methods.moba import MoBA
@@ -75,12 +76,10 @@ def compress(
     config: NSA,
 ) -> Float[Array, "E K H"]:
     """The mean of every whole stretch, and what the MLP adds to it."""
-    outs = []
-    for start in range(0, x.shape[0] - config.length + 1, config.stride):
-        part = x[start : start + config.length]
-        hidden = jax.nn.gelu(jnp.einsum("lkh,lhf->kf", part + positions[:, None], first))
-        outs.append(jnp.mean(part, axis=0) + hidden @ second)
-    return jnp.stack(outs) if outs else jnp.zeros((0, *x.shape[1:]), x.dtype)
+    starts = np.arange(0, x.shape[0] - config.length + 1, config.stride)
+    parts = x[starts[:, None] + np.arange(config.length)]
+    hidden = jax.nn.gelu(jnp.einsum("elkh,lhf->ekf", parts + positions[:, None], first))
+    return jnp.mean(parts, axis=1) + hidden @ second
 
 
 def nsa_block_scores(
@@ -89,16 +88,14 @@ def nsa_block_scores(
     """Equation 9 with indices from 0: block j sums stretches (l'/d) j + m - n."""
     ratio = config.block // config.stride
     reach = config.length // config.stride
-    columns = []
+    times = np.zeros((probabilities.shape[-1], count))
     for j in range(count):
-        column = jnp.zeros(probabilities.shape[:2], probabilities.dtype)
         for m in range(ratio):
             for n in range(reach):
                 at = ratio * j + m - n
-                if 0 <= at < probabilities.shape[-1]:
-                    column += probabilities[..., at]
-        columns.append(column)
-    return jnp.stack(columns, axis=-1)
+                if 0 <= at < len(times):
+                    times[at, j] += 1
+    return probabilities @ times.astype(probabilities.dtype)
 
 
 def nsa_chosen(scores: Float[Array, "K T J"], config: NSA) -> Bool[Array, "K T J"]:
@@ -146,10 +143,10 @@ def moba_chosen(
     keys.
     """
     length = q.shape[0]
-    starts = range(0, length, config.block)
-    means = jnp.stack([k[start : start + config.block].mean(axis=0) for start in starts])
+    held = np.arange(length) // config.block == np.arange(-(-length // config.block))[:, None]
+    means = jnp.einsum("jt,tkh->jkh", (held / held.sum(axis=1, keepdims=True)).astype(k.dtype), k)
     scores = jnp.einsum("tnh,jnh->ntj", q, jnp.repeat(means, q.shape[1] // k.shape[1], axis=1))
-    blocks = jnp.arange(len(starts))
+    blocks = jnp.arange(len(held))
     current = jnp.arange(length)[:, None] // config.block
     ranked = jnp.where(blocks < current, scores, jnp.where(blocks == current, jnp.inf, -jnp.inf))
     rank = jnp.argsort(jnp.argsort(-ranked, axis=-1, stable=True), axis=-1, stable=True)

@@ -12,12 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.cache.paged import attend, init_cache, write
+from attention.cache.reader import PageReader
 from attention.cache.tables import Pages
+from attention.cache.writer import PageWriter
 from attention.methods.method import Method
 from pallas_kernels.tokens import sequences, visible
 from tests.attention.cache.model import PAGE
-from tests.attention.properties import given_keys, holding, inputs, layer, masked_rows
-from tests.attention.rows import normal
+from tests.attention.properties import (
+    SHAPE,
+    given_keys,
+    holding,
+    inputs,
+    layer,
+    masked_rows,
+    weights,
+)
 
 # Where a token may stand that others do not see: its kind of rows, and a function from (segments,
 # documents, order) of the row to the tokens.
@@ -43,7 +52,7 @@ def reaches_only_those_who_see_it(method: Method, kind: str) -> None:
     (window,) = method.windows() if method.windows() and not chooses else (None,)
     sees = np.asarray(visible(where, where, window))[0]
     x = inputs(method, where.shape[1])
-    (weight,) = normal(5, x.q.shape)
+    weight = weights(method, where.shape[1])
 
     def run(part, value, affected, share):
         """share: of the cotangents of the affected tokens."""
@@ -97,17 +106,23 @@ def reaches_only_those_who_see_it_in_pages(method: Method, chunk: int) -> None:
     window = window or x.q.shape[1]
     tables = jnp.arange(2 * width).reshape(2, width)
     shape = dict(num_pages=2 * width, num_kv_heads=2, head_dim=8, dtype=jnp.float32)
-    empty = init_cache((method,), **shape, page=PAGE)
+    empty = init_cache((method,), **shape, page=PAGE, layer=SHAPE)
     rotate = lambda keys, positions: keys  # noqa: E731
 
     def step(cache, x, first, last):
         """Writes and attends; two rows of the same tokens, of which the second is never spoiled."""
-        own = jax.tree.map(lambda y: y[:, first:last], (x.q, given_keys(method, x)))
-        gates = method.head_inputs(x.parameters, x.y)
-        gates = None if gates is None else gates[:, first:last]
         places = jnp.broadcast_to(jnp.arange(first, last), (2, last - first))
         where = sequences(jnp.array([last, last]), width * PAGE)
         pages = Pages(tables, where, where.order)
+        if method.mixes:
+            at = PageWriter(tables, places, PAGE, rotate)
+            given = method.inputs(x.parameters, x.y[:, first:last], lambda y: y)
+            seen = pages.at(places)[0], PageReader(pages, PAGE, jnp.float32)
+            out, kept = method.mix_pages(x.parameters, cache.layers[0], given, at, *seen)
+            return cache.with_layer(0, kept), out
+        own = jax.tree.map(lambda y: y[:, first:last], (x.q, given_keys(method, x)))
+        gates = method.head_inputs(x.parameters, x.y)
+        gates = None if gates is None else gates[:, first:last]
         q, new = own
         options = dict(parameters=x.parameters, rotate=rotate)
         cache = write(cache, 0, tables, places, new, **options)
@@ -141,8 +156,9 @@ def reaches_only_those_who_see_it_in_pages(method: Method, chunk: int) -> None:
             assert np.array_equal(found[0, :bad], wanted[0, :bad]), told
             if part == "q":
                 assert np.array_equal(found[0, bad + 1 :], wanted[0, bad + 1 :]), told
-            if part != "y":
+            if method.mixes != (part != "y"):
                 assert np.isnan(found[0, bad]).all(), told
-            if part in "kv" and method.block_size() is None:
+            seen = "y" if method.mixes else "kv"
+            if part in seen and method.block_size() is None:
                 # in a window, by the tokens that it still holds
                 assert np.isnan(found[0, bad : bad + window]).all(), told

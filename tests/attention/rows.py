@@ -52,7 +52,14 @@ def pack(pieces: list[Piece], size: int) -> tuple[Tokens, list[np.ndarray]]:
             slots.append(np.concatenate([prompt, own]))
             at += length
     assert at <= size
-    return Tokens(*(jnp.asarray(x)[None] for x in fields)), slots
+    return Tokens(*map(jnp.asarray, fields[:, None])), slots
+
+
+def separate(lengths: list[int], size: int) -> Tokens:
+    """``sequences``, without a program."""
+    slots = np.tile(np.arange(size, dtype=np.int32), (len(lengths), 1))
+    segments = (slots < np.array(lengths)[:, None]).astype(np.int32)
+    return Tokens(*map(jnp.asarray, (segments, slots * 0, slots * 0, slots)))
 
 
 def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: int = 0) -> Tokens:
@@ -74,7 +81,7 @@ def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: i
         fields[2] += [document] * length + [0] * padding
         order = start + gap * (document != 0)
         fields[3] += list(range(order, order + length)) + [0] * padding
-    return Tokens(*(jnp.asarray(x, jnp.int32)[None] for x in fields))
+    return Tokens(*(jnp.asarray(np.array([x], np.int32)) for x in fields))
 
 
 def normal(seed: int, *shapes: tuple[int, ...], dtype=jnp.float32) -> list[jax.Array]:
@@ -109,7 +116,15 @@ def results(function, qkv, weight, weight_lse):
 
 def defined(qkv, weight, weight_lse, q_tokens: Tokens, k_tokens: Tokens, window=None):
     """``results`` of the reference under the rule's own mask, row by row."""
-    return _defined(*qkv, visible(q_tokens, k_tokens, window), weight, weight_lse)
+    return defined_by(_visible(q_tokens, k_tokens, window), qkv, weight, weight_lse)
+
+
+def defined_by(mask, qkv, weight, weight_lse):
+    """``results`` of the reference under a mask bool [B, T, S]."""
+    return _defined(*qkv, mask, weight, weight_lse)
+
+
+_visible = jax.jit(visible, static_argnums=2)
 
 
 @jax.jit  # one program for all masks of a shape

@@ -1,4 +1,6 @@
-"""Gated delta net: the chunked form is the recurrence, in rows, trees, pages and decoding."""
+"""Gated delta net: the chunked form is the recurrence, and a layer is its definition. Rows, trees,
+pages and decoding are in ``test_methods``.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +12,27 @@ import numpy as np
 import pytest
 
 from attention.layout import lay_out
-from attention.methods.dense import Dense
-from attention.methods.gated_delta import CHUNK, GatedDelta, chunked, recurrence
+from attention.methods.gated_delta import CHUNK, chunked, recurrence
 from models.paged import model_cache
-from pallas_kernels.tokens import sequences
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, WIDTH, random_tokens, run
-from tests.attention.rows import normal, pack, relative
+from tests.attention.rows import normal, relative, separate
+from tests.attention.test_methods import CASES
 from tests.models.small import small_model
 
-METHOD = GatedDelta(key_heads=2, value_heads=4, key_size=6, value_size=10)
-METHODS = (METHOD, Dense())
+METHOD = CASES["gated_delta"][0]
 
 
-@functools.cache
-def model(dtype: str = "float32"):
-    """Two layers, whose decays and biases are random too."""
-    made = small_model(METHODS, num_layers=2, dtype=dtype, param_dtype=dtype)
-    for name in ("decay", "step_bias", "norm"):
-        parameter = getattr(made.attention_0, name)
-        (noise,) = normal(7, parameter.shape, dtype=jnp.dtype(dtype))
-        setattr(made.attention_0, name, parameter.replace(parameter[...] + noise))
-    return made
-
-
-@pytest.mark.parametrize("length", [1, 17, 3 * 8])
+@pytest.mark.parametrize("length", [17, 1, 3 * 8])
+@pytest.mark.quick(first=1)
 def test_chunks_equal_the_recurrence(x64, length):
     size = 8
     count = -(-length // size)
     shapes = [(2, length, 2, 6)] * 2 + [(2, length, 2, 3, 5)] + [(2, length, 2, 3)] * 2
     shapes += [(2, 2, 3, 6, 5), (2, length, 2, 3, 5)]
-    q, k, v, g, beta, first, weight = normal(0, *shapes, dtype=jnp.float64)
-    k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
-    given = (q, k, v, -jnp.abs(g), jax.nn.sigmoid(beta), first)
+    q, k, v, g, beta, first, weight = map(np.asarray, normal(0, *shapes, dtype=jnp.float64))
+    k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    given = (q, k, v, -np.abs(g), 1 / (1 + np.exp(-beta)), first)
 
     def cut(x):
         x = jnp.pad(x, ((0, 0), (0, count * size - length), *((0, 0),) * (x.ndim - 2)))
@@ -75,12 +65,11 @@ def test_a_layer_is_its_definition_in_float64(x64):
         for at, (name, p) in enumerate(METHOD.parameters(properties.SHAPE).items())
     }
     (y,) = normal(3, (1, length, 16), dtype=jnp.float64)
-    layout = lay_out((METHOD,), sequences(jnp.array([length]), length), align=0)
 
     def ours(y):
-        return METHOD.output(
-            parameters, METHOD.mix(parameters, METHOD.inputs(parameters, y, lambda x: x), layout)
-        )
+        layout = lay_out((METHOD,), separate([length], length), align=0)
+        given = METHOD.inputs(parameters, y, lambda x: x)
+        return METHOD.output(parameters, METHOD.mix(parameters, given, layout))
 
     found = np.asarray(jax.jit(ours)(y))[0]
     p = {name: np.asarray(x) for name, x in parameters.items()}
@@ -111,60 +100,20 @@ def test_a_layer_is_its_definition_in_float64(x64):
     assert relative(found, wanted) < 1e-10
 
 
-def test_nothing_leaks(monkeypatch):
-    monkeypatch.setattr(properties, "model", lambda method: model())
-    properties.nothing_leaks(METHOD)
-
-
 @pytest.mark.long
-def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, monkeypatch):
-    monkeypatch.setattr(properties, "model", lambda method, dtype: model(dtype))
-    properties.packed_equals_separate(METHOD)
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_prefill_and_decoding_equal_the_full_forward(poison, monkeypatch):
-    monkeypatch.setattr(properties, "model", lambda method: model())
-    cache = functools.partial(model_cache, model().config, page=PAGE)
-    properties.cached_equals_full(METHOD, cache, poison)
-
-
-@pytest.mark.long
-def test_a_tree_of_any_depth_equals_its_paths_apart(x64):
-    properties.trees_equal_paths(model("float64"))
-
-
-def test_padding_may_hold_anything():
-    """Values that are not finite in padding change no bit of the other tokens."""
-    where, _ = pack(properties.PIECES, 160)
-    layout = lay_out((METHOD,), where, properties.RUNS)
-    x = properties.inputs(METHOD, 160)
-    real = np.asarray(where.segments[0]) > 0
-
-    @jax.jit
-    def layer(y):
-        return METHOD.mix(x.parameters, METHOD.inputs(x.parameters, y, lambda x: x), layout)
-
-    clean = np.asarray(layer(x.y))[0, real]
-    for poison in (np.nan, np.inf, 1e4):
-        found = np.asarray(layer(properties.holding(x.y, ~real, poison)))[0, real]
-        assert np.array_equal(found, clean) and np.isfinite(clean).all()
-
-
-def test_a_prompt_gives_the_same_bits_however_much_of_it_is_in_the_cache():
-    """Prefilled at once, or from the state of a page on."""
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_a_prompt_gives_the_same_however_much_of_it_is_in_the_cache(chunk):
+    """Prefilled at once, or from the state of a page on: the same bits in equal chunks."""
+    model = properties.model(METHOD)
     tokens = random_tokens(0, 70)
     table = np.arange(WIDTH, dtype=np.int32)[None]
-    whole, _ = run(model(), model_cache(model().config, WIDTH, page=PAGE), table, [tokens], [0], 32)
-    _, cache = run(
-        model(), model_cache(model().config, WIDTH, page=PAGE), table, [tokens[:48]], [0], 16
-    )
-    rest, _ = run(model(), cache, table, [tokens], [48], 32)
-    wanted, _ = run(
-        model(), model_cache(model().config, WIDTH, page=PAGE), table, [tokens], [0], 16
-    )
+    empty = model_cache(model.config, WIDTH, page=PAGE)
+    whole, _ = run(model, empty, table, [tokens], [0], chunk)
+    _, cache = run(model, empty, table, [tokens[:48]], [0], 16)
+    rest, _ = run(model, cache, table, [tokens], [48], chunk)
+    if chunk == 16:
+        assert np.array_equal(rest[0], whole[0][48:])
     assert relative(rest[0], whole[0][48:]) < 1e-6
-    assert np.array_equal(run(model(), cache, table, [tokens], [48], 16)[0][0], wanted[0][48:])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +127,7 @@ def test_a_prompt_gives_the_same_bits_however_much_of_it_is_in_the_cache():
 )
 def test_rows_without_meaning_are_refused(how, message):
     with pytest.raises(ValueError, match=message):
-        lay_out((METHOD,), sequences(jnp.array([16]), 16), **how)
+        lay_out((METHOD,), separate([16], 16), **how)
 
 
 def test_a_model_of_states_alone_is_refused():

@@ -124,6 +124,7 @@ def test_the_platform_at_hand_is_the_default():
 
 @pytest.mark.parametrize("target", ["v5p", "h100"])
 @pytest.mark.parametrize("method", [Dense(), Window(16)], ids=str)
+@pytest.mark.quick(each=True)
 def test_short_rows_keep_no_scores_on_an_accelerator(method, target):
     def loss(q, k, v):
         layout = lay_out((method,), sequences(jnp.array([100]), 128))

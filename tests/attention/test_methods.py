@@ -1,5 +1,7 @@
 """Every method of METHODS has every property; a new one is tested by an entry in CASES. Squid is
 dense attention, whose properties on documents are tested as those of dense.
+
+Methods with projections of their own are compared with their definitions in files of their own.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from attention import reference
 from attention.methods.api import METHODS
 from attention.methods.dense import Dense
+from attention.methods.dsa import DSA
+from attention.methods.gated_delta import GatedDelta
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.method import Method
+from attention.methods.mla import MLA
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.sinks import Sinks
@@ -59,6 +63,7 @@ def gated_documents(method, q, keys, inputs, parameters):
     return reference.gated_documents(q, *keys["main"], jnp.zeros(q.shape[0], int), inputs)
 
 
+INDEXER = dict(picks=12, index_heads=6, index_size=10)
 # Small settings of every method, and its definition.
 CASES = {
     "dense": (Dense(), dense),
@@ -67,21 +72,54 @@ CASES = {
     "nsa": (NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10), nsa),
     "gated_documents": (GatedDocuments(), gated_documents),
     "sinks": (Sinks(7), sinks),
+    # values longer than keys
+    "mla": (MLA(12, None, 6, 20), None),
+    "dsa": (
+        DSA(12, 10, 6, 4, interleaved=True, score_factor=1.7, **INDEXER, index_loss=1.0),
+        None,
+    ),
+    "gated_delta": (GatedDelta(key_heads=2, value_heads=4, key_size=6, value_size=10), None),
+}
+DEFINED = [name for name, (_, reference) in CASES.items() if reference]
+# A state begins with a run, of which single rows and documents do not tell.
+KINDS = {name: ("documents", "long", "packed") for name in DEFINED}
+KINDS |= {"mla": ("documents", "packed"), "dsa": ("documents", "packed")}
+KINDS["gated_delta"] = ("packed",)
+# The kind of rows that is quick for a method: in it are all kinds of tokens that are not seen.
+# Sinks have a window, and DSA is an MLA.
+QUICK_KIND = {
+    "dense": "documents",
+    "moba": "packed",
+    "sinks": "packed",
+    "dsa": "packed",
 }
 
 
 def long(value):
     """A case that is beyond the quick ones."""
-    return pytest.param(value, marks=pytest.mark.long)
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
-every_method = pytest.mark.parametrize("name", CASES)
+def methods(*quick: str, of=CASES):
+    """Every method, of which these are quick."""
+    names = [name if name in quick else long(name) for name in of]
+    return pytest.mark.parametrize("name", names)
+
+
+def on_rows(*kinds: str):
+    """Every method on each of these kinds of rows that it has, quick as QUICK_KIND says."""
+    cases = [(name, kind) for name in CASES for kind in KINDS[name] if kind in kinds]
+    marks = {case: () if case in QUICK_KIND.items() else pytest.mark.long for case in cases}
+    return pytest.mark.parametrize(
+        "name, kind", [pytest.param(*case, marks=marks[case]) for case in cases]
+    )
 
 
 def test_every_method_has_a_case_here():
-    # those that keep a state have tests of their own (``test_gated_delta``)
-    known = {name: method for name, method in METHODS.items() if not method.mixes}
-    assert {name: type(method) for name, (method, _) in CASES.items()} | {"squid": Squid} == known
+    named = {name: type(method) for name, (method, _) in CASES.items()}
+    assert named | {"squid": Squid} == METHODS
+    assert all(CASES[name][0].mixes for name in set(CASES) - set(DEFINED))
 
 
 def test_squid_is_dense_attention_that_needs_documents():
@@ -89,81 +127,71 @@ def test_squid_is_dense_attention_that_needs_documents():
     assert issubclass(Squid, Dense) and own == {"needs_documents"}
 
 
-@every_method
+# by the program of packed rows that the quick ones of the next test have too
+@methods("nsa", "mla", "dsa", "gated_delta")
 def test_nothing_leaks(name):
     properties.nothing_leaks(CASES[name][0])
 
 
-@pytest.mark.parametrize(
-    "name", ["window", *map(long, ("dense", "moba", "nsa", "gated_documents", "sinks"))]
-)
-def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
-    properties.packed_equals_separate(CASES[name][0])
-
-
-QUICK_WAYS = [("window", np.inf), ("nsa", np.nan)]
-
-
-@pytest.mark.parametrize(
-    "name, poison",
-    [
-        pytest.param(*case, marks=() if case in QUICK_WAYS else pytest.mark.long)
-        for case in itertools.product(CASES, (np.nan, np.inf))
-    ],
-)
-def test_prefill_and_decoding_equal_the_full_forward(name, poison):
+@methods("nsa", "mla", "dsa", "gated_delta")
+def test_prefill_and_decoding_equal_a_packed_row(name):
     method = CASES[name][0]
     config = properties.model(method).config
-    cache = functools.partial(model_cache, config, page=PAGE)
-    properties.cached_equals_full(method, cache, poison)
+    properties.cached_equals_packed(method, functools.partial(model_cache, config, page=PAGE))
 
 
-@pytest.mark.parametrize("length", [150, long(7)])
+@methods("moba", of=DEFINED)
+def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
+    """By their definition."""
+    properties.packed_equals_separate(*CASES[name])
+
+
+# in which packed sequences with a shared prompt are; of the others test_trees has the masks
+@methods("mla", of=[name for name in CASES if name not in DEFINED])
+def test_a_tree_of_any_depth_equals_its_paths_apart(x64, name):
+    properties.packed_equals_separate(CASES[name][0], trees=True)
+
+
 @pytest.mark.parametrize(
-    "name", ["moba", "nsa", "gated_documents", "sinks", *map(long, ("dense", "window"))]
+    "name, length",
+    [("nsa", 150), *(long((name, 150)) for name in DEFINED if name != "nsa")]
+    # less than a block
+    + [long((name, 7)) for name in ("moba", "nsa")],
 )
 def test_values_and_gradients_equal_the_definition(x64, name, length):
     properties.equals_its_definition(*CASES[name], length)
 
 
-# every method with one of these rows, by turns
-TURNS = set(zip(CASES, itertools.cycle(["documents", "short"])))
-
-
-@pytest.mark.parametrize(
-    "name, kind",
-    [
-        pytest.param(*case, marks=() if case in TURNS else pytest.mark.long)
-        for case in itertools.product(CASES, ["short", "documents", "long", "packed"])
-    ],
-)
+@on_rows("documents", "long", "packed")
 def test_padding_may_hold_anything(name, kind):
     properties.padding_may_hold_anything(CASES[name][0], kind)
 
 
-@every_method
-@pytest.mark.parametrize("kind", ["packed", "documents"])  # in which all kinds of unseen tokens are
-@pytest.mark.quick(first=1)
+@on_rows("packed", "documents")
 def test_tokens_not_seen_may_hold_large_values(name, kind):
     properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
 
 
-@pytest.mark.parametrize(
-    "name", ["moba", *map(long, ("dense", "window", "nsa", "gated_documents", "sinks"))]
-)
-@pytest.mark.parametrize("kind", ["future", *map(long, ("segment", "document"))])
+@methods("moba", of=DEFINED)
+@pytest.mark.parametrize("kind", ["segment", *map(long, ("future", "document"))])
 def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
     not_finite.reaches_only_those_who_see_it(CASES[name][0], kind)
 
 
-@every_method
-@pytest.mark.parametrize("chunk", [4, 20])
-@pytest.mark.quick(first=1)
+# few queries and many are read in different ways
+@pytest.mark.parametrize(
+    "name, chunk",
+    [
+        ("window", 4),
+        *(long(case) for case in itertools.product(("dense", "moba", "mla"), (4, 20))),
+        *map(long, [("nsa", 4), ("gated_documents", 4), ("sinks", 20)]),
+    ],
+)
 def test_in_pages_too_they_reach_only_those_who_see_them(name, chunk):
     not_finite.reaches_only_those_who_see_it_in_pages(CASES[name][0], chunk)
 
 
-@every_method
+@pytest.mark.parametrize("name", DEFINED)
 def test_decoding_reads_no_more_than_dense_decoding_three_times(name):
     shape = properties.SHAPE
     method = CASES[name][0]
@@ -186,7 +214,10 @@ def test_shared_code_knows_no_method_by_name():
             continue
         if where == "attention/reference.py":
             continue
-        used = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        text = path.read_text()
+        if not any(name in text for name in names):
+            continue
+        used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
         found += [f"{where}: {name}" for name in sorted(used & names)]
     assert found == []
 
@@ -203,11 +234,8 @@ def test_layers_of_one_model_may_have_different_settings_of_a_method(x64):
     other = NSA(length=4, stride=2, block=PAGE, picks=2, initial=0, local=1, window=5)
     model = properties.small_model((method, other), num_layers=4)
     tokens = properties.ids(0, 40)
-    where = properties.sequences(jnp.array([40]), 40)
+    where = properties.separate([40], 40)
     layers = model.unstacked()
     assert [x["k_first"].shape[0] for _, x in layers] == [8, 4, 8, 4]
-    assert jax.jit(lambda m: m.hidden(tokens, where.order, where, align=0))(model).shape == (
-        1,
-        40,
-        16,
-    )
+    hidden = jax.eval_shape(lambda m: m.hidden(tokens, where.order, where, align=0), model)
+    assert hidden.shape == (1, 40, 16)

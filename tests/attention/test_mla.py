@@ -1,4 +1,6 @@
-"""Multi-head latent attention: rows, trees, pages and decoding are the definition, head by head."""
+"""Multi-head latent attention: a layer is its definition, head by head. Packed rows, trees, pages
+and decoding are in ``test_methods``.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,15 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from attention.cache.paged import init_cache
-from attention.cache.reader import PageReader
-from attention.cache.tables import Pages
-from attention.cache.writer import PageWriter
 from attention.layout import lay_out
 from attention.methods.mla import MLA
 from models.functions import Yarn, rope
 from models.model_config import ModelConfig
-from models.paged import model_cache
 from pallas_kernels.paged.api import paged_attention
-from pallas_kernels.tokens import sequences
 from tests.attention import properties
-from tests.attention.cache.model import PAGE, WIDTH
-from tests.attention.rows import normal, pack, relative
-from tests.models.small import small_config, small_model
+from tests.attention.cache.model import PAGE
+from tests.attention.rows import normal, relative, separate
+from tests.models.small import small_config
 
 METHODS = {
     "published": MLA(12, 10, 6, 4, interleaved=True, score_factor=1.7),
@@ -34,12 +31,6 @@ METHODS = {
 }
 METHOD = METHODS["published"]
 SHAPE = properties.SHAPE
-
-
-@functools.cache
-def model(method: MLA = METHOD, dtype: str = "float32"):
-    sizes = dict(num_layers=2, qk_norm=False, dtype=dtype, param_dtype=dtype)
-    return small_model((method,), **sizes)
 
 
 def parameters(method: MLA, dtype=jnp.float64) -> dict[str, jax.Array]:
@@ -85,17 +76,17 @@ def definition(method: MLA, p: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     return total
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("length", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name, length", [("published", 40), ("plain", 40), ("published", 200)])
+@pytest.mark.quick(first=1)
 def test_a_layer_is_its_definition_in_float64(name, length, x64):
     """Values, and gradients of the hidden states and of all parameters, in short and long rows."""
     method = METHODS[name]
     p = parameters(method)
     y, weight = normal(3, (1, length, 16), (length, 16), dtype=jnp.float64)
     config = small_config(dtype="float64")
-    layout = lay_out((method,), sequences(jnp.array([length]), length), align=0)
 
     def ours(p, y):
+        layout = lay_out((method,), separate([length], length), align=0)
         inputs = method.inputs(p, y, turn(config, length))
         return method.output(p, method.mix(p, inputs, layout))[0]
 
@@ -119,8 +110,8 @@ def test_yarn_turns_pairs_by_its_paper(x64):
     config = small_config(rope_scaling=scaling, dtype="float64")
     # turns over the context: 20.4, 2.04, 0.204, 0.0204; so of (16, 1) the ramp goes from pair 0 to 2
     speeds = [1.0, 0.1 * (0.5 + 0.5 / 8), 0.01 / 8, 0.001 / 8]
-    x = jnp.concatenate([jnp.ones((1, 1, 1, 4)), jnp.zeros((1, 1, 1, 4))], -1)
-    found = np.asarray(rope(x, jnp.array([[3]]), config))[0, 0, 0]
+    x = np.concatenate([np.ones((1, 1, 1, 4)), np.zeros((1, 1, 1, 4))], -1)
+    found = np.asarray(jax.jit(rope, static_argnums=2)(x, np.array([[3]]), config))[0, 0, 0]
     factor = (0.07 * np.log(8) + 1) / (0.1 * np.log(8) + 1)
     angles = 3 * np.array(speeds)
     wanted = factor * np.concatenate([np.cos(angles), np.sin(angles)])
@@ -128,32 +119,6 @@ def test_yarn_turns_pairs_by_its_paper(x64):
     without = dataclasses.replace(scaling, mscale=0.0)
     assert without.rotated_factor == pytest.approx(0.1 * np.log(8) + 1)
     assert dataclasses.replace(scaling, attention_factor=1.25).rotated_factor == 1.25
-
-
-def test_nothing_leaks(monkeypatch):
-    monkeypatch.setattr(properties, "model", model)
-    properties.nothing_leaks(METHOD)
-
-
-@pytest.mark.long
-def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, monkeypatch):
-    monkeypatch.setattr(properties, "model", model)
-    properties.packed_equals_separate(METHOD)
-
-
-@pytest.mark.parametrize(
-    ("name", "poison"),
-    [("plain", np.nan), pytest.param("published", np.inf, marks=pytest.mark.long)],
-)
-def test_prefill_and_decoding_equal_the_full_forward(name, poison, monkeypatch):
-    """The absorbed form of decoding, and the expanded one of chunks, are what rows compute."""
-    monkeypatch.setattr(properties, "model", model)
-    cache = functools.partial(model_cache, model(METHODS[name]).config, page=PAGE)
-    properties.cached_equals_full(METHODS[name], cache, poison)
-
-
-def test_a_tree_of_any_depth_equals_its_paths_apart(x64):
-    properties.trees_equal_paths(model(METHOD, "float64"))
 
 
 def test_pages_keep_the_latent_vector_and_the_rotated_part_alone():
@@ -177,58 +142,6 @@ def test_the_paged_kernel_of_tpus_reads_latent_vectors_as_keys_and_values():
     assert relative(found, wanted) < 1e-5
 
 
-@pytest.mark.parametrize("chunk", [4, 20])
-def test_values_that_are_not_finite_reach_only_those_who_see_them_in_pages(chunk):
-    earlier = 40
-    length = earlier + chunk + 1
-    bad = earlier + chunk // 2
-    p = parameters(METHOD, jnp.float32)
-    (y,) = normal(3, (1, length, 16), dtype=jnp.float32)
-    tables = jnp.arange(2 * WIDTH).reshape(2, WIDTH)
-    sizes = dict(num_pages=2 * WIDTH, num_kv_heads=2, head_dim=8, dtype=jnp.float32, page=PAGE)
-    empty = init_cache((METHOD,), **sizes, layer=SHAPE).layers[0]
-
-    @jax.jit
-    def run(value):
-        two = jnp.concatenate([y, y]).at[0, bad].set(value)
-        pages, outs = empty, []
-        for first, last in ((0, earlier), (earlier, length - 1), (length - 1, length)):
-            places = jnp.broadcast_to(jnp.arange(first, last), (2, last - first))
-            where = sequences(jnp.array([last, last]), WIDTH * PAGE)
-            seen = Pages(tables, where, where.order)
-            at = PageWriter(tables, places, PAGE, lambda keys, positions: keys)
-            inputs = METHOD.inputs(p, two[:, first:last], lambda x: x)
-            read = PageReader(seen, PAGE, jnp.float32)
-            out, pages = METHOD.mix_pages(p, pages, inputs, at, seen.at(places)[0], read)
-            outs.append(out)
-        return jnp.concatenate(outs, axis=1)
-
-    wanted = np.asarray(run(0.0))
-    for value in (np.nan, np.inf):
-        found = np.asarray(run(value))
-        assert np.array_equal(found[1], wanted[1])
-        assert np.array_equal(found[0, :bad], wanted[0, :bad])
-        assert np.isnan(found[0, bad:]).all()
-
-
-def test_padding_may_hold_anything():
-    size = 160
-    where, _ = pack(properties.PIECES, size)
-    layout = lay_out((METHOD,), where, properties.RUNS)
-    p = parameters(METHOD, jnp.float32)
-    (y,) = normal(3, (1, size, 16), dtype=jnp.float32)
-    real = np.asarray(where.segments[0]) > 0
-
-    @jax.jit
-    def layer(y):
-        return METHOD.mix(p, METHOD.inputs(p, y, lambda x: x), layout)
-
-    clean = np.asarray(layer(y))[0, real]
-    for poison in (np.nan, np.inf, 1e4):
-        found = np.asarray(layer(properties.holding(y, ~real, poison)))[0, real]
-        assert np.array_equal(found, clean) and np.isfinite(clean).all()
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -244,4 +157,4 @@ def test_wrong_settings_are_refused(change, message):
 
 def test_rows_after_tokens_computed_before_are_refused():
     with pytest.raises(ValueError, match="cannot continue tokens computed before"):
-        lay_out((METHOD,), sequences(jnp.array([16]), 16), queries=8, align=0)
+        lay_out((METHOD,), separate([16], 16), queries=8, align=0)

@@ -39,25 +39,31 @@ def with_documents() -> Tokens:
     ]
     fields = np.concatenate(rows, axis=1)
     fields = np.pad(fields, ((0, 0), (0, 192 - fields.shape[1])))
-    return Tokens(*(jnp.asarray(x, jnp.int32)[None] for x in fields))
+    return Tokens(*(jnp.asarray(x[None].astype(np.int32)) for x in fields))
 
 
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("documents", [True, False])
+@pytest.mark.quick(first=1)
 def test_a_block_by_order_is_the_one_that_the_query_sees(documents):
     where = with_documents() if documents else SHARED
     lay = functools.partial(lay_out, (SPARSE,), runs=14, documents=documents)
-    layout = jax.jit(lay)(where)
-    blocks = layout.blocks[SPARSE.block]
-    count = blocks.heads.shape[1]
-    wanted = jnp.arange(-1, count)
-    shape = (1, where.shape[1], 1, len(wanted))
-    slots = jnp.arange(where.shape[1])[None]
-    found = jax.jit(placed)(layout, blocks, slots, jnp.broadcast_to(wanted, shape))
-    found = np.asarray(found)[0, :, 0]
-    # which blocks each query sees, by their numbers
-    heads = blocks.heads
-    seen = np.asarray(sees(where, blocks.own_from, heads, heads.order))[0]
-    by_order = np.asarray(heads.order)[0] // SPARSE.block
+
+    @jax.jit
+    def run(where):
+        """(the blocks found for every number, which each query sees, their orders)."""
+        layout = lay(where)
+        blocks = layout.blocks[SPARSE.block]
+        heads = blocks.heads
+        wanted = jnp.arange(-1, heads.shape[1])
+        shape = (1, where.shape[1], 1, len(wanted))
+        slots = jnp.arange(where.shape[1])[None]
+        found = placed(layout, blocks, slots, jnp.broadcast_to(wanted, shape))
+        return found, sees(where, blocks.own_from, heads, heads.order), heads.order
+
+    found, seen, orders = (np.asarray(x)[0] for x in run(where))
+    found = found[:, 0]
+    wanted = np.arange(-1, len(orders))
+    by_order = orders // SPARSE.block
     several = 0
     for slot in np.flatnonzero(np.asarray(where.segments)[0]):
         expected = {int(by_order[at]): at for at in np.flatnonzero(seen[slot])}
@@ -72,11 +78,14 @@ def test_a_block_by_order_is_the_one_that_the_query_sees(documents):
 def test_a_tree_of_two_branches_finds_the_copies_of_each():
     """What is found for a completion's first block is its own copy, not the prompt's block."""
     where = pack([Piece(20, (7, 7))], 64)[0]
-    layout = jax.jit(lambda where: lay_out((SPARSE,), where, runs=3))(where)
-    blocks = layout.blocks[SPARSE.block]
-    wanted = jnp.broadcast_to(jnp.arange(3), (1, 3, 1, 3))
-    slots = jnp.array([[19, 21, 28]])
-    found = jax.jit(placed)(layout, blocks, slots, wanted)[0, :, 0]
+
+    @jax.jit
+    def run(where, slots, wanted):
+        layout = lay_out((SPARSE,), where, runs=3)
+        return placed(layout, layout.blocks[SPARSE.block], slots, wanted)
+
+    wanted = np.tile(np.arange(3, dtype=np.int32), (1, 3, 1, 1))
+    found = np.asarray(run(where, np.array([[19, 21, 28]], np.int32), wanted))[0, :, 0]
     assert found[0].tolist() == [0, 1, 2]  # the prompt's last token sees the prompt's blocks
     # completions have copies from one block before the one in which they start
     assert found[1].tolist()[0] == found[2].tolist()[0] == 0
@@ -97,9 +106,10 @@ def test_picks_are_noted_in_the_smallest_numbers_that_fit():
 
 
 def test_agreement_is_the_share_of_the_given_picks():
-    given = jnp.array([[4, 1, 2], [4, 1, -1], [4, 1, 2], [-1, -1, -1], [5, 6, -1]])
-    own = jnp.array([[2, 4, 1], [1, 4, -1], [1, 7, 8], [1, 2, 3], [5, 6, 7]])
-    found = agreement(own[None, :, None], given[None, :, None])[0, :, 0]
+    given = np.array([[4, 1, 2], [4, 1, -1], [4, 1, 2], [-1, -1, -1], [5, 6, -1]])
+    own = np.array([[2, 4, 1], [1, 4, -1], [1, 7, 8], [1, 2, 3], [5, 6, 7]])
+    found = jax.jit(agreement)(own[None, :, None], given[None, :, None])
+    found = np.asarray(found)[0, :, 0]
     expected = [[1, 1], [1, 1], [1 / 3, 0], [0, 0], [1, 0]]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 

@@ -46,10 +46,8 @@ def expected(q, k, v, picks, q_order, k_order):
         # all at once, in one chunk and in several
         (4, 2, False, LENGTH, 1, 1, 1),
         (4, 2, False, 0, 2**19, 128, 2**18),
-        (4, 2, False, 0, 96, 4, 64),
         # groups of other sizes, and lists of their own
         (4, 2, True, 0, 2**19, 128, 2**18),
-        (16, 1, False, LENGTH, 1, 1, 1),
         (16, 1, False, 0, 96, 4, 64),
         (3, 3, True, 0, 96, 4, 64),
     ],

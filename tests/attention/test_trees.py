@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from attention.blockwise import blockwise_attention
-from pallas_kernels.flash import reference
 from pallas_kernels.tokens import (
     MAX_NODES,
     bounds,
     branch_of,
     may_see,
     must_see,
-    sequences,
     visible,
 )
-from tests.attention.rows import Piece, normal, pack, relative
+from tests.attention.rows import Piece, defined_by, normal, pack, relative, results
 from tests.attention.trees import TREES, Node, pack_trees, random_tree
 from tests.pallas_kernels.test_flash import GPU, TPU, check
 
@@ -34,12 +32,24 @@ def seen_by_path(paths: list[np.ndarray], size: int) -> np.ndarray:
     return seen
 
 
+@jax.jit
+def seen(tokens):
+    return visible(tokens, tokens)
+
+
+@jax.jit
+def compared(tokens):
+    """(what a token sees, what blocks of four may see, what they must)."""
+    block = bounds(tokens, 4)
+    return visible(tokens, tokens), may_see(block, block), must_see(block, block)
+
+
 def test_a_token_sees_its_path_and_nothing_else():
     rng = np.random.default_rng(0)
     for nodes in (1, 2, 3, 5, 8, 13):
         trees = [random_tree(rng, nodes), random_tree(rng, 3)]
         tokens, paths = pack_trees(trees, 80)
-        assert np.array_equal(np.asarray(visible(tokens, tokens))[0], seen_by_path(paths, 80))
+        assert np.array_equal(np.asarray(seen(tokens))[0], seen_by_path(paths, 80))
 
 
 def test_a_prompt_with_completions_is_written_as_plain_numbers():
@@ -54,11 +64,11 @@ def test_bounds_neither_hide_a_visible_pair_nor_show_a_hidden_one():
     whole = 0
     for nodes in (1, 4, 9, 14):
         tokens, _ = pack_trees([random_tree(rng, nodes), random_tree(rng, 2)], SIZE)
-        block = bounds(tokens, 4)
-        pairs = np.asarray(visible(tokens, tokens)).reshape(1, 16, 4, 16, 4)
-        assert not (pairs.any(axis=(2, 4)) & ~np.asarray(may_see(block, block))).any()
-        real = np.asarray(tokens.segments > 0).reshape(1, 16, 4).all(axis=2)
-        sure = np.asarray(must_see(block, block)) & real[:, :, None] & real[:, None]
+        pairs, may, must = map(np.asarray, compared(tokens))
+        pairs = pairs.reshape(1, 16, 4, 16, 4)
+        assert not (pairs.any(axis=(2, 4)) & ~may).any()
+        real = (np.asarray(tokens.segments) > 0).reshape(1, 16, 4).all(axis=2)
+        sure = must & real[:, :, None] & real[:, None]
         assert not (sure & ~pairs.all(axis=(2, 4))).any()
         whole += sure.sum()
     assert whole  # blocks that need no mask do occur
@@ -72,31 +82,20 @@ def test_a_tree_with_more_nodes_than_a_branch_holds_is_refused():
 
 @pytest.mark.parametrize("block", [8, 16])
 @pytest.mark.quick(first=1)
-def test_attention_over_a_tree_equals_its_paths_apart(x64, block):
+def test_attention_over_a_tree_is_attention_to_paths(x64, block):
     tokens, paths = pack_trees(TREES, SIZE)
-    q, k, v = normal(0, (1, SIZE, 4, 8), *[(1, SIZE, 2, 8)] * 2, dtype=jnp.float64)
-    (weight,) = normal(1, q.shape, dtype=jnp.float64)
-    # a slot on several paths counts once: where its node is the end of the path
-    owners = np.full(SIZE, -1)
-    for number, path in enumerate(paths):
-        new = owners[path] < 0
-        owners[path[new]] = number
+    qkv = normal(0, (1, SIZE, 4, 8), *[(1, SIZE, 2, 8)] * 2, dtype=jnp.float64)
+    weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
 
     def packed(q, k, v):
-        return jnp.sum(blockwise_attention(q, k, v, tokens, tokens, None, block)[0] * weight)
+        return blockwise_attention(q, k, v, tokens, tokens, None, block)
 
-    def apart(q, k, v):
-        total = 0.0
-        for number, path in enumerate(paths):
-            alone = sequences(jnp.array([len(path)]), len(path))
-            out = reference.attention(q[:, path], k[:, path], v[:, path], alone, alone)[0]
-            own = (owners[path] == number)[None, :, None, None]
-            total = total + jnp.sum(jnp.where(own, out * weight[:, path], 0.0))
-        return total
-
-    found = jax.jit(jax.value_and_grad(packed, (0, 1, 2)))(q, k, v)
-    wanted = jax.jit(jax.value_and_grad(apart, (0, 1, 2)))(q, k, v)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    (out, lse), gradients = results(packed, qkv, *weights)
+    wanted = defined_by(seen_by_path(paths, SIZE)[None], qkv, *weights)
+    (expected, expected_lse), wanted_gradients = wanted
+    assert relative(out, expected) < 1e-10
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-10, atol=1e-10)
+    for one, other in zip(gradients, wanted_gradients, strict=True):
         assert relative(one, other) < 1e-10
 
 

@@ -7,6 +7,7 @@ blocks of places and copies, so they can be read beside the papers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -28,7 +29,7 @@ BLOCK = 16
 SLOTS, RUNS, ROWS = 384, 26, 3
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Context:
     """The tokens of one context, in order."""
 
@@ -109,6 +110,7 @@ def moba(method: MoBA, c: Context, t: int) -> list[np.ndarray]:
     return found
 
 
+@functools.lru_cache(maxsize=1)
 def stretches(method: NSA, c: Context) -> list[list[int]]:
     """The tokens of every stretch: consecutive ones of one document, or outside of documents."""
     at = {order: token for token, order in enumerate(c.order.tolist())}
@@ -120,6 +122,7 @@ def stretches(method: NSA, c: Context) -> list[list[int]]:
     return found
 
 
+@functools.lru_cache(maxsize=1)  # of one context, for all of its tokens
 def compressed(method: NSA, c: Context) -> tuple[np.ndarray, np.ndarray]:
     """phi of every stretch (equation 7, with a mean), [E, K, H] each."""
 
@@ -128,7 +131,7 @@ def compressed(method: NSA, c: Context) -> tuple[np.ndarray, np.ndarray]:
         found = np.zeros((0, *x.shape[1:]))
         for tokens in stretches(method, c):
             flat = (x[tokens] + p["positions"][:, None]).transpose(1, 0, 2).reshape(x.shape[1], -1)
-            hidden = jax.nn.gelu(jnp.asarray(flat @ p["first"].reshape(flat.shape[1], -1)))
+            hidden = jax.nn.gelu(flat @ p["first"].reshape(flat.shape[1], -1))
             mean = x[tokens].mean(axis=0)
             found = np.concatenate([found, (mean + np.asarray(hidden) @ p["second"])[None]])
         return found

@@ -54,7 +54,7 @@ def pack_trees(trees: Sequence[Node], size: int) -> tuple[Tokens, list[np.ndarra
 
     for segment, tree in enumerate(trees, start=1):
         write(tree, segment, 0, np.zeros(0, int))
-    return Tokens(*(jnp.asarray(x)[None] for x in fields)), paths
+    return Tokens(*map(jnp.asarray, fields[:, None])), paths
 
 
 def random_tree(rng: np.random.Generator, nodes: int) -> Node:
