@@ -133,6 +133,7 @@ def test_a_mesh_gives_equal_losses_and_gradients():
 
 
 @pytest.mark.parametrize("pattern", ["dense", "window"])  # the others may choose other blocks
+@pytest.mark.quick(first=1)
 def test_bfloat16_follows_float32(pattern):
     where = sequences(jnp.array([LENGTH]), LENGTH)
     tokens = ids(5)
@@ -142,7 +143,7 @@ def test_bfloat16_follows_float32(pattern):
 
 
 def test_formats_of_others_have_no_place_for_more_parameters(tmp_path):
-    sparse = small_model((SPARSE,), num_layers=1)
+    sparse = abstract_model(small_config(attention=(SPARSE,)))
     with pytest.raises(
         ValueError,
         match="huggingface checkpoints have no place for the parameters of attention=NSA",

@@ -122,20 +122,20 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
 # the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else
 # is as on the device
 @pytest.mark.parametrize(
-    "unit, kind, window, heads, kv_heads, size",
+    "unit, kind, scale, window, heads, kv_heads, size",
     [
-        ("wgmma", "packed", None, 3, 1, 16),
+        ("wgmma", "packed", 3, None, 2, 1, 16),
         # sums of 128 columns, which pass through registers in two parts
-        ("tcgen05", "prefill", 70, 2, 1, 72),
+        ("tcgen05", "prefill", 4, 70, 3, 1, 72),
     ],
 )
 @pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
-    x64, unit, kind, window, heads, kv_heads, size
+    x64, unit, kind, scale, window, heads, kv_heads, size
 ):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
     check(
-        rows(kind, 4),
+        rows(kind, scale),
         heads,
         kv_heads,
         size=size,
