@@ -17,10 +17,11 @@ from models.layers import Layers
 from models.model_config import MoE
 from models.moe import feed_forward
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import abstract_model
 from pallas_kernels.tokens import packed_rows
 from tests.attention.rows import relative
 from tests.models.moe_reference import mixture
-from tests.models.small import VOCABULARY, small_config, small_model
+from tests.models.small import VOCABULARY, drawn, small_config, small_model
 from tests.pallas_kernels.judge import normal
 
 VARIANTS = {
@@ -45,8 +46,12 @@ run = jax.jit(feed_forward)
 @functools.cache
 def layer_of(name: str) -> Layers:
     """One layer whose experts differ clearly, and whose bias changes the choice."""
-    layers = Layers(small_config(), nnx.Rngs(0), 1, VARIANTS[name])
-    layer = jax.tree.map(operator.itemgetter(0), layers)
+
+    def one() -> Layers:
+        layers = Layers(small_config(), nnx.Rngs(0), 1, VARIANTS[name])
+        return jax.tree.map(operator.itemgetter(0), layers)
+
+    layer = drawn(jax.eval_shape(one))
     layer.router[...] = jax.device_put(2 * np.asarray(layer.router[...]))
     if layer.moe.ranking_bias:
         (bias,) = normal(9, (8,))
@@ -159,7 +164,7 @@ def whole_rows(lengths, longest=24):
 
 def test_first_layers_may_be_dense_and_layers_keep_their_order():
     moe = MoE(experts=4, active=2, mlp_dim=8, first_dense=2)
-    model = small_model((Dense(), Window(4)), moe=moe)
+    model = drawn(abstract_model(small_config(attention=(Dense(), Window(4)), moe=moe)))
     tokens, where = whole_rows([24, 10])
     chosen = jax.jit(lambda *x: logits(*x)[1])
     routing = jax.device_get(chosen(model, tokens, where))
@@ -208,7 +213,8 @@ def test_meshes_give_equal_losses_gradients_and_loads():
 
 
 def test_a_model_without_experts_has_no_more_parameters_than_before():
-    names = {name for name in vars(small_model((Dense(),)).layers) if name[0] != "_"}
+    model = abstract_model(small_config(attention=(Dense(),)))
+    names = {name for name in vars(model.layers) if name[0] != "_"}
     assert not any("expert" in name or "router" in name for name in names)
 
 

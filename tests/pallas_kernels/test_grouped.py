@@ -184,7 +184,7 @@ def names_in(layer, y, config: MeshConfig, target: str) -> list[str]:
     return sorted(equation.params["name"] for equation in calls(traced.jaxpr.jaxpr))
 
 
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("target", ["v5p", "h100", "gb200"])
 def test_a_layer_takes_the_kernels_on_every_mesh(target):
     """Three products, the gradients of their rows, and those of their matrices."""
