@@ -35,7 +35,7 @@ SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
 TPU = {
     "implementation": "tpu",
     "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
-    "tuning": TuningConfig(flash.TuningConfig(16, 24, 24, 16, 16, 8), block_q=24, columns=16),
+    "tuning": TuningConfig(flash.TuningConfig(16, 24, 24, 16, 16, 24), block_q=24, columns=16),
 }
 GPU = {
     "implementation": "gpu",
