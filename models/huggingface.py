@@ -105,6 +105,8 @@ def check_range(model: Any, dtype: str) -> None:
     """Raises ValueError, which names the parameters, where the dtype would make a finite number of
     a model infinite.
     """
+    if all(_holds(dtype, leaf.dtype) for leaf in jax.tree.leaves(model)):
+        return
     too_large = {}
     for path, size in jax.tree_util.tree_leaves_with_path(jax.device_get(_largest(model))):
         with np.errstate(over="ignore"):  # it is what is looked for
@@ -118,6 +120,12 @@ def check_range(model: Any, dtype: str) -> None:
             f"{len(too_large)} parameters have larger ones, the largest {name} with "
             f"{too_large[name]:g}; use 'bfloat16' or 'float32'"
         )
+
+
+def _holds(dtype: str, other: np.dtype) -> bool:
+    """A floating dtype has no finite number that is infinite in ``dtype``."""
+    floating = jnp.issubdtype(other, jnp.floating)
+    return floating and float(jnp.finfo(other).max) <= float(jnp.finfo(dtype).max)
 
 
 @jax.jit
@@ -174,7 +182,11 @@ def _gathered(array: jax.Array, at: tuple[int, ...], keep: bool) -> np.ndarray |
     at: as ``weights.stored_tensors`` gives it.
     """
     if array.is_fully_addressable:
-        return np.asarray(array[at]) if keep else None
+        if not keep:
+            return None
+        if [device.platform for device in array.devices()] == ["cpu"]:
+            return np.asarray(array)[at]  # in this memory already: no program has to copy it
+        return np.asarray(array[at])
     # Shards are on other hosts. All hosts run this program, which gives each the whole tensor.
     everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
     whole = _replicate(array, tuple(map(jnp.int32, at)), everywhere)

@@ -147,7 +147,8 @@ def load(source: OpenCheckpoint, naming: str, config: ModelConfig, mesh: Mesh) -
     model.
     """
     model = abstract_model(config)
-    stored = abstract_model(cut_config(config))
+    own = cut_config(config)
+    stored = model if own == config else abstract_model(own)
     _check(source, stored, naming)
     stored = named_parameters(stored)
 

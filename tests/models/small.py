@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import numpy as np
 from flax import nnx
 
 from attention.methods.method import Method
@@ -39,6 +41,20 @@ def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Tra
     # Not as one program, of which every model would have its own: an array of one shape is drawn by
     # the same program for all models.
     return Transformer(config, nnx.Rngs(seed))
+
+
+def drawn(abstract):
+    """Random parameters of numpy in place of shapes, those of a model or of its layers.
+
+    For shapes that no other test has: nothing is compiled for them.
+    """
+    rng = np.random.default_rng(0)
+
+    def draw(leaf) -> jax.Array:
+        x = rng.standard_normal(leaf.shape) * (0.25 if len(leaf.shape) > 1 else 1.0)
+        return jax.device_put(x.astype(leaf.dtype))
+
+    return jax.tree.map(draw, abstract)
 
 
 def narrow_preset(num_layers: int = 1, num_kv_heads: int = 2) -> ModelConfig:

@@ -73,7 +73,7 @@ def write(
     writer.add_rope_freq_base(c.rope_theta)
     writer.add_layer_norm_rms_eps(c.norm_eps)
     for name, parameter, variable, at in weights.stored_tensors(model, "gguf"):
-        array = np.asarray(variable[...][at])
+        array = np.asarray(variable[...])[at]
         array = parameter.to_stored(array)
         heads = {"attn_q.weight": c.num_heads, "attn_k.weight": c.num_kv_heads}.get(
             name.split(".", 2)[-1]

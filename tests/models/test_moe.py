@@ -17,10 +17,12 @@ from models.layers import Layers
 from models.model_config import MoE
 from models.moe import feed_forward
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import abstract_model
 from pallas_kernels.tokens import packed_rows
 from tests.attention.rows import relative
 from tests.models.moe_reference import mixture
-from tests.models.small import VOCABULARY, small_config, small_model
+from tests.models.small import VOCABULARY, drawn, small_config, small_model
+from tests.pallas_kernels.judge import normal
 
 VARIANTS = {
     "qwen3": MoE(experts=6, active=2, mlp_dim=12),
@@ -38,22 +40,28 @@ VARIANTS = {
     ),
 }
 ROWS, TOKENS = 3, 5
+run = jax.jit(feed_forward)
 
 
 @functools.cache
 def layer_of(name: str) -> Layers:
     """One layer whose experts differ clearly, and whose bias changes the choice."""
-    layers = Layers(small_config(), nnx.Rngs(0), 1, VARIANTS[name])
-    layer = jax.tree.map(operator.itemgetter(0), layers)
-    layer.router[...] = 2.0 * layer.router[...]
+
+    def one() -> Layers:
+        layers = Layers(small_config(), nnx.Rngs(0), 1, VARIANTS[name])
+        return jax.tree.map(operator.itemgetter(0), layers)
+
+    layer = drawn(jax.eval_shape(one))
+    layer.router[...] = jax.device_put(2 * np.asarray(layer.router[...]))
     if layer.moe.ranking_bias:
-        layer.router_bias[...] = 0.3 * jax.random.normal(jax.random.key(9), (8,))
+        (bias,) = normal(9, (8,))
+        layer.router_bias[...] = jax.device_put(np.float32(0.3) * bias)
     return layer
 
 
-def rows(seed: int = 1) -> tuple[jax.Array, np.ndarray]:
+def rows(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """(hidden states, which are no padding)."""
-    y = jax.random.normal(jax.random.key(seed), (ROWS, TOKENS, 16))
+    y = np.random.default_rng(seed).standard_normal((ROWS, TOKENS, 16)).astype(np.float32)
     lengths = np.array([TOKENS, 3, 0])
     return y, np.arange(TOKENS) < lengths[:, None]
 
@@ -63,7 +71,7 @@ def rows(seed: int = 1) -> tuple[jax.Array, np.ndarray]:
 def test_a_layer_equals_a_loop_over_tokens_and_experts(name):
     layer = layer_of(name)
     y, real = rows()
-    weight = jax.random.normal(jax.random.key(2), y.shape)
+    (weight,) = normal(2, y.shape)
 
     def fast(layer, y):
         out, routing = feed_forward(layer, y, jnp.asarray(real))
@@ -87,15 +95,16 @@ def test_a_layer_equals_a_loop_over_tokens_and_experts(name):
 
 def test_a_bias_ranks_and_weighs_nothing():
     layer = layer_of("deepseek")
-    run = jax.jit(feed_forward)
     y, real = rows()
-    out, routing = run(layer, y, jnp.asarray(real))
+    out, routing = jax.device_get(run(layer, y, real))
     other = jax.tree.map(lambda x: x, layer)
     # the same for all experts: no choice changes
-    other.router_bias[...] = layer.router_bias[...] + 5.0
-    assert np.array_equal(run(other, y, jnp.asarray(real))[0], out)
-    other.router_bias[...] = layer.router_bias[...].at[2:4].add(5.0)
-    _, moved = run(other, y, jnp.asarray(real))
+    bias = np.asarray(layer.router_bias[...])
+    other.router_bias[...] = jax.device_put(bias + np.float32(5))
+    assert np.array_equal(run(other, y, real)[0], out)
+    bias = bias + np.float32(5) * (np.arange(8) // 2 == 1)
+    other.router_bias[...] = jax.device_put(bias)
+    moved = jax.device_get(run(other, y, real)[1])
     assert np.all(np.any(moved.experts == 2, axis=-1)) and np.all(np.any(moved.experts == 3, -1))
     assert not np.all(np.any(routing.experts == 2, axis=-1))
 
@@ -103,14 +112,13 @@ def test_a_bias_ranks_and_weighs_nothing():
 def test_given_experts_are_taken_and_weighed_by_the_layers_own_scores():
     layer = layer_of("qwen3")
     y, real = rows()
-    run = jax.jit(feed_forward)
-    out, routing = run(layer, y, jnp.asarray(real))
-    again, _ = run(layer, y, jnp.asarray(real), routing.experts)
+    out, routing = jax.device_get(run(layer, y, real))
+    again, _ = run(layer, y, real, routing.experts)
     assert np.array_equal(again, out)
-    nothing, _ = run(layer, y, jnp.asarray(real), jnp.full_like(routing.experts, -1))
+    nothing, _ = run(layer, y, real, np.full_like(routing.experts, -1))
     assert np.array_equal(nothing, out)
     others = (routing.experts + 1) % layer.moe.experts
-    given, own = run(layer, y, jnp.asarray(real), others)
+    given, own = jax.device_get(run(layer, y, real, others))
     assert np.array_equal(own.experts, routing.experts)
     assert not np.any(np.all(given == out, axis=-1)[real])
     assert own.counts.sum() == routing.counts.sum()
@@ -118,11 +126,10 @@ def test_given_experts_are_taken_and_weighed_by_the_layers_own_scores():
 
 def test_padding_reaches_nobody_and_nobody_depends_on_who_stands_beside():
     layer = layer_of("deepseek")
-    run = jax.jit(feed_forward)
     y, real = rows()
-    out, routing = run(layer, y, jnp.asarray(real))
-    broken = jnp.where(real[..., None], y, jnp.nan)
-    again, counted = run(layer, broken, jnp.asarray(real))
+    out, routing = jax.device_get(run(layer, y, real))
+    broken = np.where(real[..., None], y, np.float32(np.nan))
+    again, counted = jax.device_get(run(layer, broken, real))
     assert np.array_equal(again[real], out[real])
     assert np.array_equal(counted.counts, routing.counts)
 
@@ -134,9 +141,11 @@ def test_padding_reaches_nobody_and_nobody_depends_on_who_stands_beside():
     assert all(np.all(np.isfinite(getattr(gradient, name)[...])) for name in names)
     # other tokens take more or fewer of each expert's rows
     for seed in range(2, 8):
-        others = rows(seed)[0].at[1, 2].set(y[1, 2])
-        crowd = jnp.asarray(np.random.default_rng(seed).random(real.shape) < 0.7).at[1, 2].set(True)
-        found, _ = run(layer, others, crowd)
+        others = rows(seed)[0]
+        others[1, 2] = y[1, 2]
+        crowd = np.random.default_rng(seed).random(real.shape) < 0.7
+        crowd[1, 2] = True
+        found, _ = jax.device_get(run(layer, others, crowd))
         assert np.array_equal(found[1, 2], out[1, 2])
 
 
@@ -147,28 +156,31 @@ def logits(model, tokens, where):
 
 
 def whole_rows(lengths, longest=24):
-    order = jnp.broadcast_to(jnp.arange(longest), (len(lengths), longest))
-    segments = (order < jnp.array(lengths)[:, None]).astype(jnp.int32)
-    tokens = jax.random.randint(jax.random.key(3), order.shape, 0, VOCABULARY)
+    order = np.broadcast_to(np.arange(longest, dtype=np.int32), (len(lengths), longest))
+    segments = (order < np.array(lengths)[:, None]).astype(np.int32)
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, order.shape, np.int32)
     return tokens, packed_rows(segments, 0 * segments, order)
 
 
 def test_first_layers_may_be_dense_and_layers_keep_their_order():
     moe = MoE(experts=4, active=2, mlp_dim=8, first_dense=2)
-    model = small_model((Dense(), Window(4)), moe=moe)
+    model = drawn(abstract_model(small_config(attention=(Dense(), Window(4)), moe=moe)))
     tokens, where = whole_rows([24, 10])
-    _, routing = jax.jit(logits)(model, tokens, where)
+    chosen = jax.jit(lambda *x: logits(*x)[1])
+    routing = jax.device_get(chosen(model, tokens, where))
     assert routing.counts.shape == (2, 2, 4)
     assert np.array_equal(routing.counts.sum(axis=2), 2 * np.array([[24, 10]] * 2))
     layers = [layer for layer, _ in model.unstacked()]
     assert [layer.moe for layer in layers] == [None, None, moe, moe]
     for number, layer in enumerate(layers):
         stack, at = (model.first_layers, number) if number < 2 else (model.layers, number - 2)
-        assert np.array_equal(layer.q[...], stack.q[...][at])
+        assert np.array_equal(layer.q[...], np.asarray(stack.q[...])[at])
     # what the last layer chose follows from its own router alone
     changed = jax.tree.map(lambda x: x, model)
-    changed.layers.router[...] = model.layers.router[...].at[1].multiply(-1.0)
-    _, other = jax.jit(logits)(changed, tokens, where)
+    router = np.array(model.layers.router[...])
+    router[1] *= -1.0
+    changed.layers.router[...] = jax.device_put(router)
+    other = jax.device_get(chosen(changed, tokens, where))
     assert np.array_equal(other.experts[0], routing.experts[0])
     assert not np.array_equal(other.experts[1], routing.experts[1])
 
@@ -190,8 +202,8 @@ def test_meshes_give_equal_losses_gradients_and_loads():
         mesh = make_mesh(config)
         with jax.set_mesh(mesh):
             placed = jax.device_put(m, parameter_shardings(m, mesh))
-            run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-            results.append(jax.device_get(run(placed, tokens, where)))
+            found = jax.jit(jax.value_and_grad(loss, has_aux=True))
+            results.append(jax.device_get(found(placed, tokens, where)))
             assert placed.layers.expert_up[...].sharding.spec[-1] == "tensor"
     ((value, counts), gradient), ((other, other_counts), other_gradient) = results
     assert abs(value - other) < 1e-6
@@ -201,7 +213,8 @@ def test_meshes_give_equal_losses_gradients_and_loads():
 
 
 def test_a_model_without_experts_has_no_more_parameters_than_before():
-    names = {name for name in vars(small_model((Dense(),)).layers) if name[0] != "_"}
+    model = abstract_model(small_config(attention=(Dense(),)))
+    names = {name for name in vars(model.layers) if name[0] != "_"}
     assert not any("expert" in name or "router" in name for name in names)
 
 

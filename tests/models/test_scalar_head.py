@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +28,16 @@ def test_a_head_is_a_product_and_a_bias():
 
 def random_head(tied: bool):
     model = with_head(small_model((Dense(),), num_layers=2, tied_embeddings=tied))
-    model.head.weight[...] = jax.random.normal(jax.random.key(1), (16,))
+    drawn = np.random.default_rng(1).standard_normal(16).astype(np.float32)
+    model.head.weight[...] = jax.device_put(drawn)
     return model
 
 
-def prefix(batch, length: int):
-    """Tokens, positions and ``where`` of the first slots of a batch."""
+@functools.partial(jax.jit, static_argnames="length")
+def scores_of(model, batch, length: int):
+    """The head's value at every one of the first slots of a batch, float32 [rows, length]."""
     parts = batch.tokens, batch.positions, batch.where
-    return jax.tree.map(lambda x: jnp.asarray(x[:, :length]), parts)
+    return model.head(model.backbone.hidden(*jax.tree.map(lambda x: x[:, :length], parts)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -47,9 +51,10 @@ def test_a_packed_text_has_the_score_that_it_has_alone(tied):
     scores = np.asarray(scores_in(model, batch))
     assert len(places) == 5 == np.count_nonzero(batch.mask)
     for text, ((row, index),) in zip(texts, places, strict=True):
-        alone, _ = pack_scored([[Text.whole(text)]], rows=1, slots=16, most=1)
+        alone, _ = pack_scored([[Text.whole(text)]], rows=3, slots=16, most=3)
         one = np.asarray(scores_in(model, alone))[0, 0]
         assert scores[row, index] == pytest.approx(one, abs=1e-5)
-        tokens, positions, where = prefix(alone, len(text))
-        hidden = model.backbone.hidden(tokens, positions, where)
-        assert one == pytest.approx(float(model.head(hidden[0, -1])), abs=1e-5)
+        # all slots of it, and of the longest one also without those behind it
+        for length in (16, 12)[: 1 + (len(text) == 12)]:
+            expected = np.asarray(scores_of(model, alone, length))[0, len(text) - 1]
+            assert one == pytest.approx(float(expected), abs=1e-5)

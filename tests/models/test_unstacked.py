@@ -10,6 +10,7 @@ from flax import nnx
 from attention.methods.dense import Dense
 from attention.methods.mla import MLA
 from attention.methods.nsa import NSA
+from attention.methods.window import Window
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh, own_axes
 from models.side_by_side import JOINED
@@ -52,12 +53,13 @@ def test_a_sampler_has_each_layer_alone(tensor):
 @pytest.mark.parametrize(
     ("methods", "changes"),
     [
-        ((Dense(),), {}),
-        ((Dense(), SPARSE), dict(num_layers=4)),
-        ((MLA(12, 10, 6, 4),), dict(qk_norm=False, moe=MoE(4, 2, 8, first_dense=1))),
+        ((Dense(), Window(5)), {}),
+        ((Dense(), SPARSE), dict(num_layers=2)),
+        ((MLA(12, 10, 6, 4),), dict(qk_norm=False, num_layers=3, moe=MoE(4, 2, 8, first_dense=1))),
     ],
-    ids=["dense", "period", "experts behind a dense layer"],
+    ids=["period", "runs", "experts behind a dense layer"],
 )
+@pytest.mark.quick(first=1)
 def test_hidden_states_are_those_of_the_stacks(methods, changes):
     model = small_model(methods, **changes)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
@@ -72,4 +74,5 @@ def test_hidden_states_are_those_of_the_stacks(methods, changes):
             jax.jit(lambda m: m.hidden(tokens, places, where, runs=2, align=align))(each)
             for each in (unstacked(model, mesh), model)
         )
-    np.testing.assert_allclose(found[:, :20], expected[:, :20], rtol=2e-5, atol=2e-5)
+    found, expected = (np.asarray(x)[:, :20] for x in (found, expected))
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)

@@ -21,10 +21,12 @@ from pallas_kernels.compressed.api import compressed_attention
 from pallas_kernels.compressed.blocks import Selection, TuningConfig
 from pallas_kernels.flash import blocks as flash
 from pallas_kernels.tokens import Tokens, sequences
-from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.attention.rows import Piece, documents, pack, relative
 from tests.pallas_kernels.judge import (
+    defined,
     judge,
     masked_places_may_hold_anything,
+    normal,
     not_finite_reaches_only_those_who_see_it,
     run,
 )
@@ -33,7 +35,7 @@ SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
 TPU = {
     "implementation": "tpu",
     "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
-    "tuning": TuningConfig(flash.TuningConfig(16, 24, 24, 16, 16, 8), block_q=24, columns=16),
+    "tuning": TuningConfig(flash.TuningConfig(16, 24, 24, 16, 16, 24), block_q=24, columns=16),
 }
 GPU = {
     "implementation": "gpu",
@@ -42,7 +44,11 @@ GPU = {
 }
 
 
+REFERENCE = {"implementation": "reference"}
+KERNELS = {"reference": REFERENCE, "tpu": TPU, "gpu": GPU}
+
 # one program each instead of many small ones
+jit_sees = jax.jit(sees)
 jit_entries = jax.jit(entries, static_argnums=(1, 2))
 jit_aligned = jax.jit(aligned, static_argnums=(1, 2))
 jit_in_place = jax.jit(in_place, static_argnums=1)
@@ -61,6 +67,12 @@ class Row:
         found = jit_entries(self.blocks, selection.length, selection.stride)
         return found.by_last(selection.length // selection.stride - 1) if self.by_last else found
 
+    def mask(self, selection: Selection) -> np.ndarray:
+        """bool [B, T, E], which stretches a query sees."""
+        stretched = self.entries(selection)
+        own_from, starts = self.blocks.own_from, stretched.starts
+        return np.asarray(jit_sees(self.tokens, own_from, stretched.tokens, starts))
+
     def attend(self, selection: Selection, **options):
         """``compressed_attention`` as a function of q, k and v."""
         stretched = self.entries(selection)
@@ -78,6 +90,7 @@ class Row:
         )
 
 
+@functools.cache
 def row(kind: str, selection: Selection, scale: int = 1) -> Row:
     """A row ``scale`` times as long."""
     size = selection.block
@@ -133,14 +146,24 @@ def check_picks(picks, ranked, rounding: float):
 
 
 def check(
-    row: Row, selection: Selection, heads=4, kv_heads=2, size=8, dtype=jnp.float32, **options
+    row: Row,
+    selection: Selection,
+    heads=4,
+    kv_heads=2,
+    size=8,
+    dtype=jnp.float32,
+    gradients=False,
+    **options,
 ):
-    """Values, gradients and picks against the reference."""
+    """Values and picks against the definition, and gradients, which the flash kernels compute."""
     wide = inputs(row, selection, heads, kv_heads, size)
-    naive = row.attend(selection, implementation="reference")
-    found, _, lse = judge(row.attend(selection, **options), naive, wide, dtype)
+    naive = row.attend(selection, **REFERENCE)
+    mask = row.mask(selection)[:, :, None]
+    definition = functools.partial(defined, mask=mask)
+    kernel = row.attend(selection, **options)
+    found, _, lse = judge(kernel, definition, wide, dtype, naive=naive, gradients=gradients)
     assert found[2].dtype == jnp.int32
-    q, k = (x.astype(dtype).astype(jnp.float64) for x in wide[:2])
+    q, k = (x.astype(jnp.dtype(dtype)).astype(np.float64) for x in wide[:2])
     check_picks(found[2], scores(row, selection, q, k, lse), 1e-4)
     return found
 
@@ -182,17 +205,17 @@ def test_shares_are_the_tokens_in_common():
 
 
 @pytest.mark.parametrize(
-    "kind, heads, kv_heads, selection",
+    "kind, heads, kv_heads, selection, gradients",
     [
-        ("documents", 16, 1, CONFIGS[1]),
-        ("cache", 4, 1, CONFIGS[2]),
-        ("packed", 2, 2, SMALL),
-        ("cached documents", 4, 2, SMALL),
+        ("documents", 16, 1, CONFIGS[1], False),
+        ("cache", 4, 1, CONFIGS[2], False),
+        ("packed", 2, 2, SMALL, True),
+        ("cached documents", 4, 2, SMALL, False),
     ],
 )
 @pytest.mark.quick(first=1)
-def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection):
-    check(row(kind, selection), selection, heads, kv_heads, **TPU)
+def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection, gradients):
+    check(row(kind, selection), selection, heads, kv_heads, gradients=gradients, **TPU)
 
 
 @pytest.mark.long
@@ -206,15 +229,17 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
 
 
 @pytest.mark.parametrize(
-    "unit, kind, heads, kv_heads, selection, scale",
+    "unit, kind, heads, kv_heads, selection, scale, gradients",
     [
-        ("wgmma", "cache", 4, 2, SMALL, 1),
-        ("wgmma", "packed", 4, 2, SMALL, 1),
-        ("tcgen05", "one", 1, 1, CONFIGS[1], 3),
+        ("wgmma", "cache", 4, 2, SMALL, 1, False),
+        ("wgmma", "packed", 4, 2, SMALL, 1, True),
+        ("tcgen05", "one", 1, 1, CONFIGS[1], 3, False),
     ],
 )
 @pytest.mark.long
-def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads, selection, scale):
+def test_gpu_equals_the_definition_in_bfloat16(
+    x64, unit, kind, heads, kv_heads, selection, scale, gradients
+):
     attention = dataclasses.replace(GPU["tuning"].attention, matrix_unit=unit)
     tuning = dataclasses.replace(GPU["tuning"], attention=attention)
     options = GPU | {"tuning": tuning}
@@ -225,33 +250,38 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads,
         kv_heads,
         size=16,
         dtype=jnp.bfloat16,
+        gradients=gradients,
         **options,
     )
 
 
-@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
-@pytest.mark.quick(first=1)
-def test_padding_and_incomplete_stretches_may_hold_anything(options):
-    rows = row("documents", SMALL)
-    stretched = rows.entries(SMALL)
-    dtype = jnp.bfloat16 if options is GPU else jnp.float32
-    arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
-    real = [rows.tokens.segments > 0, *[stretched.tokens.segments > 0] * 2]
-    masked_places_may_hold_anything(rows.attend(SMALL, **options), arrays, real)
-
-
-@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
-@pytest.mark.quick(first=1)
-def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
+@functools.cache
+def short(kind: str):
+    """(a kernel of a short row, its inputs), the same for all tests."""
     rows = row("short", SMALL)
-    stretched = rows.entries(SMALL)
-    dtype = jnp.bfloat16 if options is GPU else jnp.float32
-    arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
-    seen = sees(rows.tokens, rows.blocks.own_from, stretched.tokens, stretched.starts)
-    key = int(np.asarray(seen)[0].sum(axis=0).argmax())
-    query = int(np.asarray(seen)[0].sum(axis=1).argmax())
-    function = rows.attend(SMALL, **options)
-    not_finite_reaches_only_those_who_see_it(function, arrays, seen, query, key)
+    dtype = jnp.bfloat16 if kind == "gpu" else jnp.float32
+    return rows.attend(SMALL, **KERNELS[kind]), inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
+
+
+# gradients of the kernels are those of the flash kernels, whose tests are the same
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.quick(first=1)
+def test_padding_and_incomplete_stretches_may_hold_anything(kind):
+    rows = row("short", SMALL)
+    real = [np.asarray(x.segments) > 0 for x in (rows.tokens, rows.entries(SMALL).tokens)]
+    assert not any(x.all() for x in real)
+    real = [real[0], real[1], real[1]]
+    masked_places_may_hold_anything(*short(kind), real, gradients=kind == "reference")
+
+
+@pytest.mark.parametrize("kind, turn", [("reference", None), ("tpu", 0), ("gpu", 1)])
+@pytest.mark.quick(first=1)
+def test_values_that_are_not_finite_reach_only_those_who_see_them(kind, turn):
+    seen = row("short", SMALL).mask(SMALL)
+    key, query = (int(seen[0].sum(axis=axis).argmax()) for axis in (0, 1))
+    not_finite_reaches_only_those_who_see_it(
+        *short(kind), seen, query, key, turn, gradients=kind == "reference"
+    )
 
 
 @pytest.mark.long
@@ -260,25 +290,27 @@ def test_what_comes_later_changes_no_bit_of_what_is_before():
     qkv = inputs(rows, SMALL, 4, 2, 8, dtype=jnp.float32)
     attend = jax.jit(rows.attend(SMALL, **TPU))
     # the last stretch that the query sees ends with it
-    later = jnp.arange(qkv[1].shape[1]) * SMALL.stride + SMALL.length > seen
-    clean = attend(*qkv)
-    where = (jnp.arange(97) >= seen, later, later)
+    later = np.arange(qkv[1].shape[1]) * SMALL.stride + SMALL.length > seen
+    clean = jax.device_get(attend(*qkv))
+    where = (np.arange(97) >= seen, later, later)
     # a value that is not a number leaks from within a tile by a weight of 0
-    poisons = (jnp.nan, jnp.nan, 1e4)
+    poisons = [np.float32(x) for x in (np.nan, np.nan, 1e4)]
     poisoned = [
-        jnp.where(x[:, None, None], y, z) for x, y, z in zip(where, poisons, qkv, strict=True)
+        np.where(x[:, None, None], y, z) for x, y, z in zip(where, poisons, qkv, strict=True)
     ]
-    for found, expected in zip(attend(*poisoned), clean, strict=True):
+    for found, expected in zip(jax.device_get(attend(*poisoned)), clean, strict=True):
         assert np.array_equal(found[:, :seen], expected[:, :seen])
         assert not np.array_equal(found[:, seen:], expected[:, seen:])
 
 
 def test_without_an_accelerator_the_definition_is_chosen(x64):
-    rows = row("packed", SMALL)
+    rows = row("short", SMALL)
     qkv = inputs(rows, SMALL, 4, 2, 8)
-    named = jax.jit(rows.attend(SMALL, implementation="reference"))(*qkv)
-    for found, expected in zip(jax.jit(rows.attend(SMALL))(*qkv), named, strict=True):
-        assert np.array_equal(found, expected)
+    # one program, so the same bits
+    ours, named = (
+        jax.jit(rows.attend(SMALL, **options)).lower(*qkv).as_text() for options in ({}, REFERENCE)
+    )
+    assert ours == named and "f64" in named
 
 
 @pytest.mark.parametrize(

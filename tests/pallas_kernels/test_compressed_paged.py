@@ -14,7 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.compressed import paged
 from pallas_kernels.compressed.paged import TuningConfig, paged_compressed_attention
-from tests.attention.rows import normal, relative
+from tests.attention.rows import relative
+from tests.pallas_kernels.judge import normal
 
 TPU = {
     "implementation": "tpu",
@@ -49,7 +50,7 @@ def inputs(case: Case, dtype, poison: float):
     (batch, queries) = last.shape
     shape = (PAGES, case.kv_heads, EACH, HEAD_DIM)
     drawn = normal(0, (batch, queries, case.heads, HEAD_DIM), shape, shape, dtype=jnp.float64)
-    q, k, v = (x.astype(dtype) for x in drawn)
+    q, k, v = (x.astype(jnp.dtype(dtype)) for x in drawn)
     table = np.random.default_rng(0).permutation(PAGES)[: batch * case.count]
     table = table.reshape(batch, case.count).astype(np.int32)
     entry = np.arange(case.count * EACH).reshape(case.count, EACH)
@@ -57,28 +58,34 @@ def inputs(case: Case, dtype, poison: float):
     for row, high in enumerate(last.max(axis=1)):
         seen[table[row]] = (entry >= case.first) & (entry <= high) & ~np.isin(entry, case.holes)
         table[row, max(0, high // EACH + 1) :] = -1  # pages that were not written yet
-    k, v = (jnp.where(seen[:, None, :, None], x, poison) for x in (k, v))
+    for x in (k, v):
+        x.swapaxes(1, 2)[~seen] = poison
     real = ~np.isin(entry.reshape(1, -1), case.holes) & np.ones((batch, 1), bool)
-    return q, k, v, jnp.asarray(table), jnp.asarray(last), jnp.asarray(real)
+    return q, k, v, table, last, real
+
+
+@functools.cache
+def exact(case: Case) -> tuple[np.ndarray, ...]:
+    """(out, lse, scores) by the definition in float64."""
+    definition = dict(first=case.first, implementation="reference")
+    run = jax.jit(functools.partial(paged_compressed_attention, **definition))
+    return jax.device_get(run(*inputs(case, jnp.float64, 0.0)))
 
 
 def check(case: Case, dtype, bounds: tuple[float, float, float], **options):
-    definition = dict(first=case.first, implementation="reference")
-    exact = jax.jit(functools.partial(paged_compressed_attention, **definition))(
-        *inputs(case, jnp.float64, 0.0)
-    )
+    wanted = exact(case)
     given = inputs(case, dtype, jnp.nan)
     with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
         found = jax.jit(lambda *x: paged_compressed_attention(*x, first=case.first, **options))(
             *given
         )
     out, lse, scores = (np.asarray(x, np.float64) for x in found)
-    seen = np.isfinite(exact[1])
-    assert found[0].dtype == dtype and relative(out, exact[0]) < bounds[0]
+    seen = np.isfinite(wanted[1])
+    assert found[0].dtype == dtype and relative(out, wanted[0]) < bounds[0]
     assert np.array_equal(np.isfinite(lse), seen) and not out[~seen].any()
-    assert np.abs(np.where(seen, lse - exact[1], 0.0)).max() < bounds[1]
-    assert scores.shape == exact[2].shape and np.abs(scores - exact[2]).max() < bounds[2]
-    assert not scores[np.asarray(exact[2]) == 0.0].any()
+    assert np.abs(lse[seen] - wanted[1][seen]).max() < bounds[1]
+    assert scores.shape == wanted[2].shape and np.abs(scores - wanted[2]).max() < bounds[2]
+    assert not scores[wanted[2] == 0.0].any()
 
 
 ROUND = {jnp.float32: (1e-5, 1e-4, 1e-5), jnp.bfloat16: (1e-2, 2e-2, 2e-2)}
@@ -117,14 +124,17 @@ def test_what_cannot_run_is_refused_with_its_values(x64, change, message):
         paged_compressed_attention(*inputs(CASES[0], jnp.float32, 0.0), first=1, **change)
 
 
+jit_spans = jax.jit(paged._spans, static_argnums=(1, 2, 3))
+
+
 @pytest.mark.parametrize("on", ["tpu", "hopper", "blackwell"])
 @pytest.mark.parametrize("parts, entries", [(1, 16), (4, 16384), (256, 65536)])
 def test_splits_are_whole_and_cover_all_pages(on, parts, entries):
     splits = paged.heuristic(on, parts, entries).splits
-    high = jnp.array([-1, 0, entries // 2, entries - 1])
-    spans = np.asarray(paged._spans(high, 1, EACH, splits))
+    high = np.array([-1, 0, entries // 2, entries - 1], np.int32)
+    spans = np.asarray(jit_spans(high, 1, EACH, splits))
     assert np.array_equal(spans[:, -1], high)
-    for row, last in zip(spans, np.asarray(high), strict=True):
+    for row, last in zip(spans, high, strict=True):
         begins, ends = row[:-1:2], row[1:-1:2]
         assert np.array_equal(begins[1:], ends[:-1]) and begins[0] == 0
         assert ends[-1] == (0 if last < 1 else last // EACH + 1)
