@@ -26,10 +26,12 @@ from tests import programs
 from tests.rl_code.repeatable import repeatable
 
 KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 2
-STEPS = 4
+STEPS = 3
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
     f"--config.train.steps={STEPS}",
+    "--config.train.tasks_per_step=2",
+    "--config.train.micro_batches=4",
     "--config.train.optimizer.warmup_steps=1",
     "--config.checkpoint.every=1",
     "--config.sft.checkpoint_every=1",

@@ -79,6 +79,7 @@ def test_what_an_agent_of_others_hands_in_is_given_on(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("traced_once")
 def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
     config = config_of(2)
     train(config_of(1), tmp_path)
@@ -107,6 +108,7 @@ def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("traced_once")
 def test_summaries_that_an_agent_of_others_asks_for_are_left_out_of_training(tmp_path):
     limits = dict(turns=4, tokens=512, turn_tokens=24, test_runs=0, command_s=60.0, tools_s=300.0)
     changes = dict(options=("text", "compacting"), summaries="none", limits=limits)
