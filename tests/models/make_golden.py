@@ -12,7 +12,8 @@ A directory to check holds a model, ``logits.npz`` with tokens and the project's
 ``texts.json`` with texts, their ids, messages and what the chat template makes of them.
 
 Each model is small and random, with weights large enough that every part moves the logits. Weights
-are rounded to bfloat16 and stored so; logits are computed in float32.
+are rounded to bfloat16 and stored so; logits are computed in float32, those of models with states in
+float64.
 """
 
 from __future__ import annotations
@@ -312,13 +313,17 @@ DERIVED = (
 )
 
 
-def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:
-    """Float32 logits [1, T, V] of the checkpoint in ``directory``."""
+def logits_of(
+    directory: Path, tokens: np.ndarray, dtype: torch.dtype = torch.float32
+) -> np.ndarray:
+    """Logits [1, T, V] of the checkpoint in ``directory``, in float32 and computed in ``dtype``."""
+    # not all other implementations of experts take float64
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory, dtype=dtype, attn_implementation="eager", **experts
     ).eval()
     with torch.no_grad():
-        return model(torch.from_numpy(tokens).long()).logits.numpy()
+        return model(torch.from_numpy(tokens).long()).logits.float().numpy()
 
 
 def make(name: str) -> None:
@@ -353,7 +358,9 @@ def make(name: str) -> None:
     model.to(torch.bfloat16).save_pretrained(directory, **limit)
     (directory / "generation_config.json").unlink()
     tokens = np.random.default_rng(0).integers(0, VOCAB, (1, TOKENS), dtype=np.int32)
-    np.savez(directory / "logits.npz", tokens=tokens, logits=logits_of(directory, tokens))
+    # where results of a state are small, their norm makes more of the rounding of float32
+    dtype = torch.float64 if hasattr(MODELS[name], "linear_num_key_heads") else torch.float32
+    np.savez(directory / "logits.npz", tokens=tokens, logits=logits_of(directory, tokens, dtype))
     if name in DERIVED:
         gradients = gradients_of(directory, tokens)
         (directory / "gradients.json").write_text(json.dumps(gradients, indent=1) + "\n")

@@ -172,11 +172,15 @@ def test_logits_equal_those_of_transformers(name, one):
     model = huggingface.load(GOLDEN / name, huggingface_config.read_config(GOLDEN / name), one)
     found = np.asarray(logits(model, golden["tokens"]))
     scale = np.abs(golden["logits"]).max()
-    assert np.abs(found - golden["logits"]).max() < 1e-5 * scale
-    # Where results of a state are small, their norm makes more of the rounding of both. Either is
-    # as far from the same in float64.
+    apart = np.abs(found - golden["logits"]).max(axis=-1) / scale
     if families.of_config(model.config).states:
+        # Where results of a state are small, their norm makes more of their rounding. Beside the
+        # same in float64, which the golden logits are, transformers in float32 is 2.5e-5 off for
+        # some tokens; the largest of 48 tokens is 4e-6 to 6e-6 in the median of 300 drawn rows.
+        assert np.median(apart) < 3e-6
+        assert apart.max() < 2e-5
         return
+    assert apart.max() < 1e-5
     np.testing.assert_allclose(found, golden["logits"], rtol=1e-4, atol=1e-5)
 
 
