@@ -15,6 +15,8 @@ set -euo pipefail
 # Tests compile much and compute little: compiler threads would wait for each other in the one
 # arena that other runs have.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=8589934592}
+# Threads of OpenBLAS, one for each core in each of the processes, would wait for work by spinning.
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS-1}
 # Hundreds of processes import the same files: what one has compiled the others read.
 unset PYTHONDONTWRITEBYTECODE
 REQUIREMENTS="requirements.txt requirements/test.txt requirements/data.txt requirements/ray.txt requirements/postgres.txt"

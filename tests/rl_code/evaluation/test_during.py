@@ -167,6 +167,7 @@ def test_a_run_that_is_killed_between_evaluations_repeats_none(tmp_path, played,
     assert len(played) == len(set(played))
 
 
+@pytest.mark.long  # test_checkpoint.py has the rule in quick tests
 def test_the_best_checkpoint_is_the_one_with_the_best_evaluation(tmp_path):
     config = configured(every=1)
     train(config, tmp_path)

@@ -41,7 +41,7 @@ ENGINE = EngineConfig(
     length=504,
     decode_steps=4,
     cache_dtype="float32",
-    view_block=32,
+    view_block=168,
     tile=4,
 )
 

@@ -48,7 +48,7 @@ ENGINE = EngineConfig(
     length=64,
     decode_steps=5,
     cache_dtype="float32",
-    view_block=8,
+    view_block=16,
     tile=3,
 )
 SCARCE = dataclasses.replace(ENGINE, pages=18)  # episodes lose their pages
