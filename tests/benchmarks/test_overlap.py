@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.overlap import union_length
-from tests import programs
+from tests.benchmarks import small_bench
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,7 @@ def test_a_short_run(tmp_path):
         "--steps=1",
         "--warmup=1",
     ]
-    done = programs.run(
-        "launch.bench", "overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}"
-    )
+    done = small_bench.run("overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert set(rows) == {"everything kept"}

@@ -9,12 +9,10 @@ from absl import flags
 
 from benchmarks import rl_step
 from benchmarks.rl_step import compared
-from models.families import PRESETS
 from models.transformer import parameter_count
 from rl_code.rollout.stats import RolloutStats
-from tests import programs
-
-TINY = PRESETS["tiny"]
+from tests.benchmarks import small_bench
+from tests.benchmarks.small_bench import ONE_LAYER
 
 
 @pytest.mark.long
@@ -29,7 +27,7 @@ def test_a_short_run_beside_steps_written_by_hand(tmp_path):
         "--rival=hand_repeated",
         f"--json={tmp_path / 'a.json'}",
     ]
-    done = programs.run("launch.bench", "rl_step", *flags)
+    done = small_bench.run("rl_step", *flags)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"peer": "ours"')]
     report = json.loads(line)
@@ -41,8 +39,8 @@ def test_a_short_run_beside_steps_written_by_hand(tmp_path):
     # attention on top
     prompts = 8 * 64
     sampled = 8 * 8 * 64
-    table = TINY.vocab_size * TINY.embed_dim
-    layers = parameter_count(TINY) - table
+    table = ONE_LAYER.vocab_size * ONE_LAYER.embed_dim
+    layers = parameter_count(ONE_LAYER) - table
     least = 2 * (
         3 * (layers * (prompts + sampled) + table * sampled)
         + layers * (prompts + sampled)

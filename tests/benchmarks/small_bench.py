@@ -1,0 +1,37 @@
+"""The benches as ``launch.bench`` starts them, with one layer of the preset "tiny" and small products.
+
+A model's width is what the tests expect operations of; layers are one loop, whose body is compiled
+once, so that further ones find nothing and take most of the time of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import subprocess
+
+from benchmarks import model
+from launch import bench, command
+from models.families import PRESETS
+from tests import programs
+
+ONE_LAYER = dataclasses.replace(PRESETS["tiny"], num_layers=1)
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A bench on the CPU, to its end.
+
+    The allocator's settings are there already, so that the program does not start itself again:
+    ``test_grouped`` has a bench that does.
+    """
+    environment = os.environ | {"GLIBC_TUNABLES": ""}
+    return programs.run(
+        "tests.benchmarks.small_bench", name, "--device=cpu", *arguments, env=environment
+    )
+
+
+if __name__ == "__main__":
+    PRESETS["tiny"] = ONE_LAYER
+    model.matmul_rate = functools.partial(model.matmul_rate, size=128)
+    command.run(bench.main, arguments=True)
