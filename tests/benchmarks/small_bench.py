@@ -1,7 +1,7 @@
-"""The benches as ``launch.bench`` starts them, with one layer of the preset "tiny" and small products.
+"""The benches as ``launch.bench`` starts them, with two layers of the preset "tiny" and small products.
 
-A model's width is what the tests expect operations of; layers are one loop, whose body is compiled
-once, so that further ones find nothing and take most of the time of a run.
+Layers are one loop, whose body is compiled once. Two show that its operations are counted for each
+layer; further ones find nothing more and take most of the time of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launch import bench, command
 from models.families import PRESETS
 from tests import programs
 
-ONE_LAYER = dataclasses.replace(PRESETS["tiny"], num_layers=1)
+TWO_LAYERS = dataclasses.replace(PRESETS["tiny"], num_layers=2)
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +32,6 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 if __name__ == "__main__":
-    PRESETS["tiny"] = ONE_LAYER
+    PRESETS["tiny"] = TWO_LAYERS
     model.matmul_rate = functools.partial(model.matmul_rate, size=128)
     command.run(bench.main, arguments=True)

@@ -12,7 +12,7 @@ from benchmarks.rl_step import compared
 from models.transformer import parameter_count
 from rl_code.rollout.stats import RolloutStats
 from tests.benchmarks import small_bench
-from tests.benchmarks.small_bench import ONE_LAYER
+from tests.benchmarks.small_bench import TWO_LAYERS
 
 
 @pytest.mark.long
@@ -39,8 +39,8 @@ def test_a_short_run_beside_steps_written_by_hand(tmp_path):
     # attention on top
     prompts = 8 * 64
     sampled = 8 * 8 * 64
-    table = ONE_LAYER.vocab_size * ONE_LAYER.embed_dim
-    layers = parameter_count(ONE_LAYER) - table
+    table = TWO_LAYERS.vocab_size * TWO_LAYERS.embed_dim
+    layers = parameter_count(TWO_LAYERS) - table
     least = 2 * (
         3 * (layers * (prompts + sampled) + table * sampled)
         + layers * (prompts + sampled)
