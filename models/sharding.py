@@ -134,7 +134,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         axes = dict(zip(MESH_AXES, config.sizes, strict=True))
         named = [f"{x}={n}" for x, n in axes.items() if n != 1] or ["data=1"]
         advice = f"the product of its sizes must be at most {len(devices)}"
-        if devices and devices[0].platform == "cpu":
+        # none are left where learners took them all
+        if (devices or jax.devices())[0].platform == "cpu":
             advice = (
                 "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
                 "starts"

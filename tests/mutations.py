@@ -119,8 +119,8 @@ FAULTS = [
     Fault(
         "gradients of experts are added twice over fsdp",
         "models/sharding.py",
-        '        gradient = jax.lax.psum_scatter(gradient, "fsdp"',
-        '        gradient = 2 * jax.lax.psum_scatter(gradient, "fsdp"',
+        '    return jax.lax.psum_scatter(gradient, "fsdp"',
+        '    return 2 * jax.lax.psum_scatter(gradient, "fsdp"',
         "tests/rl_code/learner/test_expert_parallel.py",
     ),
     Fault(
