@@ -75,22 +75,56 @@ class Published:
         return self.devices - self.samplers
 
 
-_A3B = ("qwen3-30b-a3b", "h100")
-_A3B_GB200 = ("qwen3-30b-a3b", "gb200")
-_32B = ("qwen3-32b", "h100")
-_8B = ("llama-3.1-8b", "h100")
-# In the order of the fields: devices, samplers and steps behind, sequences of a step, of an update
-# and their tokens, tensor of samplers, (tensor, expert, stages) of learners, and the two results.
+# Of both releases.
+_STEP: dict[str, Any] = dict(sequences=2048, update=512)
+
+
+def _a3b(**settings: Any) -> Published:
+    return Published(source=_V06, model="qwen3-30b-a3b", tensor=1, **_STEP, **settings)
+
+
+def _dense(**settings: Any) -> Published:
+    return Published(source=_V04, chip="h100", expert=1, **_STEP, **settings)
+
+
+_ON_POLICY = dict(samplers=0, behind=0)
 ROWS = (
-    Published(_V06, *_A3B, 32, 0, 0, 2048, 512, 3203, 2, 1, 8, 1, 1102, 192),
-    Published(_V06, *_A3B, 32, 16, 1, 2048, 512, 3201, 2, 1, 8, 2, 1414, 152),
-    Published(_V06, *_A3B, 192, 64, 8, 2048, 512, 3206, 2, 1, 8, 1, 1025, 34.5),
-    Published(_V06, *_A3B_GB200, 16, 0, 0, 2048, 512, 3199, 1, 1, 16, 1, 1910, 221),
-    Published(_V06, *_A3B_GB200, 16, 8, 1, 2048, 512, 3197, 1, 1, 8, 1, 1406, 301),
-    Published(_V04, *_32B, 32, 0, 0, 2048, 512, 3206, 4, 4, 1, 4, 540, 393),
-    Published(_V04, *_32B, 64, 32, 1, 2048, 512, 3207, 4, 4, 1, 4, 494, 215),
-    Published(_V04, *_8B, 16, 0, 0, 2048, 512, 1060, 1, 1, 1, 2, 1562, 97.7),
-    Published(_V04, *_8B, 16, 8, 1, 2048, 512, 1129, 1, 1, 1, 2, 2161, 74.6),
+    _a3b(
+        **dict(chip="h100", devices=32, **_ON_POLICY),
+        **dict(tokens=3203, sampler_tensor=2, expert=8, stages=1, rate=1102, step_s=192),
+    ),
+    _a3b(
+        **dict(chip="h100", devices=32, samplers=16, behind=1),
+        **dict(tokens=3201, sampler_tensor=2, expert=8, stages=2, rate=1414, step_s=152),
+    ),
+    _a3b(
+        **dict(chip="h100", devices=192, samplers=64, behind=8),
+        **dict(tokens=3206, sampler_tensor=2, expert=8, stages=1, rate=1025, step_s=34.5),
+    ),
+    _a3b(
+        **dict(chip="gb200", devices=16, **_ON_POLICY),
+        **dict(tokens=3199, sampler_tensor=1, expert=16, stages=1, rate=1910, step_s=221),
+    ),
+    _a3b(
+        **dict(chip="gb200", devices=16, samplers=8, behind=1),
+        **dict(tokens=3197, sampler_tensor=1, expert=8, stages=1, rate=1406, step_s=301),
+    ),
+    _dense(
+        **dict(model="qwen3-32b", devices=32, **_ON_POLICY),
+        **dict(tokens=3206, sampler_tensor=4, tensor=4, stages=4, rate=540, step_s=393),
+    ),
+    _dense(
+        **dict(model="qwen3-32b", devices=64, samplers=32, behind=1),
+        **dict(tokens=3207, sampler_tensor=4, tensor=4, stages=4, rate=494, step_s=215),
+    ),
+    _dense(
+        **dict(model="llama-3.1-8b", devices=16, **_ON_POLICY),
+        **dict(tokens=1060, sampler_tensor=1, tensor=1, stages=2, rate=1562, step_s=97.7),
+    ),
+    _dense(
+        **dict(model="llama-3.1-8b", devices=16, samplers=8, behind=1),
+        **dict(tokens=1129, sampler_tensor=1, tensor=1, stages=2, rate=2161, step_s=74.6),
+    ),
 )
 
 
