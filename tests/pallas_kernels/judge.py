@@ -154,9 +154,9 @@ def masked_places_may_hold_anything(function, arrays, real, gradients: bool = Tr
         return run(function, (q, k, v), [of_out, of_lse] if gradients else None)
 
     def poison(x):
-        """NaN and infinity side by side."""
-        values = np.resize([np.nan, np.inf], x.shape[-1]).astype(x.dtype)
-        return np.broadcast_to(values, x.shape)
+        """NaN and infinity in turn by places, so that scores and maxima meet either alone."""
+        values = np.resize([np.nan, np.inf], x.shape[1]).astype(x.dtype)
+        return np.broadcast_to(values[:, None, None], x.shape)
 
     (out, *_), slopes = results(np.zeros_like)
     (found, *_), found_slopes = results(poison)
