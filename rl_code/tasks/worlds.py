@@ -99,7 +99,7 @@ def packages_layer(store: LayerStore, path: str) -> Layer:
     """
     try:
         if Path(path).is_dir():
-            return Layer(folder.build(store, Path(path)), PACKAGES)
+            return Layer(packages.build_installed(store, Path(path)), PACKAGES)
         return Layer(packages.build(store, Path(path).read_text()), PACKAGES)
     except (OSError, ValueError) as error:
         raise NoWorld(f"the packages of {path}: {error}") from error

@@ -167,6 +167,8 @@ def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Path, parts: tup
             while chunk := content.read(_CHUNK):
                 file.write(chunk)
         target.chmod(member.mode & 0o777)
+        seconds = int(member.mtime) & 0xFFFFFFFF  # as a compiled module names its source's
+        os.utime(target, (seconds, seconds))
 
 
 def _delete(tree: Path, parts: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rl_code.environment.layers.packages import PackagesError
+from rl_code.environment.layers.packages import PackagesError, compile_tree, python
 from rl_code.environment.layers.store import LayerStore
 
 # pytest and what it imports.
@@ -35,6 +35,8 @@ def build(store: LayerStore, names: Sequence[str] = PYTEST) -> str:
                     continue
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path.locate(), tree / path)
+        compile_tree(tree)
 
     versions = {package.name: package.version for package in found}
-    return store.build({"kind": "installed", "packages": versions}, fill)
+    recipe = {"kind": "installed", "packages": versions, "python": python()}
+    return store.build(recipe, fill)

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.layers.store import LayerStore, digest_of
 from rl_code.environment.sandbox.inside.world import PACKAGES
 
 # The scripts of packages, which pip lets start with its own interpreter.
@@ -40,12 +40,39 @@ def build(store: LayerStore, lock: str) -> str:
         _run("-m", "pip", "install", *options, *quiet, f"--target={tree}", "-r", str(listed))
         listed.unlink()
         _without_paths(tree)
-        # Checked never: sources of a layer do not change, and their times are all the same.
-        compiled = ["compileall", "-q", "--invalidation-mode=unchecked-hash"]
-        _run("-m", *compiled, "-s", str(tree), "-p", PACKAGES, str(tree), may_fail=True)
+        compile_tree(tree)
 
-    python = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
-    return store.build({"kind": "packages", "lock": lines, "python": python}, fill)
+    return store.build({"kind": "packages", "lock": lines, "python": python()}, fill)
+
+
+def build_installed(store: LayerStore, folder: Path) -> str:
+    """Digest of the layer of the packages that are installed in ``folder``. Raises
+    NotADirectoryError.
+    """
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is no folder, so it cannot become a layer")
+    content, _, _ = digest_of(folder)
+
+    def fill(tree: Path) -> None:
+        left_out = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(folder, tree, symlinks=True, dirs_exist_ok=True, ignore=left_out)
+        compile_tree(tree)
+
+    return store.build({"kind": "installed", "content": content, "python": python()}, fill)
+
+
+def python() -> str:
+    """The name of this interpreter's kind, which compiled modules are for."""
+    return sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
+
+
+def compile_tree(tree: Path) -> None:
+    """Compiles the modules of a layer of packages, which every program in a sandbox would else
+    compile anew, since nothing can be written beside them there.
+    """
+    # Checked never: sources of a layer do not change, and their times are all the same.
+    compiled = ["compileall", "-q", "--invalidation-mode=unchecked-hash"]
+    _run("-m", *compiled, "-s", str(tree), "-p", PACKAGES, str(tree), may_fail=True)
 
 
 def requirements(lock: str) -> list[str]:

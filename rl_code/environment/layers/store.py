@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,10 @@ _TREE = "tree"
 _MANIFEST = "manifest.json"
 _MADE = "made"
 _CHUNK = 1 << 20
+# Compiled modules of Python 3.7 and later begin with a number of the version, in this range, flags,
+# and the time and the length of their source (PEP 552).
+_PYC = struct.Struct("<H2sIII")
+_PYC_VERSIONS = range(3390, 10_000)
 
 
 class MissingLayer(LookupError):
@@ -165,8 +170,11 @@ def _normalise(tree: Path) -> None:
     """Takes away what a layer must not depend on or hold: times, rights beyond those of read, write
     and execute, and everything but files, links, folders and whiteouts.
 
-    The owner may read and write everything, as the overlay needs it.
+    The owner may read and write everything, as the overlay needs it. Compiled modules that belong
+    to their sources still do afterwards.
     """
+    for path in tree.rglob("*.pyc"):
+        _without_time(path)
     tree.chmod(0o755)
     for path, status in _walk(tree):
         mode = stat.S_IMODE(status.st_mode)
@@ -181,6 +189,33 @@ def _normalise(tree: Path) -> None:
             path.unlink()
             continue
         os.utime(path, (0, 0), follow_symlinks=False)
+
+
+def _without_time(path: Path) -> None:
+    """Gives a compiled module the time that its source will have, if it was made from that source.
+
+    With another time than its source it would never be read: each program would compile it anew.
+    """
+    folder = path.parent.parent if path.parent.name == "__pycache__" else path.parent
+    source = folder / f"{path.name.partition('.')[0]}.py"
+    if path.is_symlink() or not path.is_file() or source.is_symlink() or not source.is_file():
+        return
+    path.chmod(path.stat().st_mode | 0o600)
+    with open(path, "r+b") as file:
+        head = file.read(_PYC.size)
+        if len(head) < _PYC.size:
+            return
+        version, end, flags, time, length = _PYC.unpack(head)
+        status = source.stat()
+        made_from = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+        if (
+            version in _PYC_VERSIONS
+            and end == b"\r\n"
+            and flags == 0
+            and (time, length) == made_from
+        ):
+            file.seek(0)
+            file.write(_PYC.pack(version, end, flags, 0, length))
 
 
 def _walk(tree: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import py_compile
 import shutil
 import sys
 import tarfile
@@ -85,6 +86,25 @@ def system() -> list[tuple[tarfile.TarInfo, bytes]]:
             for path in place.glob(pattern):
                 found.append(entry(str(path)[1:], path.read_bytes(), mode=0o755))
     return found
+
+
+def test_modules_that_an_image_has_compiled_are_not_compiled_again(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text("NUMBER = 1\n")
+    os.utime(module, (777, 777))
+    compiled = Path(py_compile.compile(str(module)))
+    name = f"lib/__pycache__/{compiled.name}"
+    parts = (
+        entry("lib/module.py", module.read_bytes(), mtime=777),
+        entry(name, compiled.read_bytes()),
+    )
+    store = LayerStore(tmp_path / "store")
+    layout = write_image(tmp_path / "image", [tarred(*parts)], {})
+    world = image.build(store, layout)
+    tree = store.folder / store.tree(world.layers[0].digest)
+    assert (tree / "lib/module.py").stat().st_mtime == 0
+    assert (tree / name).read_bytes()[4:12] == bytes(8)  # by its source's time, which is 0
+    assert compiled.read_bytes()[4:12] == bytes(4) + (777).to_bytes(4, "little")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="programs of Linux")

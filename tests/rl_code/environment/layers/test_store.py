@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import multiprocessing
 import os
+import py_compile
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,24 @@ def test_equal_content_has_one_address_and_other_content_another(store):
         raise AssertionError("a recipe is carried out once")
 
     assert store.build({"made": 1}, never) == one
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["of its source", "of another source"])
+def test_a_compiled_module_is_read_if_it_belongs_to_its_source(store, monkeypatch, kept):
+    """What was compiled says another number than its source, so that it shows which one is read."""
+
+    def fill(tree: Path) -> None:
+        module = tree / "compiled_in_a_layer.py"
+        module.write_text("NUMBER = 1\n")
+        os.utime(module, (12345, 12345))
+        py_compile.compile(str(module))
+        module.write_text("NUMBER = 2\n")
+        os.utime(module, (12345, 12345 if kept else 12346))
+
+    digest = store.build({"kind": "test"}, fill)
+    monkeypatch.syspath_prepend(str(store.folder / store.tree(digest)))
+    assert importlib.import_module("compiled_in_a_layer").NUMBER == (1 if kept else 2)
+    del sys.modules["compiled_in_a_layer"]
 
 
 def test_a_build_that_fails_leaves_nothing(store):
