@@ -11,6 +11,7 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
+from rl_code.environment.protocols.dsml import Dsml
 from rl_code.environment.protocols.harmony import Harmony
 from rl_code.environment.protocols.infill import Infill
 from rl_code.environment.protocols.protocol import Protocol
@@ -33,6 +34,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "compact": Compact(),
     "compact_thoughts": Compact(thoughts=True),
     "harmony": Harmony(),
+    "dsml": Dsml(),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }

@@ -121,7 +121,7 @@ class Protocol:
     def grammar(
         self,
         functions: Sequence[Mapping[str, Any]],
-        special: Callable[[str], bool],
+        special: Callable[[str], str],
         *,
         many: bool = True,
         content: str = "",

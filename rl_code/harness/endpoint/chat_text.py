@@ -26,8 +26,8 @@ from rl_code.types import ToolCall
 # An assistant's answer in a conversation that is rendered to see what follows it.
 _ANSWER = "the answer of the assistant"
 # A special token at the end of a text, and at its beginning.
-_ENDS = re.compile(r"<\|[^<>|]*\|>\Z")
-_BEGINS = re.compile(r"<\|[^<>|]*\|>")
+_ENDS = re.compile(r"<[|｜][^<>|｜]*[|｜]>\Z")
+_BEGINS = re.compile(r"<[|｜][^<>|｜]*[|｜]>")
 # The messages at the end of a request whose ends are looked for.
 _LAST = 256
 _BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER})
