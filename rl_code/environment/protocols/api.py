@@ -14,6 +14,7 @@ from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.dsml import Dsml
 from rl_code.environment.protocols.harmony import Harmony
 from rl_code.environment.protocols.infill import Infill
+from rl_code.environment.protocols.kimi import Kimi
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 
@@ -35,6 +36,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "compact_thoughts": Compact(thoughts=True),
     "harmony": Harmony(),
     "dsml": Dsml(),
+    "kimi_k2": Kimi(),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }

@@ -119,6 +119,33 @@ def grammar_of_dsml(
     return "\n".join((*rules, *_TERMINALS))
 
 
+def grammar_of_kimi(
+    functions: Sequence[Mapping[str, Any]], special: Special, *, many: bool, content: str
+) -> str:
+    """Grammar of a message of Kimi K2 that is calls, behind at most one thought, or else JSON;
+    arguments as for ``grammar_of_message``.
+    """
+    choices = [f"call_{number}" for number in range(len(functions))]
+    begin, end = (_mark(f"<|tool_calls_section_{word}|>", special) for word in ("begin", "end"))
+    starts = ["section", f"{_mark(THINK, special)} rest_of_thought SPACE? section"]
+    starts += [f"%json {content}"] if content else []
+    rules = [
+        f"start: {' | '.join(starts)}",
+        f"section: {begin} call{'+' if many else ''} {end}",
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+        "NUMBER: /[0-9]{1,9}/",
+    ]
+    opening, arguments, closing = (
+        _mark(f"<|tool_call_{word}|>", special) for word in ("begin", "argument_begin", "end")
+    )
+    for name, function in zip(choices, functions, strict=True):
+        head = _quoted(f"functions.{function['name']}:")
+        body = f"%json {json.dumps(function['parameters'])}"
+        rules.append(f"{name}: {opening} {head} NUMBER {arguments} {body} {closing}")
+    return "\n".join((*rules, *_TERMINALS))
+
+
 def _json_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
     """Rules of a call of one function, as JSON between marks. name: of the first rule."""
     body = _json_body(function, "arguments")

@@ -45,6 +45,8 @@ class Protocol:
     converses: ClassVar[bool] = False
     # True if results of calls are written with the names of the functions.
     names_results: ClassVar[bool] = False
+    # True if the ids of calls end in numbers that results repeat.
+    numbers_calls: ClassVar[bool] = False
 
     @property
     def opens_next(self) -> bool:
