@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from models.marks import unquote, unquote_all
 from rl_code.environment.protocols.grammar import grammar_of_dsml
-from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.protocols.protocol import Protocol, check_declaration, declared
 from rl_code.environment.protocols.reading import THINK, THOUGHT, Reading, Written, scan
 from rl_code.environment.tools.schema import Arguments, json_decoder
 from rl_code.environment.tools.text import one_line
@@ -97,11 +97,7 @@ class Dsml(Protocol):
         if self.mode not in get_args(Mode):
             known = " or ".join(map(repr, get_args(Mode)))
             raise ValueError(f"mode={self.mode!r} must be {known}")
-        if self.declaration.count("{functions}") != 1:
-            raise ValueError(
-                f"declaration={one_line(self.declaration, 40)!r} must have {{functions}} in it "
-                "once, where the schemas of functions stand"
-            )
+        check_declaration(self.declaration)
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
@@ -118,8 +114,7 @@ class Dsml(Protocol):
         first = messages[0] if messages[0]["role"] in ("system", "developer") else None
         told = (first["content"] or "") if first else ""
         if schemas:
-            lines = (json.dumps(one["function"], ensure_ascii=False) for one in schemas)
-            told += "\n\n" + self.declaration.replace("{functions}", "\n".join(lines))
+            told += "\n\n" + declared(self.declaration, schemas)
         return _BEGIN + told + self._turns(messages[first is not None :], opening, _ASSISTANT)
 
     def parse(self, text: str, task: Task | None, tools: Mapping[str, Tool]) -> list[ToolCall]:

@@ -146,6 +146,36 @@ def grammar_of_kimi(
     return "\n".join((*rules, *_TERMINALS))
 
 
+def grammar_of_deepseek(
+    functions: Sequence[Mapping[str, Any]],
+    special: Special,
+    *,
+    many: bool,
+    thinking: bool,
+    content: str,
+) -> str:
+    """Grammar of a message of DeepSeek-V3 that is calls, or else JSON; arguments as for
+    ``grammar_of_message``.
+    """
+    choices = [f"call_{number}" for number in range(len(functions))]
+    begin, end = (_mark(f"<｜tool▁calls▁{word}｜>", special) for word in ("begin", "end"))
+    starts = ["rest_of_thought SPACE? section" if thinking else "section"]
+    starts += [f"%json {content}"] if content else []
+    rules = [
+        f"start: {' | '.join(starts)}",
+        f"section: {begin} call{'+' if many else ''} {end}",
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+    ]
+    opening, closing = (_mark(f"<｜tool▁call▁{word}｜>", special) for word in ("begin", "end"))
+    separator = _mark("<｜tool▁sep｜>", special)
+    for name, function in zip(choices, functions, strict=True):
+        head = _quoted(f"{function['name']}\n```json\n")
+        body = f"%json {json.dumps(function['parameters'])}"
+        rules.append(f'{name}: {opening} "function" {separator} {head} {body} "\\n```" {closing}')
+    return "\n".join((*rules, *_TERMINALS))
+
+
 def _json_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
     """Rules of a call of one function, as JSON between marks. name: of the first rule."""
     body = _json_body(function, "arguments")

@@ -129,7 +129,7 @@ def _one(text: str, at: int, layout: Layout) -> tuple[Written, int]:
     if not text.startswith(layout.call, at) or head is None:
         wrong = f"{one_line(text[at : at + 200], 40)!r} stands where a call must begin"
         return Written(at, error=wrong), at
-    names = {key: value or "" for key, value in head.groupdict().items()}
+    names = head.groupdict()
     said = _Said(names["name"], names.get("id", ""), {})
     try:
         value, end = _JSON.raw_decode(text, _behind_space(text, head.end()))
