@@ -22,7 +22,7 @@ _TEMPLATE = r"""
 {%- for message in messages -%}
   {%- set behind = not loop.first and loop.previtem.role == "tool" -%}
   {%- if message.role == "tool" -%}
-    {{- "" if behind else "<｜tool▁outputs▁begin｜>" -}}
+    {{- "\n" if behind else "<｜tool▁outputs▁begin｜>" -}}
     {{- "<｜tool▁output▁begin｜>" + message.content + "<｜tool▁output▁end｜>" -}}
     {{- "<｜tool▁outputs▁end｜>" if loop.last or loop.nextitem.role != "tool" else "" -}}
   {%- elif message.role == "assistant" -%}

@@ -8,13 +8,14 @@
     observation  <｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>…<｜tool▁output▁end｜>
                  <｜tool▁outputs▁end｜>, all of it without new lines
 
-The model goes on right behind results. DeepSeek-R1's messages begin inside of a thought. Calls as
-DeepSeek-V3.1 writes them, NAME<｜tool▁sep｜>{…}, are read too. The published template drops earlier
-thoughts; here they stay as they were sampled. It declares no functions: the sentences that do are
+A new line stands between two calls, and between two results. The model goes on right behind
+results. DeepSeek-R1's messages begin inside of a thought (those of R1-0528 open it). Calls as
+DeepSeek-V3.1 writes them, NAME<｜tool▁sep｜>{…}, are read too. Published templates drop earlier
+thoughts; here they stay as they were sampled. They declare no functions: the sentences that do are
 this project's.
 
-Source: the published chat templates of DeepSeek-V3-0324 and DeepSeek-R1, as the package
-``renderers`` writes and reads them, which the tests compare with.
+Source: the published chat template of DeepSeek-V3-0324, and the package ``renderers``, with both of
+which the tests compare.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _LAYOUT = Layout(
     ),
     tail="```",
 )
-_OPENED = f"{THINK}\n"
+_LINE = "\n"
+_OPENED = f"{THINK}{_LINE}"
 _DECLARATION = f"""## Tools
 
 These functions can be called. A message that calls some of them ends like this:
@@ -141,7 +143,7 @@ class DeepSeek(Sectioned):
             if before == "tool" and role != "tool":
                 parts.append(_RESULTS_END)
             if role == "tool":
-                parts.append("" if before == "tool" else _RESULTS)
+                parts.append("\n" if before == "tool" else _RESULTS)
                 parts.append(f"{_RESULT}{content}{_RESULT_END}")
             elif role == "assistant":
                 parts.append("" if before == "tool" else _ASSISTANT)
@@ -176,4 +178,4 @@ def _said(message: Mapping[str, Any], thinks: bool) -> str:
         f"{json.dumps(call['arguments'], ensure_ascii=False)}\n```{_LAYOUT.called}"
         for call in calls
     ]
-    return f"{content}{_LAYOUT.begin}{''.join(written)}{_LAYOUT.end}" if calls else content
+    return f"{content}{_LAYOUT.begin}{_LINE.join(written)}{_LAYOUT.end}" if calls else content

@@ -161,9 +161,10 @@ def grammar_of_deepseek(
     begin, end = (_mark(f"<｜tool▁calls▁{word}｜>", special) for word in ("begin", "end"))
     starts = ["rest_of_thought SPACE? section" if thinking else "section"]
     starts += [f"%json {content}"] if content else []
+    more = r' ("\n" call)*' if many else ""
     rules = [
         f"start: {' | '.join(starts)}",
-        f"section: {begin} call{'+' if many else ''} {end}",
+        f"section: {begin} call{more} {end}",
         f"call: {' | '.join(choices)}",
         _rest("rest_of_thought", THOUGHT, special),
     ]

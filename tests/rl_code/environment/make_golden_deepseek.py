@@ -1,17 +1,23 @@
-"""Makes golden/deepseek.json: how the package ``renderers`` writes and reads messages of DeepSeek-V3
-and DeepSeek-R1.
+"""Makes golden/deepseek.json: how the published chat template of DeepSeek-V3 writes conversations,
+and how the package ``renderers`` reads messages and writes conversations of DeepSeek-R1.
 
-In an environment of its own (made with renderers 0.1.12):
+In an environment of its own (made with renderers 0.1.12), with the text of the template, which is
+``chat_template`` in the published ``tokenizer_config.json`` of DeepSeek-V3-0324, in a file:
 
     python -m venv /some/where && /some/where/bin/pip install renderers transformers httpx
-    /some/where/bin/python tests/rl_code/environment/make_golden_deepseek.py
+    /some/where/bin/python tests/rl_code/environment/make_golden_deepseek.py template.jinja
+
+What is left out: ``renderers`` puts no new line between calls and between results, as the published
+template does, and that one does not end results in front of a question.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import jinja2
 import tokenizers
 from renderers.deepseek_r1 import DeepSeekR1Renderer
 from renderers.deepseek_v3 import DeepSeekV3Renderer
@@ -43,12 +49,22 @@ def called(*calls) -> dict:
 
 ASKED = {"role": "user", "content": "fix it"}
 RESULTS = [{"role": "tool", "content": text} for text in ("ok\n", "12 é", "")]
-TALKS = {
-    "results": [{"role": "system", "content": "Be brief."}, ASKED, called(*CALLS), *RESULTS],
+SYSTEM, ANSWER = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "So."}
+PLAIN = {
+    "results": [SYSTEM, SYSTEM, ASKED, called(*CALLS), *RESULTS],
     "answer": [
-        *(ASKED, called(CALLS[0]), RESULTS[0], called(CALLS[2]), RESULTS[1], ASKED),
-        *({"role": "assistant", "content": "So."}, ASKED),
+        ASKED,
+        called(*CALLS[:2]),
+        *RESULTS[:2],
+        called(CALLS[2]),
+        RESULTS[2],
+        ANSWER,
+        ASKED,
     ],
+}
+THINKING = {
+    "results": [SYSTEM, ASKED, called(CALLS[0]), RESULTS[0]],
+    "answer": [ASKED, called(CALLS[0]), RESULTS[0], ASKED, ANSWER, ASKED],
 }
 # Messages as a model may write them.
 SAID = [
@@ -69,8 +85,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
 
 
-def main() -> None:
-    """Writes the file."""
+def with_texts(talk: list[dict]) -> list[dict]:
+    """A conversation whose calls are as the published template takes them."""
+    found = json.loads(json.dumps(talk))
+    for message in found:
+        for one in message.get("tool_calls", ()):
+            one["type"] = "function"
+            function = one["function"]
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return found
+
+
+def main(path: str) -> None:
+    """Writes the file. path: of the published template."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(Path(path).read_text(encoding="utf-8"))
     words = tokenizer()
     plain, thinking = DeepSeekV3Renderer(words), DeepSeekR1Renderer(words)
 
@@ -83,13 +112,18 @@ def main() -> None:
         found = plain.parse_response(ids)
         read.append([said, [[call.name, call.arguments] for call in found.tool_calls]])
     content = {
-        "talks": {
-            name: {
-                "messages": talk,
-                "plain": text(plain.render_ids(talk, add_generation_prompt=True)),
-                "thinking": text(thinking.render_ids(talk, add_generation_prompt=True)),
-            }
-            for name, talk in TALKS.items()
+        "plain": {
+            name: [
+                talk,
+                template.render(
+                    messages=with_texts(talk), bos_token=MARKS[0], add_generation_prompt=True
+                ),
+            ]
+            for name, talk in PLAIN.items()
+        },
+        "thinking": {
+            name: [talk, text(thinking.render_ids(talk, add_generation_prompt=True))]
+            for name, talk in THINKING.items()
         },
         "read": read,
         "stops": [text([one]) for one in plain.get_stop_token_ids()],
@@ -98,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

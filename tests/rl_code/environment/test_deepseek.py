@@ -1,5 +1,5 @@
-"""The format of DeepSeek-V3 and R1: as the package ``renderers`` writes and reads it, and as this
-project's rules say.
+"""The format of DeepSeek-V3 and R1: as the published template and the package ``renderers`` write and
+read it, and as this project's rules say.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ END = "<｜end▁of▁sentence｜>"
 TOKENIZER = Tokenizer.train(
     ["a"], 300, DeepSeek.SPECIAL_TOKENS, eos=END, pad=DeepSeek.SPECIAL_TOKENS[0]
 )
+NEW_LINE = "\n"
 BEGIN, CLOSED, CALLED = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"
 
 
@@ -43,17 +44,17 @@ def short(name, arguments):
 
 
 def section(*calls):
-    return f"{BEGIN}{''.join(calls)}{CLOSED}"
+    return f"{BEGIN}{NEW_LINE.join(calls)}{CLOSED}"
 
 
 SUBMIT = section(call("submit", "{}"))
 
 
 @pytest.mark.parametrize(("protocol", "key"), [(V3, "plain"), (R1, "thinking")])
-@pytest.mark.parametrize("name", GOLDEN["talks"])
-def test_conversations_are_written_as_renderers_writes_them(name, protocol, key):
-    talk = GOLDEN["talks"][name]["messages"]
-    assert protocol.conversation(talk, (), True) == GOLDEN["talks"][name][key]
+@pytest.mark.parametrize("name", ["results", "answer"])
+def test_conversations_are_written_as_published(name, protocol, key):
+    talk, written = GOLDEN[key][name]
+    assert protocol.conversation(talk, (), True) == written
 
 
 @pytest.mark.parametrize(("said", "expected"), GOLDEN["read"])
