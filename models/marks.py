@@ -83,19 +83,20 @@ class Marks:
     def __hash__(self) -> int:
         return hash(self.texts)
 
-    def quote(self, text: str) -> str:
+    def quote(self, text: str, behind: str = "") -> str:
         """A text of others, in which ``Tokenizer.encode`` finds no mark.
 
-        Quoted are also the beginning of a mark at the end of the text, since the rest may follow,
-        and a mark without the brackets in front or around it, which a template may write. Lone
-        surrogates become question marks (``encodable``).
+        behind: the marks that follow the text; "" where anything may. Quoted are also the beginning
+        of a mark at the end of the text, where the rest may follow, and a mark without the brackets
+        in front or around it, which a template may write. Lone surrogates become question marks
+        (``encodable``).
         """
         text = encodable(text)
         if self._start is None:
             return text
         places = [found.start() for found in self._start.finditer(text)]
         last = range(max(0, len(text) - self._longest + 1), len(text))
-        places += [place for place in last if text[place:] in self._beginnings]
+        places += [place for place in last if self._goes_on(text[place:], behind)]
         if text in self._insides or (self._end is not None and self._end.match(text)):
             places.append(0)
         pieces = []
@@ -104,6 +105,13 @@ class Marks:
             pieces += [text[at : place + 1], _SIGN]
             at = place + 1
         return "".join([*pieces, text[at:]])
+
+    def _goes_on(self, text: str, behind: str) -> bool:
+        """True if a text may be the beginning of a mark that ends in what follows."""
+        if text not in self._beginnings or not behind:
+            return text in self._beginnings
+        whole = text + behind
+        return whole in self._beginnings or any(map(whole.startswith, self.texts))
 
     def quote_all(self, value: Any) -> Any:
         """A value of JSON with all texts in it quoted, keys included."""

@@ -361,8 +361,8 @@ class Tokenizer:
         at = 0
         for place, id in enumerate([*ids, None]):
             if id is None or id in self._mark_texts:
-                pieces.append(self.marks.quote(self.decode(ids[at:place])))
-                pieces.append("" if id is None else self._mark_texts[id])
+                mark = "" if id is None else self._mark_texts[id]
+                pieces += [self.marks.quote(self.decode(ids[at:place]), mark), mark]
                 at = place + 1
         return "".join(pieces)
 

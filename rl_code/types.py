@@ -253,6 +253,8 @@ class ToolCall:
     arguments: Mapping[str, Any]
     # Reason why the call is malformed, in words for the model; "" when it is not.
     error: str = ""
+    # Name that the model gave the call, which its result repeats; "" where a protocol has none.
+    id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +268,8 @@ class ToolResult:
     ok: bool = True
     # Wall-clock time.
     seconds: float = 0.0
+    # ``ToolCall.id`` of the call.
+    id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

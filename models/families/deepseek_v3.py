@@ -1,8 +1,8 @@
 """DeepSeek-V3: multi-head latent attention, and experts by sigmoid scores with a bias that ranks.
 
 The layers behind the last one, which guess further tokens, are not read. Files in FP8 are expanded
-when they are loaded. Published tokenizers bring their own chat template, which also declares tools;
-the template here has none.
+when they are loaded. The template here writes what the protocol "deepseek_v3" does, with calls in
+content as it was sampled, and has no place for tools.
 
 Shapes are those of the published ``config.json`` of DeepSeek-V3.
 """
@@ -20,15 +20,20 @@ from models.model_config import ModelConfig, MoE
 _TEMPLATE = r"""
 {{- "<｜begin▁of▁sentence｜>" -}}
 {%- for message in messages -%}
-  {%- if message.role == "assistant" -%}
-    {{- "<｜Assistant｜>" + message.content + "<｜end▁of▁sentence｜>" -}}
+  {%- set behind = not loop.first and loop.previtem.role == "tool" -%}
+  {%- if message.role == "tool" -%}
+    {{- "\n" if behind else "<｜tool▁outputs▁begin｜>" -}}
+    {{- "<｜tool▁output▁begin｜>" + message.content + "<｜tool▁output▁end｜>" -}}
+    {{- "<｜tool▁outputs▁end｜>" if loop.last or loop.nextitem.role != "tool" else "" -}}
+  {%- elif message.role == "assistant" -%}
+    {{- ("" if behind else "<｜Assistant｜>") + message.content + "<｜end▁of▁sentence｜>" -}}
   {%- elif message.role == "system" -%}
     {{- message.content -}}
   {%- else -%}
     {{- "<｜User｜>" + message.content -}}
   {%- endif -%}
 {%- endfor -%}
-{{- "<｜Assistant｜>" if add_generation_prompt else "" -}}
+{{- "<｜Assistant｜>" if add_generation_prompt and messages[-1].role != "tool" else "" -}}
 """
 
 _SCALING = Yarn(factor=40.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0)

@@ -1,7 +1,7 @@
 """Kimi K2: the architecture of DeepSeek-V3 with more experts in one group, and fewer heads.
 
-Published tokenizers bring their own chat template, which also declares tools; the template here has
-none. Shapes are those of the published ``config.json`` of Kimi-K2-Instruct.
+The template here writes what the protocol "kimi_k2" does, with calls in content as it was sampled,
+and has no place for tools. Shapes are those of the published ``config.json`` of Kimi-K2-Instruct.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from models.functions import Yarn
 from models.model_config import MoE
 
 _TEMPLATE = r"""
+{%- if messages[0].role != "system" -%}
+  {{- "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI." -}}
+  {{- "<|im_end|>\n" -}}
+{%- endif -%}
 {%- for message in messages -%}
   {%- if message.role == "assistant" -%}
     {{- "<|im_assistant|>assistant<|im_middle|>" -}}
   {%- elif message.role == "user" -%}
     {{- "<|im_user|>user<|im_middle|>" -}}
+  {%- elif message.role == "tool" -%}
+    {{- "<|im_system|>" + message.name | default("tool") + "<|im_middle|>## Return of " -}}
+    {{- message.tool_call_id | default("") + "\n" -}}
   {%- else -%}
-    {{- "<|im_system|>" + message.role + "<|im_middle|>" -}}
+    {{- "<|im_system|>system<|im_middle|>" -}}
   {%- endif -%}
   {{- message.content + "<|im_end|>" -}}
 {%- endfor -%}

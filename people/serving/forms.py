@@ -80,7 +80,7 @@ class _Calls:
     def _started(self, functions: Sequence[Mapping[str, Any]]) -> list[Answer]:
         grammar = self._protocol.grammar(
             functions,
-            self._grammars.is_special,
+            self._grammars.special,
             many=self._request.parallel,
             content=self._request.json_schema,
         )

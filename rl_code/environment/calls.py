@@ -227,10 +227,11 @@ class Calls:
         while frame.pending:
             call = frame.pending.popleft()
             if call.error:
-                frame.results.append(ToolResult(call.name, call.error, ok=False))
+                frame.results.append(ToolResult(call.name, call.error, ok=False, id=call.id))
                 continue
             if self.workspace.out_of_time:
-                frame.results.append(ToolResult(call.name, "the time is used up", ok=False))
+                told = "the time is used up"
+                frame.results.append(ToolResult(call.name, told, ok=False, id=call.id))
                 continue
             tool = frame.tools[call.name]
             if tool.delegation is not None:

@@ -87,6 +87,8 @@ class Frame:
     # episode's own.
     asked_by: Frame | None = None
     called: str = ""
+    # ``ToolCall.id`` of that call.
+    call_id: str = ""
     messages: int = 0
     # State of the message that is being carried out: its calls that are still to come, the results
     # of the others, whether it was cut, and the number of its calls beyond the limit.
@@ -338,10 +340,12 @@ class Frames:
             tokens=min(allowed.tokens, self._longest),
             asked_by=frame,
             called=call.name,
+            call_id=call.id,
         )
         tokens, kinds = self.prompt(child)
         if len(tokens) >= self.places_left(child) or not self.samples_left:
-            frame.results.append(ToolResult(call.name, "no tokens are left for it", ok=False))
+            told = "no tokens are left for it"
+            frame.results.append(ToolResult(call.name, told, ok=False, id=call.id))
             return None
         child.transcript.add_given("prompt", tokens, kinds)
         self.all.append(child)
@@ -351,7 +355,7 @@ class Frames:
     def return_to(self, frame: Frame, child: Frame) -> None:
         """Goes on with the context that asked a sub-agent, with its last message as the result."""
         said = answer_of(child.said, verbose=self._protocol.verbose)
-        frame.results.append(ToolResult(child.called, said, ok=child.answered))
+        frame.results.append(ToolResult(child.called, said, ok=child.answered, id=child.call_id))
         self.at_work = frame
 
     def go_back(self, frame: Frame, count: int) -> None:

@@ -53,5 +53,6 @@ def checked(calls: Sequence[ToolCall], frame: Frame, limits: Limits) -> tuple[To
             error = f"call {number} of a message that may hold {limits.calls}"
         else:
             error = check(call, frame.tools)
-        found.append(ToolCall(call.name, {} if error else call.arguments, error))
+        arguments = {} if error else call.arguments
+        found.append(ToolCall(call.name, arguments, error, call.id))
     return tuple(found)

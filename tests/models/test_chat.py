@@ -30,7 +30,7 @@ TOOL = {
 }
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "fix {{ it }}"}]
 # How a message begins that a model of the family samples; other text is put there by the template.
-SAMPLED = {"gpt_oss": "<|channel|>final<|message|>"}
+SAMPLED = {"gpt_oss": "<|channel|>final<|message|>", "deepseek_v32": "</think>"}
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
 

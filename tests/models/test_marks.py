@@ -212,3 +212,14 @@ def test_every_place_where_a_mark_begins_is_quoted(marks, text):
     found = [place for place, letter in enumerate(quoted) if letter == "\udfff"]
     behind = {place - 1 - before for before, place in enumerate(found)}
     assert behind >= set(signs)
+
+
+def test_a_beginning_is_quoted_only_where_its_rest_may_follow():
+    for texts, quoted in (
+        (("<think>", "｜DSML｜"), False),
+        (("<think>", "｜DSML｜", "<｜DSML｜>"), True),
+        (("<think>", "｜DSML｜", "<｜DSML｜"), True),
+    ):
+        marks = Marks(texts)
+        assert marks.quote("a<") != "a<"
+        assert (marks.quote("a<", "｜DSML｜") != "a<") == quoted

@@ -11,8 +11,11 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
+from rl_code.environment.protocols.deepseek import DeepSeek
+from rl_code.environment.protocols.dsml import Dsml
 from rl_code.environment.protocols.harmony import Harmony
 from rl_code.environment.protocols.infill import Infill
+from rl_code.environment.protocols.kimi import Kimi
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.tool import Tool
 
@@ -33,6 +36,9 @@ PROTOCOLS: dict[str, Protocol] = {
     "compact": Compact(),
     "compact_thoughts": Compact(thoughts=True),
     "harmony": Harmony(),
+    "dsml": Dsml(),
+    "kimi_k2": Kimi(),
+    "deepseek_v3": DeepSeek(),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }

@@ -113,7 +113,7 @@ class Chat(Protocol):
     def grammar(
         self,
         functions: Sequence[Mapping[str, Any]],
-        special: Callable[[str], bool],
+        special: Callable[[str], str],
         *,
         many: bool = True,
         content: str = "",

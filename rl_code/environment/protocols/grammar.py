@@ -20,7 +20,7 @@ _TERMINALS = ("TEXT: /(?s:.*)/", r"SPACE: /\s+/")
 _KEY = re.compile(r"[^<>\s](?:[^<>\n]{0,198}[^<>\s])?")
 _DEFINITIONS = ("$defs", "definitions")
 
-type Special = Callable[[str], bool]
+type Special = Callable[[str], str]
 
 
 def grammar_of_message(
@@ -35,10 +35,10 @@ def grammar_of_message(
     """Grammar of a message that is calls, behind at most one thought, or else JSON.
 
     form: a key of FORMS. functions: what may be called, as ``{"name": ..., "parameters": {...}}``;
-    the parameters are the schema of an object. special: tells the marks that are special tokens.
-    many: True if there may be several calls. thinking: True if the message begins inside a thought.
-    content: the schema of JSON, as text, that may stand in place of calls; "" for none. Raises
-    ValueError for functions that cannot be called in this form.
+    the parameters are the schema of an object. special: gives the name of a mark that is one
+    special token, "" for other texts. many: True if there may be several calls. thinking: True if
+    the message begins inside a thought. content: the schema of JSON, as text, that may stand in
+    place of calls; "" for none. Raises ValueError for functions that cannot be called in this form.
     """
     choices = [f"call_{number}" for number in range(len(functions))]
     calls = 'call ("\\n" call)*' if many else "call"
@@ -75,6 +75,106 @@ def grammar_of_harmony(functions: Sequence[Mapping[str, Any]], special: Special)
         body = f"%json {json.dumps(function['parameters'])}"
         rules.append(f"{name}: {channel} {receiver} {kind} {message} {body}")
     return "\n".join((*rules, _TERMINALS[0]))
+
+
+def grammar_of_dsml(
+    functions: Sequence[Mapping[str, Any]],
+    special: Special,
+    *,
+    many: bool,
+    thinking: bool,
+    content: str,
+) -> str:
+    """Grammar of a message in the format DSML that is calls, or else JSON; arguments and errors as
+    for ``grammar_of_message``.
+    """
+    mark = _mark("｜DSML｜", special)
+    choices = [f"call_{number}" for number in range(len(functions))]
+    more = r' ("\n" call)*' if many else ""
+    opening = rf'"\n\n<" {mark} "function_calls>\n"'
+    starts = ["rest_of_thought calls" if thinking else "calls"]
+    starts += [f"%json {content}"] if content else []
+    rules = [
+        f"start: {' | '.join(starts)}",
+        rf'calls: {opening} call{more} "\n" "</" {mark} "function_calls>"',
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+        # a text up to the first end tag of a parameter
+        rf'text: UP_TO_TAG {mark} "parameter>\n"'
+        if special("｜DSML｜")
+        else r'text[lazy]: TEXT "</｜DSML｜parameter>\n"',
+        r"UP_TO_TAG: /(?s:.*)<\//",
+    ]
+    for name, function in zip(choices, functions, strict=True):
+        parts = []
+        for part, key, value, needed in _parameters(name, function):
+            is_text = "false" if value.startswith("%json") else "true"
+            head = f'"<" {mark} {_quoted(f'parameter name="{key}" string="{is_text}">')}'
+            ending = f'{value} "</" {mark} "parameter>\\n"' if value else "text"
+            rules.append(f"{part}: {head} {ending}")
+            parts.append(part if needed else f"{part}?")
+        head = _quoted(f'invoke name="{function["name"]}">\n')
+        body = " ".join([*parts, rf'"</" {mark} "invoke>"'])
+        rules.append(f'{name}: "<" {mark} {head} {body}')
+    return "\n".join((*rules, *_TERMINALS))
+
+
+def grammar_of_kimi(
+    functions: Sequence[Mapping[str, Any]], special: Special, *, many: bool, content: str
+) -> str:
+    """Grammar of a message of Kimi K2 that is calls, behind at most one thought, or else JSON;
+    arguments as for ``grammar_of_message``.
+    """
+    choices = [f"call_{number}" for number in range(len(functions))]
+    begin, end = (_mark(f"<|tool_calls_section_{word}|>", special) for word in ("begin", "end"))
+    starts = ["section", f"{_mark(THINK, special)} rest_of_thought SPACE? section"]
+    starts += [f"%json {content}"] if content else []
+    rules = [
+        f"start: {' | '.join(starts)}",
+        f"section: {begin} call{'+' if many else ''} {end}",
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+        "NUMBER: /[0-9]{1,9}/",
+    ]
+    opening, arguments, closing = (
+        _mark(f"<|tool_call_{word}|>", special) for word in ("begin", "argument_begin", "end")
+    )
+    for name, function in zip(choices, functions, strict=True):
+        head = _quoted(f"functions.{function['name']}:")
+        body = f"%json {json.dumps(function['parameters'])}"
+        rules.append(f"{name}: {opening} {head} NUMBER {arguments} {body} {closing}")
+    return "\n".join((*rules, *_TERMINALS))
+
+
+def grammar_of_deepseek(
+    functions: Sequence[Mapping[str, Any]],
+    special: Special,
+    *,
+    many: bool,
+    thinking: bool,
+    content: str,
+) -> str:
+    """Grammar of a message of DeepSeek-V3 that is calls, or else JSON; arguments as for
+    ``grammar_of_message``.
+    """
+    choices = [f"call_{number}" for number in range(len(functions))]
+    begin, end = (_mark(f"<｜tool▁calls▁{word}｜>", special) for word in ("begin", "end"))
+    starts = ["rest_of_thought SPACE? section" if thinking else "section"]
+    starts += [f"%json {content}"] if content else []
+    more = r' ("\n" call)*' if many else ""
+    rules = [
+        f"start: {' | '.join(starts)}",
+        f"section: {begin} call{more} {end}",
+        f"call: {' | '.join(choices)}",
+        _rest("rest_of_thought", THOUGHT, special),
+    ]
+    opening, closing = (_mark(f"<｜tool▁call▁{word}｜>", special) for word in ("begin", "end"))
+    separator = _mark("<｜tool▁sep｜>", special)
+    for name, function in zip(choices, functions, strict=True):
+        head = _quoted(f"{function['name']}\n```json\n")
+        body = f"%json {json.dumps(function['parameters'])}"
+        rules.append(f'{name}: {opening} "function" {separator} {head} {body} "\\n```" {closing}')
+    return "\n".join((*rules, *_TERMINALS))
 
 
 def _json_call(name: str, function: Mapping[str, Any], special: Special) -> list[str]:
@@ -163,12 +263,13 @@ def _value(arguments: Arguments, key: str, root: Mapping[str, Any]) -> str:
 
 def _mark(text: str, special: Special) -> str:
     """A mark, which is one special token or a text."""
-    return text if special(text) else _quoted(text)
+    return special(text) or _quoted(text)
 
 
 def _rest(rule: str, end: str, special: Special) -> str:
     """A rule for any text up to the first end of its kind."""
-    return f"{rule}: TEXT {end}" if special(end) else f"{rule}[lazy]: TEXT {_quoted(end)}"
+    name = special(end)
+    return f"{rule}: TEXT {name}" if name else f"{rule}[lazy]: TEXT {_quoted(end)}"
 
 
 def _quoted(text: str) -> str:

@@ -139,7 +139,7 @@ class Harmony(Protocol):
     def grammar(
         self,
         functions: Sequence[Mapping[str, Any]],
-        special: Callable[[str], bool],
+        special: Callable[[str], str],
         *,
         many: bool = True,
         content: str = "",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from models.chat import render_tool_results
 from models.families import FAMILIES
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
+from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
@@ -45,6 +47,8 @@ class Protocol:
     converses: ClassVar[bool] = False
     # True if results of calls are written with the names of the functions.
     names_results: ClassVar[bool] = False
+    # True if the ids of calls end in numbers that results repeat.
+    numbers_calls: ClassVar[bool] = False
 
     @property
     def opens_next(self) -> bool:
@@ -121,7 +125,7 @@ class Protocol:
     def grammar(
         self,
         functions: Sequence[Mapping[str, Any]],
-        special: Callable[[str], bool],
+        special: Callable[[str], str],
         *,
         many: bool = True,
         content: str = "",
@@ -139,6 +143,21 @@ class Protocol:
         True.
         """
         return False
+
+
+def check_declaration(text: str) -> None:
+    """Raises ValueError for a text that cannot declare functions."""
+    if text.count("{functions}") != 1:
+        raise ValueError(
+            f"declaration={one_line(text, 40)!r} must have {{functions}} in it once, where the "
+            "schemas of functions stand"
+        )
+
+
+def declared(text: str, schemas: Sequence[Mapping[str, Any]]) -> str:
+    """A text with the schemas of functions, one a line, in place of ``{functions}``."""
+    lines = (json.dumps(one["function"], ensure_ascii=False) for one in schemas)
+    return text.replace("{functions}", "\n".join(lines))
 
 
 def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:

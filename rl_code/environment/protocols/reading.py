@@ -18,7 +18,7 @@ THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
 _FUNCTION = "<function="
 _PYTHON_TAG = "<|python_tag|>"
-_MARK = re.compile("<think>|<tool_call>")
+_MARK = re.compile(f"{THINK}|{CALL}")
 _AFTER = re.compile(r"\s*")
 # The name of a call that is followed by pairs, and one that a message was cut behind.
 _NAMED = re.compile(r"\s*+([^<>\n]{0,200}+)\s*+(?=<arg_key>|</tool_call>)")
@@ -86,7 +86,7 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
         wrong = _broken(text[at:close])
         return [Written(start, error=wrong)], close + len(CALLED)
 
-    return _scan(text, thinking, call_at)
+    return scan(text, thinking, call_at)
 
 
 def read_tags(text: str, *, thinking: bool = False) -> Reading:
@@ -112,7 +112,7 @@ def read_tags(text: str, *, thinking: bool = False) -> Reading:
             return [wrong], len(text)
         return [], at
 
-    return _scan(text, thinking, call_at)
+    return scan(text, thinking, call_at)
 
 
 def read_pairs(text: str, *, thinking: bool = False) -> Reading:
@@ -140,7 +140,7 @@ def read_pairs(text: str, *, thinking: bool = False) -> Reading:
             return [wrong], len(text)
         return [], at
 
-    return _scan(text, thinking, call_at)
+    return scan(text, thinking, call_at)
 
 
 def read_bare(text: str, *, thinking: bool = False) -> Reading:
@@ -175,28 +175,32 @@ def _whole(text: str, start: int, body: int) -> Written:
     return Written(start, value)
 
 
-def _scan(
-    text: str, thinking: bool, call_at: Callable[[int], tuple[list[Written], int]]
+def scan(
+    text: str,
+    thinking: bool,
+    call_at: Callable[[int], tuple[list[Written], int]],
+    marks: re.Pattern[str] = _MARK,
 ) -> Reading:
-    """The calls outside of thoughts.
+    """The calls outside of thoughts. A mark between two quotation marks is only mentioned.
 
-    call_at: place of a mark -> the call that begins there, none if the mark is only mentioned, and
-    where to read on.
+    thinking: the message begins inside a thought. call_at: place of a mark -> the calls that begin
+    there, none if the mark is only mentioned, and where to read on. marks: the beginnings of
+    thoughts and of calls.
     """
     at = _behind_thought(text, 0) if thinking else 0
     if at is None:
         return Reading(thinking=True)
     calls: list[Written] = []
-    while (mark := _MARK.search(text, at)) is not None:
+    while (mark := marks.search(text, at)) is not None:
         if _quoted(text, mark.start(), mark.end()):
             at = mark.end()
-        elif mark[0] == CALL:
-            found, at = call_at(mark.start())
-            calls += found
-        else:
+        elif mark[0] == THINK:
             at = _behind_thought(text, mark.end())
             if at is None:
                 return Reading(calls, thinking=True)
+        else:
+            found, at = call_at(mark.start())
+            calls += found
     return Reading(calls)
 
 

@@ -121,7 +121,7 @@ def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> 
     except PROVOKED as error:
         result = Result(f"{call.name} failed: {error}", ok=False)
     content = cut_middle(encodable(result.content), _LONGEST)
-    return ToolResult(call.name, content, result.ok, time.perf_counter() - start)
+    return ToolResult(call.name, content, result.ok, time.perf_counter() - start, call.id)
 
 
 def repeat(messages: Sequence[Turn], tools: Mapping[str, Tool], workspace: Workspace) -> None:

@@ -26,8 +26,8 @@ from rl_code.types import ToolCall
 # An assistant's answer in a conversation that is rendered to see what follows it.
 _ANSWER = "the answer of the assistant"
 # A special token at the end of a text, and at its beginning.
-_ENDS = re.compile(r"<\|[^<>|]*\|>\Z")
-_BEGINS = re.compile(r"<\|[^<>|]*\|>")
+_ENDS = re.compile(r"<[|｜][^<>|｜]*[|｜]>\Z")
+_BEGINS = re.compile(r"<[|｜][^<>|｜]*[|｜]>")
 # The messages at the end of a request whose ends are looked for.
 _LAST = 256
 _BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER})
@@ -199,9 +199,12 @@ class ChatText:
         calls = [_of(call, declared, self.grammars) for call in calls]
         if any(call.error for call in calls):
             return Message("assistant", text), tuple(calls)
+        numbers = [call.id.rpartition(":")[2] or str(at) for at, call in enumerate(calls)]
+        if len({*numbers}) < len(numbers):
+            numbers = [str(at) for at in range(len(calls))]
         written = tuple(
             Call(f"{name}_{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-            for number, call in enumerate(calls)
+            for number, call in zip(numbers, calls, strict=True)
         )
         return Message("assistant", self.protocol.before_calls(text), written), tuple(calls)
 
@@ -223,7 +226,11 @@ class ChatText:
 
     def _for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         instead = None if self.documents is None else MARK
-        return [message.for_template(self._tokenizer.marks, instead) for message in messages]
+        written = [message.for_template(self._tokenizer.marks, instead) for message in messages]
+        if self.protocol.numbers_calls:
+            for message, given in zip(messages, written, strict=True):
+                given["tool_call_id"] = message.call_id
+        return written
 
     def _cut(
         self,
@@ -364,4 +371,4 @@ def _of(call: ToolCall, declared: Mapping[str, _Declared], grammars: Grammars) -
     schema = {} if error else declared[call.name].schema
     if not error and schema.get("strict"):
         error = grammars.misfit(schema.get("parameters", {}), call.arguments)
-    return ToolCall(call.name, {} if error else call.arguments, error)
+    return ToolCall(call.name, {} if error else call.arguments, error, call.id)

@@ -56,13 +56,13 @@ class Grammars:
         fits = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
         return "" if fits else "the arguments do not have the tool's schema"
 
-    def is_special(self, text: str) -> bool:
-        """True if a text is one special token."""
+    def special(self, text: str) -> str:
+        """The name in grammars of a text that is one special token; "" for other texts."""
         try:
             token = self._tokenizer.token_id(text)
         except ValueError:
-            return False
-        return self._locked_words().is_special_token(token)
+            return ""
+        return f"<[{token}]>" if self._locked_words().is_special_token(token) else ""
 
     def _matcher(self, grammar: str) -> Any:
         from llguidance import LLMatcher

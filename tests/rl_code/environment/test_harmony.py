@@ -110,7 +110,7 @@ def test_the_familys_template_writes_what_the_protocol_does():
 def test_a_required_call_stands_behind_a_thought_at_most():
     grammars = ChatText(HARMONY, TOKENIZER).grammars
     functions = [ALL["submit"].schema, ALL["read_file"].schema]
-    grammar = HARMONY.grammar(functions, grammars.is_special)
+    grammar = HARMONY.grammar(functions, grammars.special)
     thought = "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant"
     call = CALL.format("read_file", '{"path":"a"}')
     for said, allowed in (
@@ -126,7 +126,7 @@ def test_a_required_call_stands_behind_a_thought_at_most():
             assert answer.allowed()[TOKENIZER.token_id("<|call|>")]
             assert HARMONY.parse(said, TASK, ALL) == [ToolCall("read_file", {"path": "a"})]
     with pytest.raises(ValueError, match="a message is no JSON"):
-        HARMONY.grammar(functions, grammars.is_special, content="{}")
+        HARMONY.grammar(functions, grammars.special, content="{}")
 
 
 def test_a_client_s_results_have_the_names_of_their_functions():
