@@ -16,6 +16,8 @@ class Late:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # pytest looks at all that a file holds: _mock_name, __wrapped__
+        if attribute.startswith(
+            "_"
+        ):  # pytest looks at all that a file holds: _mock_name, __wrapped__
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
