@@ -114,7 +114,8 @@ def test_a_mesh_gives_equal_losses_and_gradients():
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
     where = where.map(lambda x: jnp.repeat(x, 4, axis=0))
     tokens = np.concatenate([ids(seed) for seed in range(4)])
-    m = model("mixed", remat=True, seed=1)
+    # others are in tests/rl_code/learner/test_meshes.py
+    m = small_model((SPARSE,), num_layers=2, remat=True, seed=1)
     results = []
 
     def loss(m, tokens, where):

@@ -4,58 +4,18 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import optax
 import pytest
-from jax.sharding import NamedSharding
 
-from models.model_config import MoE
-from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.sharding import MeshConfig, make_mesh
 from models.transformer import abstract_model
-from rl_code.learner.batching import PackConfig, empty_batch, pack
-from rl_code.learner.update import abstract_state, init_state
+from rl_code.learner.batching import PackConfig, empty_batch
+from rl_code.learner.update import abstract_state
 from tests.models.small import small_config
-from tests.rl_code.learner.conftest import METHODS
 from tests.rl_code.learner.steps import (
     LOSS,
-    ONE,
     OPTIMIZER,
-    SIZES,
-    advantages_of,
-    assert_close,
-    first_step,
-    fresh,
     update_for,
 )
-
-# Activations are cut around attention, whatever its method, and around what follows it. A dense
-# model is cut so in test_context_parallel.py.
-MODEL = dict(attention=METHODS["nsa"], moe=MoE(experts=4, active=2, mlp_dim=8, shared=1))
-
-
-def lowered(model, mesh, batch):
-    """The update of a model on a mesh, and its state."""
-    model = fresh(model)
-    with jax.set_mesh(mesh):
-        model = jax.device_put(model, parameter_shardings(model, mesh))
-        state = init_state(model, OPTIMIZER)
-        rows = jax.device_put(batch, NamedSharding(mesh, partition_spec(("batch",))))
-        ref = batch.logprobs - 0.2 * np.sin(batch.targets)
-        prox = batch.logprobs + 0.1 * np.cos(batch.targets)
-        return update_for(LOSS, OPTIMIZER, 2, ONE.runs), (state, rows, prox, ref)
-
-
-@pytest.mark.long
-def test_updates_are_those_of_one_device(build):
-    own = build.model(num_heads=4, num_kv_heads=4, remat=True, **MODEL)
-    cut = build.model(num_heads=4, num_kv_heads=4, remat=True, sequence_parallel=True, **MODEL)
-    batch = pack(build.turns(SIZES), advantages_of(SIZES), ONE, version=0)[0]
-    gradient, metrics, _ = first_step(own, batch, runs=ONE.runs)
-    mesh = make_mesh(MeshConfig(data=2, tensor=4))
-    update, arguments = lowered(cut, mesh, batch)
-    with jax.set_mesh(mesh):
-        state, found = update(*arguments)
-    assert_close(optax.tree.get(state.opt_state, "mu"), gradient)
-    assert_close(found, metrics)
 
 
 def kept_bytes(sequence_parallel: bool) -> int:

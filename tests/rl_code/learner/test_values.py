@@ -194,18 +194,6 @@ def test_micro_batches_and_empty_rows_change_no_gradient(build, model):
     assert_close(others, metrics)
 
 
-@pytest.mark.long
-def test_without_a_weight_the_policy_learns_what_it_learns_without_values(build, model):
-    batch = packed(build)
-    alone = dataclasses.replace(SHARED, coef=0.0)
-    state, _ = update_for(LOSS, OPTIMIZER, 1, value=alone)(state_of(model, alone), batch)
-    plain, _ = update_for(LOSS, OPTIMIZER, 1)(
-        init_state(fresh(model), OPTIMIZER), dataclasses.replace(batch, values=None, returns=None)
-    )
-    assert_close(mu(state.opt_state), mu(plain.opt_state))
-    assert_close(state.model, plain.model)
-
-
 @pytest.mark.quick(first=1)
 @pytest.mark.parametrize("config", [PRETRAINED, SEPARATE])
 def test_an_update_of_values_alone_leaves_every_bit_of_the_policy(build, model, config):
