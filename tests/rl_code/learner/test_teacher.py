@@ -367,7 +367,7 @@ def by_trajectory(taught, batch):
 def test_layers_that_choose_blocks_say_the_same_of_packed_contexts(build, trees):
     """Contexts whose prompts are repeated, in rows of two levels; others are a toy's above."""
     model = build.attending("nsa")
-    shapes = dataclasses.replace(PACK, rows=16, slots=480, runs=60)
+    shapes = dataclasses.replace(PACK, rows=8, slots=480, runs=60)
     config = config_of(shapes, 2, feedback=FEEDBACK, slots=640)
     packed = by_trajectory(*said(config, trees, model))
     apart = by_trajectory(*said(config, singles(trees), model))

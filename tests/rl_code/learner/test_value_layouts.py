@@ -196,6 +196,8 @@ def test_updates_in_micro_batches_on_a_mesh_are_those_of_one_device(build, confi
     placed = jax.device_put(fresh(model), parameter_shardings(model, devices))
     with jax.set_mesh(devices):
         state = state_of(placed, config)
+        if model.config.moe is not None:
+            assert placed.layers.expert_up[...].sharding.spec[-1] == "tensor"
         if mesh.fsdp:
             assert state.value.critic.head.weight[...].sharding.spec == partition_spec(("embed",))
         rows = jax.device_put(batch, NamedSharding(devices, partition_spec(("batch",))))
