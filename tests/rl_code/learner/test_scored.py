@@ -79,7 +79,7 @@ def test_pairs_are_of_one_task_and_bounded():
 
 @pytest.mark.long
 def test_micro_batches_do_not_change_an_update_of_pairs():
-    """Those of outcomes are below, with a row of several."""
+    """Micro-batches of outcomes are below, with a row of several."""
     texts = [Text.whole(one.tokens, float(one.good)) for one in OUTCOMES]
     units = list(zip(texts[0::2], texts[1::2], strict=True))
     batch, places = pack_scored(units, rows=4, slots=12, most=4)

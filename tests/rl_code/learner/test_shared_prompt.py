@@ -17,6 +17,7 @@ from planner.flops import matmul_flops
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.logprobs import batch_logprobs
 from rl_code.learner.two_phase_batching import pack_completions
+from tests.rl_code.learner.conftest import METHODS
 from tests.rl_code.learner.steps import (
     ONE,
     SIZES,
@@ -28,6 +29,7 @@ from tests.rl_code.learner.steps import (
     laid_out,
 )
 
+BLOCKS = METHODS["moba-documents"][:1]
 # A row for each trajectory, and some that hold nothing.
 FEW = (3, 1, 4, 2)
 SHARED = dataclasses.replace(ONE, rows=12)
@@ -59,12 +61,12 @@ def repeated(build, groups, advantages):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "methods, place", [("moba-documents", HERE), ("nsa", THERE)], ids=["moba-documents", "nsa"]
-)  # others: test_trees, test_two_phase
+    "methods, place", [(BLOCKS, HERE), (METHODS["nsa"], THERE)], ids=["moba", "nsa"]
+)  # others: test_trees, test_two_phase, and with documents test_documents
 def test_losses_and_gradients_do_not_depend_on_how_prompts_are_shared(build, methods, place):
     groups = build.turns(FEW, seed=1)
     advantages = advantages_of(FEW)
-    model = build.attending(methods)
+    model = build.model(attention=methods, num_layers=1, num_heads=4)
     batch, metrics = pack(groups, advantages, SHARED, version=0)
     assert metrics["pack/rows"] < len(FEW)
     shared = first_step(model, batch, runs=SHARED.runs)

@@ -23,7 +23,14 @@ from rl_code.learner.gae import GAE
 from rl_code.learner.value_credit import with_values
 from tests.rl_code.learner import test_documents as documents
 from tests.rl_code.learner import test_trees as trees
-from tests.rl_code.learner.steps import OPTIMIZER, advantages_of, assert_close, fresh, update_for
+from tests.rl_code.learner.steps import (
+    OPTIMIZER,
+    advantages_of,
+    assert_close,
+    fresh,
+    shuffled_rows,
+    update_for,
+)
 from tests.rl_code.learner.test_values import (
     LOSS,
     PACK,
@@ -186,7 +193,7 @@ def test_adapters_have_a_value_function_and_frozen_parameters_have_none(build, c
 @pytest.mark.long
 def test_updates_in_micro_batches_on_a_mesh_are_those_of_one_device(build, config, mesh, changes):
     model = build.model(num_heads=4, **changes)
-    batch = packed(build)
+    batch = shuffled_rows(packed(build))  # both micro-batches have targets and an empty row
     before = bits(model)
     real = batch.mask > 0
     runs = 20
