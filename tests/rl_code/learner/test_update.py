@@ -538,7 +538,7 @@ def test_a_segments_first_token_is_never_predicted(build):
 
 @pytest.mark.long
 def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_blocks(build):
-    """Those of layers that attend to documents apart are in test_documents.py."""
+    """Layers that attend to documents apart are in test_documents.py."""
     methods = (METHODS["moba-documents"][0], *METHODS["nsa"])
     model = build.model(attention=methods, num_heads=4)
     size = model.config.alignment
