@@ -16,12 +16,11 @@ from attention.methods.window import Window
 from models.layers import Layers
 from models.model_config import MoE
 from models.moe import feed_forward
-from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import abstract_model
 from pallas_kernels.tokens import packed_rows
 from tests.attention.rows import relative
 from tests.models.moe_reference import mixture
-from tests.models.small import VOCABULARY, drawn, small_config, small_model
+from tests.models.small import VOCABULARY, drawn, small_config
 from tests.pallas_kernels.judge import normal
 
 VARIANTS = {
@@ -183,33 +182,6 @@ def test_first_layers_may_be_dense_and_layers_keep_their_order():
     other = jax.device_get(chosen(changed, tokens, where))
     assert np.array_equal(other.experts[0], routing.experts[0])
     assert not np.array_equal(other.experts[1], routing.experts[1])
-
-
-@pytest.mark.long
-def test_meshes_give_equal_losses_gradients_and_loads():
-    m = small_model((Dense(),), moe=VARIANTS["deepseek"], num_layers=2, remat=True)
-    tokens, where = whole_rows([24, 10, 0, 7])
-    results = []
-
-    def loss(m, tokens, where):
-        out, routing = logits(m, tokens, where)
-        logp = jnp.take_along_axis(jax.nn.log_softmax(out), tokens[..., None], axis=-1)[..., 0]
-        # shares carry a gradient too
-        balance = jnp.mean(jnp.square(routing.shares))
-        return jnp.mean(jnp.where(where.segments > 0, logp, 0)) + balance, routing.counts
-
-    for config in (MeshConfig(1, 1), MeshConfig(2, 2, fsdp=2)):
-        mesh = make_mesh(config)
-        with jax.set_mesh(mesh):
-            placed = jax.device_put(m, parameter_shardings(m, mesh))
-            found = jax.jit(jax.value_and_grad(loss, has_aux=True))
-            results.append(jax.device_get(found(placed, tokens, where)))
-            assert placed.layers.expert_up[...].sharding.spec[-1] == "tensor"
-    ((value, counts), gradient), ((other, other_counts), other_gradient) = results
-    assert abs(value - other) < 1e-6
-    assert np.array_equal(counts, other_counts)
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
-        assert np.allclose(a, b, rtol=1e-3, atol=1e-5 * max(1.0, np.abs(b).max()))
 
 
 def test_a_model_without_experts_has_no_more_parameters_than_before():

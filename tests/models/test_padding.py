@@ -12,11 +12,9 @@ import optax
 import pytest
 from flax import nnx
 
-from attention.methods.dense import Dense
 from attention.methods.gated_documents import GatedDocuments
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
-from attention.methods.window import Window
 from models.families import PRESETS
 from models.model_config import ModelConfig, MoE, Sizes
 from models.padding import cut, cut_config, gradient_norm, pad, pad_config, read_padded, tied
@@ -30,9 +28,8 @@ DEVICES = 4
 EXPERT_DEVICES = 3
 NEAR = NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10)
 SHAPES = {
-    "dense": ODD | dict(attention=(Dense(), GatedDocuments()), qk_norm=True),
-    "moba": ODD | dict(attention=(Window(7), MoBA(block=8, picks=2)), tied_embeddings=False),
-    "nsa": ODD | dict(attention=(NEAR,)),
+    "documents": ODD | dict(attention=(GatedDocuments(),), qk_norm=True),
+    "blocks": ODD | dict(attention=(MoBA(block=8, picks=2), NEAR), tied_embeddings=False),
     "experts": ODD | dict(moe=MoE(experts=5, active=2, mlp_dim=10, shared=1, first_dense=1)),
 }
 
@@ -121,7 +118,7 @@ def test_padding_and_cutting_gives_the_same_bits(name):
 
 
 def test_every_part_of_a_padded_parameter_can_be_read_alone():
-    config = padded_config("dense")
+    config = padded_config("documents")
     model = model_of(cut_config(config))
     larger = padded(model, config)
     for name in ("q", "k", "o", "up"):
@@ -174,4 +171,4 @@ def test_what_cannot_be_padded_is_refused():
     with pytest.raises(ValueError, match="devices=0 must be at least 1"):
         pad_config(small_config(), 0)
     with pytest.raises(ValueError, match="padded already, from Sizes"):
-        pad_config(padded_config("dense"), 3)
+        pad_config(padded_config("documents"), 3)

@@ -61,7 +61,8 @@ def test_the_loss_is_one_for_even_loads_and_rises_with_uneven_ones():
 
 
 @pytest.mark.long
-def test_an_update_moves_biases_towards_idle_experts_and_does_not_depend_on_micro_batches():
+def test_an_update_in_micro_batches_moves_biases_towards_idle_experts():
+    """Updates in one and in two micro-batches are compared in test_expert_parallel.py."""
     model = small_model((Dense(),), moe=EXPERTS, num_layers=2)
     order = jnp.broadcast_to(jnp.arange(12), (4, 12))
     # the last row is padding
@@ -77,25 +78,16 @@ def test_an_update_moves_biases_towards_idle_experts_and_does_not_depend_on_micr
     routing = routed(model)[1].routing
     load = np.asarray(routing.counts.sum(axis=1))
     assert np.array_equal(load.sum(axis=1), [2 * 22] * 2)
-    found = []
-    for micro_batches in (1, 2):
-        state = init_state(jax.tree.map(jnp.copy, model), OPTIMIZER)
-        state, metrics = make_sft_update(OPTIMIZER, micro_batches)(state, batch)
-        # neither the optimizer nor weight decay moves a bias
-        assert np.allclose(
-            state.model.layers.router_bias[...],
-            EXPERTS.balance_rate * np.sign(load.mean(axis=1, keepdims=True) - load),
-        )
-        busiest = load.max(axis=1) / load.mean(axis=1)
-        assert np.isclose(metrics["experts/busiest"], busiest.mean())
-        assert 0.0 < metrics["experts/entropy"] <= np.log(4) + 1e-6
-        assert metrics["experts/balance_loss"] >= 0.9
-        found.append((jax.device_get(metrics), jax.device_get(state.model)))
-    (metrics, one), (again, other) = found
-    assert metrics.keys() == again.keys()
-    assert all(np.isclose(metrics[name], again[name], rtol=1e-4) for name in metrics)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert np.allclose(a, b, rtol=1e-3, atol=1e-4)
+    state, metrics = make_sft_update(OPTIMIZER, 2)(init_state(model, OPTIMIZER), batch)
+    # neither the optimizer nor weight decay moves a bias
+    assert np.allclose(
+        state.model.layers.router_bias[...],
+        EXPERTS.balance_rate * np.sign(load.mean(axis=1, keepdims=True) - load),
+    )
+    busiest = load.max(axis=1) / load.mean(axis=1)
+    assert np.isclose(metrics["experts/busiest"], busiest.mean())
+    assert 0.0 < metrics["experts/entropy"] <= np.log(4) + 1e-6
+    assert metrics["experts/balance_loss"] >= 0.9
 
 
 def test_muon_takes_each_expert_as_a_matrix_of_its_own():

@@ -18,7 +18,13 @@ from rl_code.learner.logprobs import batch_logprobs, target_logprobs
 from rl_code.learner.row_slots import cut_documents
 from rl_code.learner.supervised_batching import Demonstrated, pack_supervised
 from rl_code.learner.update import supervised_loss
-from tests.rl_code.learner.conftest import VOCAB, make_attending, make_trajectory
+from tests.rl_code.learner.conftest import (
+    METHODS,
+    VOCAB,
+    make_attending,
+    make_model,
+    make_trajectory,
+)
 from tests.rl_code.learner.steps import ONE, advantages_of, assert_close, first_step
 
 DOCUMENTS = dataclasses.replace(DocumentsConfig(longest=16, shortest=2), page=8)
@@ -35,6 +41,13 @@ PACK = PackConfig(
 CUT = dataclasses.replace(PACK, parts=8)
 SIZES = (3, 1, 2)
 PAD = 0
+# Every method that treats documents in a way of its own.
+METHODS_OF_DOCUMENTS = (*METHODS["moba-documents"], *METHODS["nsa"])
+
+
+def make_choosing():
+    """A small model of three layers that choose blocks or attend to documents apart."""
+    return make_model(attention=METHODS_OF_DOCUMENTS, num_layers=3, num_heads=4)
 
 
 def context_of(pieces):
@@ -148,9 +161,8 @@ def by_trajectory(values, batch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
-def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
-    model = make_attending(methods)
+def test_packed_rows_equal_the_contexts_one_by_one(build):
+    model = make_choosing()
     groups = make_groups(build, SIZES)
     packed, _ = pack(groups, advantages_of(SIZES), PACK, version=0)
     alone = apart([(t, 0) for group in groups for t in group.trajectories])
@@ -214,10 +226,9 @@ def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
                 assert np.all(flat[start : start + 4] >= 0) and np.all(kinds == kinds[0])
 
 
-@pytest.mark.parametrize("methods", ["dense-window", "moba-documents"])
 @pytest.mark.long
-def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build, methods):
-    model = make_attending(methods)
+def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build):
+    model = make_choosing()
     groups = make_groups(build, SIZES)
     contexts = [t.contexts[0] for group in groups for t in group.trajectories]
     batch, taken = pack_supervised(
@@ -264,10 +275,9 @@ def test_without_documents_a_batch_has_no_array_more(build):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("methods", ["moba-documents", "nsa"])
-def test_contexts_without_a_document_are_as_without_the_section(build, methods):
+def test_contexts_without_a_document_are_as_without_the_section(build):
     """Their positions all start later, which RoPE does not see."""
-    model = make_attending(methods)
+    model = make_choosing()
     groups = make_groups(build, SIZES, documents=False)
     plain = [
         build.group([with_kinds(t, None) for t in group.trajectories], number)
@@ -282,10 +292,10 @@ def test_contexts_without_a_document_are_as_without_the_section(build, methods):
     np.testing.assert_allclose(here, there, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
+@pytest.mark.parametrize("methods", ["dense-window", "choosing"])
 @pytest.mark.quick(first=1)
 def test_a_document_is_read_by_what_follows_and_by_nothing_else(build, methods):
-    model = make_attending(methods)
+    model = make_choosing() if methods == "choosing" else make_attending(methods)
     (group,) = make_groups(build, (2,))
     batch, _ = pack([group], advantages_of((2,)), PACK, version=0)
     row = 0

@@ -32,10 +32,12 @@ from tests.rl_code.learner.steps import (
     PACK,
     advantages_of,
     assert_close,
+    assert_left_alone,
     first_step,
     fresh,
     shuffled_rows,
     update_for,
+    without_targets,
 )
 
 SIZES = (3, 5, 2, 4, 3, 4, 1, 5)
@@ -85,14 +87,23 @@ def test_updates_are_those_of_one_device_and_go_on_bit_for_bit_from_a_checkpoint
         assert_close(metrics, metrics_alone)
         # every part is where it was, so that the next step is the same program
         assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
+        wanted = [leaf.sharding for leaf in jax.tree.leaves(state.model)]
+        for name in ("mu", "nu"):
+            moments = jax.tree.leaves(optax.tree.get(state.opt_state, name))
+            for leaf, layout in zip(moments, wanted, strict=True):
+                assert leaf.sharding.is_equivalent_to(layout, leaf.ndim)
         with Checkpoints(tmp_path, {}, keep=1) as checkpoints:
             checkpoints.save(1, state, {})
         restored = checkpoint.load(tmp_path, state).state
         compiled = compilations.count
         uninterrupted, _ = update(state, batch, prox, ref)
         resumed, _ = update(restored, batch, prox, ref)
-        assert compilations.count == compiled
         assert_same_bits(resumed, uninterrupted)
+        idle = without_targets(batch)
+        idle = dataclasses.replace(idle, mask=jax.device_put(idle.mask, batch.mask.sharding))
+        after = assert_left_alone(update, resumed, idle, prox, ref)
+        assert [leaf.sharding for leaf in jax.tree.leaves(after)] == before
+        assert compilations.count == compiled
 
 
 @pytest.mark.parametrize(

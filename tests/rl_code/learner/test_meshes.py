@@ -17,10 +17,8 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 
-from attention.methods.sinks import Sinks
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from rl_code.learner.batching import pack
-from rl_code.learner.two_phase_batching import pack_completions
 from rl_code.learner.update import init_state
 from tests.meshes import CASES, MESHES, METHODS, model_options
 from tests.rl_code.learner import test_documents
@@ -30,12 +28,10 @@ from tests.rl_code.learner.steps import (
     ONE,
     OPTIMIZER,
     SIZES,
-    TWO,
     advantages_of,
     assert_close,
     first_step,
     fresh,
-    laid_out,
     update_for,
 )
 
@@ -70,35 +66,6 @@ def on_mesh(model, mesh):
     return jax.device_put(fresh(model), parameter_shardings(model, mesh))
 
 
-def options_of(names: tuple[str, ...]) -> dict:
-    """What a small model of these methods has."""
-    attention = tuple(method for name in names for method in METHODS[name])
-    return dict(
-        attention=attention, num_layers=len(attention), num_heads=8, num_kv_heads=4, head_dim=4
-    )
-
-
-@pytest.mark.long
-def test_two_phases_on_a_mesh_make_the_update_of_one_phase_on_one_device():
-    """Rows of prompts and of what follows them are cut over ``context`` each."""
-    model = make_model(**options_of(("nsa",)))
-    groups = make_turns(SIZES)
-    advantages = advantages_of(SIZES)
-    prompts = laid_out(groups)
-    completions, _ = pack_completions(groups, advantages, prompts, TWO, version=0)
-    gradient, metrics, _ = first_step(model, batch_of("window", 1)[0], runs=ONE.runs)
-    mesh = make_mesh(MESHES["fsdp 2 x context 2 x tensor 2"])
-    placed = on_mesh(model, mesh)
-    with jax.set_mesh(mesh):
-        rows = NamedSharding(mesh, partition_spec(("batch",)))
-        prompts, completions = jax.device_put((prompts, completions), rows)
-        way = dict(micro_batches=2, runs=TWO.runs, prompts=prompts)
-        found, found_metrics, _ = first_step(placed, completions, **way)
-    assert found_metrics.pop("train/residual_mib") > 0
-    assert_close(found, gradient)
-    assert_close(found_metrics, metrics)
-
-
 # In float64: gradients of decays are small differences of large sums.
 WIDE = dict(dtype="float64", param_dtype="float64")
 
@@ -106,13 +73,6 @@ WIDE = dict(dtype="float64", param_dtype="float64")
 @pytest.mark.long
 def test_layers_with_a_state_are_updated_as_on_one_device(x64):
     check("data 2 x fsdp 2 x tensor 2", "states", "plain", **WIDE)
-
-
-@pytest.mark.long
-def test_sinks_and_biases_of_experts_are_updated_as_on_one_device():
-    """Heads are cut, tokens are, and each expert, whose bias must be added once."""
-    one_layer = dict(attention=(Sinks(),), num_layers=1)
-    check("fsdp 2 x context 2 x tensor 2", "sinks", "experts", **one_layer)
 
 
 @pytest.mark.long

@@ -78,27 +78,22 @@ def test_pairs_are_of_one_task_and_bounded():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["outcomes", "pairs"])
-def test_micro_batches_do_not_change_an_update(kind):
+def test_micro_batches_do_not_change_an_update_of_pairs():
+    """Micro-batches of outcomes are below, with a row of several."""
     texts = [Text.whole(one.tokens, float(one.good)) for one in OUTCOMES]
-    units = (
-        [(x,) for x in texts]
-        if kind == "outcomes"
-        else list(zip(texts[0::2], texts[1::2], strict=True))
-    )
+    units = list(zip(texts[0::2], texts[1::2], strict=True))
     batch, places = pack_scored(units, rows=4, slots=12, most=4)
     assert len(places) == len(units)
     optimizer = OptimizerConfig(learning_rate=0.1)
     made = []
     with jax.set_mesh(make_mesh(MeshConfig())):
-        for micro_batches in (1, 2, 4):
+        for micro_batches in (1, 4):
             model = with_head(small_model((Dense(),), num_layers=1))
             model.head.weight[...] = jnp.linspace(-1, 1, 16)
             state = init_state(model, optimizer)
-            state, metrics = make_scored_update(optimizer, kind, micro_batches)(state, batch)
+            state, metrics = make_scored_update(optimizer, "pairs", micro_batches)(state, batch)
             made.append((float(metrics["train/loss"]), float(metrics["train/grad_norm"])))
     assert made[1] == pytest.approx(made[0], rel=1e-4)
-    assert made[2] == pytest.approx(made[0], rel=1e-4)
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models.model_config import MoE
-from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
 from rl_code.learner.batching import PackConfig, empty_batch, pack
@@ -29,9 +29,9 @@ from rl_code.learner.update import (
     make_token_logprobs,
     supervised_loss,
 )
-from rl_code.metrics.values import CompilationCounter
 from tests.models.small import small_config
 from tests.rl_code.learner import steps
+from tests.rl_code.learner.conftest import METHODS
 from tests.rl_code.learner.steps import (
     LOSS,
     OPTIMIZER,
@@ -66,15 +66,6 @@ def whole(build):
     return first_step(build.toy(), packed(build))
 
 
-@pytest.mark.long
-def test_the_split_into_micro_batches_changes_nothing(build, whole):
-    batch = shuffled_rows(packed(build))
-    gradient, metrics, state = first_step(build.toy(), batch, micro_batches=4)
-    assert_close(gradient, whole[0])
-    assert_close(metrics, whole[1])
-    assert int(state.step) == 1
-
-
 def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatch):
     """Rows that hold nothing come last; what they hold does not even enter as nan."""
     batch = packed(build)
@@ -101,68 +92,18 @@ def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatc
     assert len(calls) == -(-rows // 4) < 8
 
 
-@pytest.mark.parametrize("data, micro_batches", [(2, 2), (8, 1)])
-@pytest.mark.quick(first=1)
-def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches):
-    mesh = make_mesh(MeshConfig(data, 1))
+def test_neither_micro_batches_nor_devices_change_anything(build, whole):
+    """Each of eight devices has one row of each of four micro-batches."""
+    mesh = make_mesh(MeshConfig(8, 1))
     with jax.set_mesh(mesh):
         model = jax.device_put(fresh(build.toy()), NamedSharding(mesh, PartitionSpec()))
         batch = jax.device_put(
             shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
         )
-        gradient, metrics, state = first_step(model, batch, micro_batches=micro_batches)
+        gradient, metrics, state = first_step(model, batch, micro_batches=4)
         assert_close(gradient, whole[0])
         assert_close(metrics, whole[1])
         assert int(state.step) == 1
-
-
-@pytest.mark.long
-def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(build):
-    alone = first_step(build.model(), packed(build))
-    mesh = make_mesh(MeshConfig(2, 2))
-    model = fresh(build.model())
-    with jax.set_mesh(mesh):
-        model = jax.device_put(model, parameter_shardings(model, mesh))
-        batch = jax.device_put(
-            shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
-        )
-        gradient, metrics, _ = first_step(model, batch, micro_batches=2)
-        assert_close(gradient, alone[0])
-        assert_close(metrics, alone[1])
-
-
-@pytest.mark.long
-def test_layouts_stay_so_the_second_step_does_not_compile(build):
-    mesh = make_mesh(MeshConfig(2, 2))
-    model = fresh(build.model())
-    with jax.set_mesh(mesh), CompilationCounter() as compilations:
-        model = jax.device_put(model, parameter_shardings(model, mesh))
-        batch = jax.device_put(
-            shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
-        )
-        state = init_state(model, OPTIMIZER)
-        counts = []
-        layouts = []
-        for _ in range(3):
-            layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
-            state, _ = steps.update_for(LOSS, OPTIMIZER, 2)(
-                state, batch, batch.logprobs, batch.logprobs
-            )
-            counts.append(compilations.count)
-        update = steps.update_for(LOSS, OPTIMIZER, 2)
-        idle = without_targets(batch)
-        idle = dataclasses.replace(idle, mask=jax.device_put(idle.mask, batch.mask.sharding))
-        state = assert_left_alone(update, state, idle, batch.logprobs, batch.logprobs)
-        layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
-        counts.append(compilations.count)
-        assert counts[0] == counts[1] == counts[2] == counts[3]
-        assert layouts[0] == layouts[1] == layouts[2] == layouts[3]
-        wanted = [leaf.sharding for leaf in jax.tree.leaves(state.model)]
-        for name in ("mu", "nu"):
-            for leaf, layout in zip(
-                jax.tree.leaves(optax.tree.get(state.opt_state, name)), wanted, strict=True
-            ):
-                assert leaf.sharding.is_equivalent_to(layout, leaf.ndim)
 
 
 def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
@@ -596,9 +537,10 @@ def test_a_segments_first_token_is_never_predicted(build):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["nsa", "moba-documents"])
-def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_blocks(build, name):
-    model = build.attending(name)
+def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_blocks(build):
+    """Layers that attend to documents apart are in test_documents.py."""
+    methods = (METHODS["moba-documents"][0], *METHODS["nsa"])
+    model = build.model(attention=methods, num_heads=4)
     size = model.config.alignment
     assert size == 8
     rng = np.random.default_rng(7)

@@ -38,7 +38,6 @@ from tests.rl_code.learner.steps import (
     advantages_of,
     assert_close,
     fresh,
-    shuffled_rows,
     update_for,
 )
 
@@ -182,28 +181,6 @@ def test_a_shared_backbone_gets_the_weighted_gradient_and_the_head_its_own(build
     policy = metrics["train/policy_loss"]
     assert metrics["train/loss"] == pytest.approx(float(policy + SHARED.coef * loss), rel=1e-4)
     assert state.value.updates == 1 and 0 < metrics["value/clip_fraction"] < 1
-
-
-@pytest.mark.long
-def test_micro_batches_and_empty_rows_change_no_gradient(build, model):
-    batch = shuffled_rows(packed(build))
-    one, metrics = update_for(LOSS, OPTIMIZER, 1, value=SHARED)(state_of(model, SHARED), batch)
-    four, others = update_for(LOSS, OPTIMIZER, 4, value=SHARED)(state_of(model, SHARED), batch)
-    assert_close(mu(four.value.opt_state), mu(one.value.opt_state))
-    assert_close(mu(four.opt_state), mu(one.opt_state))
-    assert_close(others, metrics)
-
-
-@pytest.mark.long
-def test_without_a_weight_the_policy_learns_what_it_learns_without_values(build, model):
-    batch = packed(build)
-    alone = dataclasses.replace(SHARED, coef=0.0)
-    state, _ = update_for(LOSS, OPTIMIZER, 1, value=alone)(state_of(model, alone), batch)
-    plain, _ = update_for(LOSS, OPTIMIZER, 1)(
-        init_state(fresh(model), OPTIMIZER), dataclasses.replace(batch, values=None, returns=None)
-    )
-    assert_close(mu(state.opt_state), mu(plain.opt_state))
-    assert_close(state.model, plain.model)
 
 
 @pytest.mark.quick(first=1)
