@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
         command.refuse(f"--tokens={FLAGS.tokens} must be a multiple of --context={FLAGS.context}")
     if FLAGS.targets and FLAGS.targets > FLAGS.context:
         command.refuse(f"--targets={FLAGS.targets} must be at most --context={FLAGS.context}")
-    check_documents()
+    check_rows()
     job = job_of_flags()
     if FLAGS.worker:
         done = compiled.compiled(job, table.from_json(json.loads(FLAGS.worker)))
@@ -125,17 +125,30 @@ def methods() -> tuple[Method, ...] | None:
         command.refuse(str(error))
 
 
-def check_documents() -> None:
-    """--documents and --document_tokens."""
+def check_rows() -> None:
+    """--documents, --document_tokens and --prompts."""
     count, tokens = FLAGS.documents, FLAGS.document_tokens
-    given = f"--documents={count} of --document_tokens={tokens}"
-    if count * tokens >= FLAGS.context:
-        command.refuse(
-            f"{given} are {count * tokens} tokens of a row: --context={FLAGS.context} must be "
-            "more, since what follows the documents sees them"
-        )
-    if count and FLAGS.compile:
-        command.refuse(f"{given} are counted by arithmetic alone: leave out --compile")
+    if count:
+        given = f"--documents={count} of --document_tokens={tokens}"
+        if count * tokens >= FLAGS.context:
+            command.refuse(
+                f"{given} are {count * tokens} tokens of a row: --context={FLAGS.context} must be "
+                "more, since what follows the documents sees them"
+            )
+        if FLAGS.compile:
+            command.refuse(f"{given} are counted by arithmetic alone: leave out --compile")
+    if FLAGS.prompts:
+        given = f"--prompts={FLAGS.prompts}"
+        if FLAGS.prompts >= FLAGS.context:
+            command.refuse(
+                f"{given} are tokens of a row: --context={FLAGS.context}, with what follows them, "
+                "must be more"
+            )
+        if count or "activations" in FLAGS.offload or FLAGS.compile:
+            command.refuse(
+                f"{given}: an update in two phases goes with none of --documents, "
+                "--offload=activations and --compile"
+            )
 
 
 def job_of_flags() -> Workload:
@@ -162,6 +175,7 @@ def job_of_flags() -> Workload:
     moments = "optimizer" in FLAGS.offload
     inside = Documents(FLAGS.documents, FLAGS.document_tokens) if FLAGS.documents else None
     own = dict(offload_moments=moments, targets=FLAGS.targets, documents=inside)
+    own["prompts"] = FLAGS.prompts
     return Workload(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, **own)
 
 
@@ -222,7 +236,7 @@ def report(job: Workload, found: dict[str, list[Estimate]]) -> None:
         role: [table.to_json(x) | table.derived(job, x) for x in own] for role, own in found.items()
     }
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
-    own += ("targets", "remat_keeps", "documents", "document_tokens", "attention")
+    own += ("targets", "remat_keeps", "documents", "document_tokens", "attention", "prompts")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
 
@@ -246,6 +260,12 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer(
         "documents", 0, "Documents at the beginning of a row, each encoded alone (squid).", 0
+    )
+    flags.DEFINE_integer(
+        "prompts",
+        0,
+        "Tokens of a row that are prompts of an update in two phases (train.pack.prompt_slots).",
+        0,
     )
     flags.DEFINE_integer("document_tokens", 1024, "Tokens of each document.", 1)
     flags.DEFINE_enum(

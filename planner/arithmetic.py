@@ -24,15 +24,14 @@ import jax
 from models.model_config import ModelConfig
 from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh
-from models.target_logprobs import KEPT, chunk_size
+from models.target_logprobs import KEPT
 from models.transformer import abstract_model
 from planner import attention_costs as costs
-from planner import sent
+from planner import memory, sent
 from planner.workload import (
     FLOAT32,
     Estimate,
     Workload,
-    copies_sent,
     expert_devices,
     expert_elements,
     expert_layers,
@@ -90,10 +89,10 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     compute = jax.numpy.dtype(model.dtype).itemsize
     elements, gathered = cut / size, whole / size
     moments = _MOMENTS * FLOAT32 * elements
-    working, kept = _activations(job, mesh, gathered)
+    working, kept = memory.activations(job, mesh, job.context, gathered)
     several = micro > 1 and model.dtype != model.param_dtype
     # of moments that wait on the host, those of a layer at a time are on the device
-    memory = {
+    taken = {
         "weights": cut,
         "moments": moments / model.num_layers if job.offload_moments else moments,
         # one stack, to which every micro-batch adds in place
@@ -102,6 +101,9 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
         "casts": _cast_elements(job, mesh) * compute if several else 0.0,
         "working": working if model.offload_activations else kept + working,
     }
+    moved = _TRAFFIC * passes(model) * taken["working"]
+    if job.prompts:
+        taken |= memory.two_phases(job, mesh, micro, elements, gathered)
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
@@ -109,79 +111,18 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     return Estimate(
         "learner",
         mesh,
-        memory,
+        taken,
         flops=flops * micro,
         useful=_useful(itself) / (mesh.tensor * context) * micro,
         attention=attention * micro,
         # gradients are read and written once for each micro-batch (2), and the update reads and
         # writes weights and moments (2)
-        hbm=micro
-        * (
-            passes(model) * gathered * compute
-            + 2 * FLOAT32 * elements
-            + _TRAFFIC * passes(model) * memory["working"]
-        )
-        + 2 * (memory["weights"] + moments),
+        hbm=micro * (passes(model) * gathered * compute + 2 * FLOAT32 * elements + moved)
+        + 2 * (cut + moments),
         sent=sent.by_learner(job, mesh, micro, elements, gathered),
         tokens=job.tokens,
         host=host,
     )
-
-
-def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
-    """Bytes on a device for a micro-batch of one row: (what the part that computes needs, a layer
-    or the loss; hidden states that all layers keep, and what ``remat_keeps`` adds to them).
-
-    gathered: elements of all parameters, whole along ``fsdp``.
-    """
-    model = job.model
-    own = job.context / (mesh.context or 1)
-    compute = jax.numpy.dtype(model.dtype).itemsize
-    stream = own * model.embed_dim * compute
-    # queries and results of all heads, keys and values
-    heads = (model.num_heads + model.num_kv_heads) * costs.pair(model)
-    # gate, up, and their product
-    inner = 3 * _hidden(model) + heads
-    # A layer's backward pass holds its arrays and their gradients (2). Of the model's width they
-    # are its input, the results of both norms, and the sum between its halves (4). For 1.72 billion
-    # parameters on an H100 the compiled program has 13.5 GB beside weights and moments, and this
-    # comes within 5 % of it (tests/planner/test_plan.py).
-    layer = 2 * 4 * stream + 2 * own * inner * compute / mesh.tensor
-    # rows that a device sends, and room for those that it gets, and the results of both (2)
-    if copies := copies_sent(model, mesh):
-        layer += 2 * (1 + model.moe.buffer) * copies * stream
-    at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
-    kept = model.num_layers * (stream + own * _kept_elements(model) * compute / mesh.tensor)
-    return max(layer + at_once, _loss_bytes(job, mesh)), kept
-
-
-def _loss_bytes(job: Workload, mesh: MeshConfig) -> float:
-    """Bytes that the loss of a row needs on a device, as ``models.target_logprobs`` makes it."""
-    model = job.model
-    targets = job.predicted / (mesh.context or 1)
-    vocabulary = model.vocab_size / mesh.tensor
-    compute = jax.numpy.dtype(model.dtype).itemsize
-    # the logits of a part of the vocabulary, and their gradient
-    logits = targets * chunk_size(int(targets), int(vocabulary)) * (FLOAT32 + compute)
-    # the matrix in the dtype of products and its gradient in float32; the hidden states, theirs in
-    # float32 and the sum of theirs over parts of the vocabulary (2)
-    matrix = vocabulary * model.embed_dim * (FLOAT32 + compute)
-    return logits + matrix + targets * model.embed_dim * (2 * FLOAT32 + compute)
-
-
-def _kept_elements(model: ModelConfig) -> float:
-    """Elements that a layer keeps of a token for the backward pass beside its hidden state."""
-    attended = model.num_heads * costs.pair(model) / 2
-    keys = (model.num_heads + model.num_kv_heads) * costs.pair(model)
-    shared = model.moe.mlp_dim * model.moe.shared if model.moe else 0
-    products = keys / 2 + model.num_kv_heads * costs.pair(model) / 2 + model.embed_dim
-    products += 2 * (shared if model.moe else model.mlp_dim)
-    if not model.remat:
-        # norms, what is rotated, SwiGLU
-        return attended + products + 3 * model.embed_dim + keys / 2 + _hidden(model)
-    return {"nothing": 0.0, "attention": attended, "products": attended + products}[
-        model.remat_keeps
-    ]
 
 
 def actor(job: Workload, mesh: MeshConfig) -> Estimate:
@@ -373,13 +314,6 @@ def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
 def _table(model: ModelConfig) -> int:
     """Elements of embeddings that are only looked up, which is no product."""
     return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
-
-
-def _hidden(model: ModelConfig) -> int:
-    """Hidden size of what the feed-forward part of a layer computes for a token."""
-    if model.moe is None:
-        return model.mlp_dim
-    return model.moe.mlp_dim * (model.moe.active + model.moe.shared)
 
 
 def _divisors(number: int) -> list[int]:

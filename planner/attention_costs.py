@@ -137,6 +137,16 @@ def derived_elements(model: ModelConfig) -> int:
     return sum(found) * model.periods
 
 
+def new_elements(model: ModelConfig) -> int:
+    """Elements of keys and values that all layers make of a token in training, all branches."""
+    shape = model.layer_shape
+    found = 0
+    for method in model.attention:
+        branches = 1 + sum(each.like == "k" for each in method.parameters(shape).values())
+        found += branches * shape.num_kv_heads * method.pair_size(shape, False)
+    return found * model.periods
+
+
 def pair(model: ModelConfig) -> int:
     """Elements of a key and a value of a head in training."""
     return max(method.pair_size(model.layer_shape, False) for method in model.attention)

@@ -42,6 +42,9 @@ class Workload:
     offload_moments: bool = False
     # Tokens of a row that are predicted; None for half of them.
     targets: int | None = None
+    # Tokens of a row, of those of ``context``, that are prompts of an update in two phases
+    # (``train.pack.prompt_slots``); 0 for one phase.
+    prompts: int = 0
     # Documents of a row; None for rows without.
     documents: Documents | None = None
 

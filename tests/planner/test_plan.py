@@ -336,6 +336,8 @@ REFUSED = {
         "--documents=9",
     ): "--documents=9 of --document_tokens=1024 are 9216 tokens",
     ("--model=qwen3-8b", "--documents=2", "--compile=1"): "are counted by arithmetic alone",
+    ("--model=qwen3-8b", "--prompts=8192"): "--prompts=8192 are tokens of a row: --context=8192, ",
+    ("--model=qwen3-8b", "--prompts=9", "--offload=activations"): "goes with none of --documents, ",
 }
 
 
