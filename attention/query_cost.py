@@ -70,3 +70,10 @@ def chosen(
         return visible, whole - visible
     tiles = seen * ROWS / 2 / (min(row, CHUNK) * groups)
     return visible, whole - visible + tiles
+
+
+def gathered(row: int, picks: int, heads: int, head_dim: int) -> int:
+    """Elements of the queries that are gathered into tiles at a time, one row for each head, query
+    and pick.
+    """
+    return min(row, CHUNK) * picks * heads * head_dim

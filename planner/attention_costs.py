@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from attention.methods.method import Method, PageShape
+from attention.methods.method import LayerShape, Method, PageShape
 from attention.query_cost import PAGE, QueryCost
 from models.model_config import ModelConfig
 from planner.workload import Workload
@@ -142,9 +142,34 @@ def new_elements(model: ModelConfig) -> int:
     shape = model.layer_shape
     found = 0
     for method in model.attention:
-        branches = 1 + sum(each.like == "k" for each in method.parameters(shape).values())
-        found += branches * shape.num_kv_heads * method.pair_size(shape, False)
+        found += _branches(method, shape) * shape.num_kv_heads * method.pair_size(shape, False)
     return found * model.periods
+
+
+def layer_elements(model: ModelConfig) -> float:
+    """Elements of a token in the attention of the layer that has the most: queries, results of all
+    branches and their sum, keys and values.
+    """
+    shape = model.layer_shape
+    found = 0.0
+    for method in model.attention:
+        branches = _branches(method, shape)
+        results = branches + (branches > 1)
+        # a query and a result take a pair
+        own = shape.num_heads * (1 + results) / 2 + shape.num_kv_heads * branches
+        found = max(found, own * method.pair_size(shape, False))
+    return found
+
+
+def gathered_elements(model: ModelConfig, row: int) -> int:
+    """Elements of queries that a layer copies at a time to attend to chosen blocks of a row."""
+    shape = model.layer_shape
+    return max(method.gathered_elements(shape, row) for method in model.attention)
+
+
+def _branches(method: Method, shape: LayerShape) -> int:
+    """Sets of keys that a method makes of hidden states."""
+    return 1 + sum(each.like == "k" for each in method.parameters(shape).values())
 
 
 def pair(model: ModelConfig) -> int:

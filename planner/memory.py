@@ -24,10 +24,8 @@ def activations(
     own = tokens / (mesh.context or 1)
     compute = jax.numpy.dtype(model.dtype).itemsize
     stream = own * model.embed_dim * compute
-    # queries and results of all heads, keys and values
-    heads = (model.num_heads + model.num_kv_heads) * costs.pair(model)
     # gate, up, and their product
-    inner = 3 * _hidden(model) + heads
+    inner = 3 * _hidden(model) + costs.layer_elements(model)
     # A layer's backward pass holds its arrays and their gradients (2). Of the model's width they
     # are its input, the results of both norms, and the sum between its halves (4). For 1.72 billion
     # parameters on an H100 the compiled program has 13.5 GB beside weights and moments, and this
@@ -36,6 +34,9 @@ def activations(
     # rows that a device sends, and room for those that it gets, and the results of both (2)
     if model.moe is not None and (copies := copies_sent(model, mesh)):
         layer += 2 * (1 + model.moe.buffer) * copies * stream
+    # queries and their cotangents, and float32 gradients, of each query and block that it chose
+    of_picks = costs.gathered_elements(model, round(own)) / mesh.tensor
+    layer += of_picks * (2 * compute + FLOAT32)
     at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
     kept = model.num_layers * (stream + own * _kept_elements(model) * compute / mesh.tensor)
     return max(layer + at_once, _loss_bytes(job, mesh) if loss else 0.0), kept

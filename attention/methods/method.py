@@ -421,6 +421,13 @@ class Method:
         """
         return QueryCost(seen * shape.num_heads * self.pair_size(shape, decode))
 
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        """Elements of queries that a layer copies at a time in training, to attend to blocks.
+
+        row: slots of a row, or of a part of it that a device has.
+        """
+        return 0
+
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""
         return ()

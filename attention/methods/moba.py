@@ -22,7 +22,7 @@ from attention.blockwise import check_heads
 from attention.cache.reader import FEW
 from attention.implementations import Call, CallShape, chosen_calls, paged_call
 from attention.methods.method import LayerPages, LayerShape, Method, PageShape, shape_bytes
-from attention.query_cost import QueryCost, chosen
+from attention.query_cost import QueryCost, chosen, gathered
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
 
@@ -95,6 +95,9 @@ class MoBA(Method):
         # a query is compared with the means of all blocks, also of those that it does not see
         ranked = -(-row // self.block) * shape.num_heads * shape.head_dim
         return QueryCost(visible * size, masked=masked * size, ranked=ranked)
+
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        return gathered(row, self.picks, shape.num_heads, shape.head_dim)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         part = "chosen blocks"

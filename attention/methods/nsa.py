@@ -59,7 +59,7 @@ from attention.methods.method import (
     shape_bytes,
 )
 from attention.products import project
-from attention.query_cost import BLOCK, QueryCost, chosen, windowed
+from attention.query_cost import BLOCK, QueryCost, chosen, gathered, windowed
 from attention.selected import selected_attention
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.finite import cleaned, marked
@@ -359,6 +359,9 @@ class NSA(Selection, Method):
     def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
         branches = self.branch_costs(shape, row, seen, decode).values()
         return QueryCost(*(sum(x) for x in zip(*branches, strict=True)))
+
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        return gathered(row, self.picks, shape.num_heads, shape.head_dim)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         return (

@@ -1,4 +1,4 @@
-"""Memory of an update in two phases: arithmetic beside the program that is compiled here."""
+"""Memory of updates in two phases and with chosen blocks: arithmetic beside programs compiled here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attention.methods.nsa import NSA
 from models.sharding import MeshConfig
 from models.transformer import abstract_model
 from planner import arithmetic
 from planner.targets import TARGETS
 from planner.workload import Estimate, Workload
-from rl_code.learner import two_phase
+from rl_code.learner import two_phase, update
 from rl_code.learner.batching import empty_batch
 from rl_code.learner.two_phase import make_two_phase_update, residual_bytes
 from rl_code.learner.two_phase_batching import Prompts
@@ -24,6 +25,7 @@ from tests.rl_code.learner.steps import LOSS, ONE, OPTIMIZER
 # Eight layers of 8 and 4 heads; four rows of 1,024 tokens of prompts and as many that follow.
 SIZES = dict(embed_dim=256, mlp_dim=768, num_layers=8, num_heads=8, num_kv_heads=4, head_dim=64)
 ROWS, PROMPTS, REST, TARGETS_OF_ROW = 4, 1024, 1024, 256
+PLAIN = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
 MODEL = small_config(vocab_size=1024, remat=True, **SIZES)
 
 
@@ -36,9 +38,8 @@ def planned(model, prompts: int = PROMPTS) -> Estimate:
 
 def programs(config):
     """(both programs, the model's shapes, those of prompts)."""
-    loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
     prompts = Prompts(*(jax.ShapeDtypeStruct((ROWS, PROMPTS), jnp.int32) for _ in range(3)))
-    return *make_two_phase_update(loss, OPTIMIZER, ROWS, 4), abstract_model(config), prompts
+    return *make_two_phase_update(PLAIN, OPTIMIZER, ROWS, 4), abstract_model(config), prompts
 
 
 @pytest.mark.parametrize("keeps", ["nothing", "products"])
@@ -60,22 +61,38 @@ def test_an_update_in_two_phases_does_the_work_of_one_in_more_memory():
     assert two.memory["prompts"] == keys + ROWS * PROMPTS * 8 * 256 * 4
 
 
+def plain(state, grads, value, optimizer, metrics, load=None):
+    """``update.apply`` without an optimizer, for which XLA on CPU copies both moments."""
+    model = jax.tree.map(lambda x, grad: x - 0.1 * grad, state.model, grads)
+    return dataclasses.replace(state, model=model), metrics | {"train/loss": value}
+
+
+def shapes_of_batch(slots: int, prompt_slots: int):
+    sizes = dict(rows=ROWS, slots=slots, targets=TARGETS_OF_ROW, prompt_slots=prompt_slots)
+    batch = empty_batch(dataclasses.replace(ONE, **sizes), ROWS)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+
+
 @pytest.mark.long
 def test_memory_is_that_of_the_compiled_second_phase(monkeypatch):
-    """Without the optimizer's step, for which XLA on CPU copies both moments."""
-
-    def plain(state, grads, value, optimizer, metrics):
-        model = jax.tree.map(lambda x, grad: x - 0.1 * grad, state.model, grads)
-        return dataclasses.replace(state, model=model), metrics | {"train/loss": value}
-
     monkeypatch.setattr(two_phase, "apply", plain)
-    prefill, update, model, prompts = programs(MODEL)
-    sizes = dict(rows=ROWS, slots=REST, targets=TARGETS_OF_ROW, prompt_slots=PROMPTS)
-    batch = empty_batch(dataclasses.replace(ONE, **sizes), ROWS)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    prefill, second, model, prompts = programs(MODEL)
     prefilled = jax.eval_shape(prefill, model, prompts)
-    traced = update.trace(abstract_state(model, OPTIMIZER), prefilled, batch)
-    found = traced.lower().compile().memory_analysis().temp_size_in_bytes
+    given = abstract_state(model, OPTIMIZER), prefilled, shapes_of_batch(REST, PROMPTS)
+    found = second.trace(*given).lower().compile().memory_analysis().temp_size_in_bytes
     made = planned(MODEL).memory
     wanted = made["gradients"] + made["prompts' gradients"] + made["working"]
     assert found == pytest.approx(wanted, rel=0.1)
+
+
+@pytest.mark.long
+def test_memory_of_chosen_blocks_is_that_of_the_compiled_update(monkeypatch):
+    """One key/value head, of which XLA on CPU takes one after another and kernels take all."""
+    monkeypatch.setattr(update, "apply", plain)
+    config = dataclasses.replace(MODEL, num_kv_heads=1, attention=(NSA(),))
+    program = update.make_update(PLAIN, OPTIMIZER, ROWS, 4)
+    state = abstract_state(abstract_model(config), OPTIMIZER)
+    traced = program.trace(state, shapes_of_batch(PROMPTS + REST, 0))
+    found = traced.lower().compile().memory_analysis().temp_size_in_bytes
+    made = planned(config, prompts=0).memory
+    assert found == pytest.approx(made["gradients"] + made["working"], rel=0.1)
