@@ -19,9 +19,9 @@ device at most
 (32,768 tokens, 64 rows; 8 rows decode together on each device; 18 GB of each wait on the host)
 learner: fsdp 8 | 18.9 GB | 28.52 s, compute | 9,193
 actor: data 8 | 55.0 GB | 10.28 ms, HBM | 778
-(:answers, 8,192 tokens of prompt and 8 answers in a row, 16 rows; 64 decode together. Beside the
-arithmetic the first phase keeps the prompts' hidden states, keys and values, about 15 GB)
-learner: fsdp 4 | 44.5 GB | 3.66 s, compute | 13,447
+(:answers, 8,192 tokens of prompt and 8 answers in a row, 16 rows; 64 decode together. Of the
+learner 14.5 GB are the prompts' hidden states, keys and values, which wait for the second phase)
+learner: fsdp 4 | 76.9 GB | 3.66 s, compute | 13,447
 actor: tensor 2 | 49.3 GB | 8.38 ms, HBM | 3,817
 """
 

@@ -20,9 +20,11 @@ of their settings are assumed.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,6 +33,8 @@ from pathlib import Path
 from absl import flags
 from rich.markup import escape
 
+from attention.methods.api import METHODS
+from attention.methods.method import Method
 from benchmarks.results import save
 from launch import command
 from launch.command import console
@@ -38,7 +42,8 @@ from models.families import PRESETS
 from models.sharding import MeshConfig
 from planner import arithmetic, compiled, published, table
 from planner.targets import INSTALL, TARGETS, is_installed
-from planner.workload import Estimate, Workload
+from planner.workload import Documents, Estimate, Workload
+from rl_code.config.named import Named, make
 
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "plan: "
@@ -60,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
         command.refuse(f"--tokens={FLAGS.tokens} must be a multiple of --context={FLAGS.context}")
     if FLAGS.targets and FLAGS.targets > FLAGS.context:
         command.refuse(f"--targets={FLAGS.targets} must be at most --context={FLAGS.context}")
+    check_rows()
     job = job_of_flags()
     if FLAGS.worker:
         done = compiled.compiled(job, table.from_json(json.loads(FLAGS.worker)))
@@ -102,10 +108,58 @@ def show_published() -> None:
     save({"assumed": published.ASSUMED, "published": rows})
 
 
+def methods() -> tuple[Method, ...] | None:
+    """--attention, as config.model.attention takes it on the command line."""
+    text = FLAGS.attention
+    if text is None:
+        return None
+    try:
+        given = ast.literal_eval(text) if text.startswith("(") else text
+    except (SyntaxError, ValueError):
+        command.refuse(f"--attention={text} must be a name, or a tuple as \"('window', 'nsa')\"")
+    several = given if isinstance(given, tuple) else (given,)
+    try:
+        names = [Named.from_config(one, "--attention") for one in several]
+        return tuple(make(METHODS, name, "--attention") for name in names)
+    except ValueError as error:
+        command.refuse(str(error))
+
+
+def check_rows() -> None:
+    """--documents, --document_tokens and --prompts."""
+    count, tokens = FLAGS.documents, FLAGS.document_tokens
+    if count:
+        given = f"--documents={count} of --document_tokens={tokens}"
+        if count * tokens >= FLAGS.context:
+            command.refuse(
+                f"{given} are {count * tokens} tokens of a row: --context={FLAGS.context} must be "
+                "more, since what follows the documents sees them"
+            )
+        if FLAGS.compile:
+            command.refuse(f"{given} are counted by arithmetic alone: leave out --compile")
+    if FLAGS.prompts:
+        given = f"--prompts={FLAGS.prompts}"
+        if FLAGS.prompts >= FLAGS.context:
+            command.refuse(
+                f"{given} are tokens of a row: --context={FLAGS.context}, with what follows them, "
+                "must be more"
+            )
+        if count or "activations" in FLAGS.offload or FLAGS.compile:
+            command.refuse(
+                f"{given}: an update in two phases goes with none of --documents, "
+                "--offload=activations and --compile"
+            )
+
+
 def job_of_flags() -> Workload:
     """The request of the flags."""
+    own = {} if (found := methods()) is None else {"attention": found}
+    try:
+        shape = dataclasses.replace(PRESETS[FLAGS.model], **own)
+    except ValueError as error:
+        command.refuse(f"--model={FLAGS.model} with --attention={FLAGS.attention}: {error}")
     model = dataclasses.replace(
-        PRESETS[FLAGS.model],
+        shape,
         dtype="bfloat16",
         param_dtype=FLAGS.param_dtype,
         remat=True,
@@ -119,7 +173,9 @@ def job_of_flags() -> Workload:
         model = dataclasses.replace(model, moe=moe, sequence_parallel=True)
     sizes = (FLAGS.tokens, FLAGS.context, FLAGS.rows)
     moments = "optimizer" in FLAGS.offload
-    own = dict(offload_moments=moments, targets=FLAGS.targets)
+    inside = Documents(FLAGS.documents, FLAGS.document_tokens) if FLAGS.documents else None
+    own = dict(offload_moments=moments, targets=FLAGS.targets, documents=inside)
+    own["prompts"] = FLAGS.prompts
     return Workload(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, **own)
 
 
@@ -145,6 +201,7 @@ def compile_apart(job: Workload, estimate: Estimate) -> Estimate:
     own += ("remat_keeps",) + (("targets",) if FLAGS.targets else ())
     given = [f"--{name}={FLAGS[name].value}" for name in own]
     given += [f"--offload={name}" for name in FLAGS.offload]
+    given += [f"--attention={FLAGS.attention}"] if FLAGS.attention else []
     worker = f"--worker={json.dumps(table.to_json(estimate))}"
     done = subprocess.run(
         [sys.executable, "-m", "launch.plan", *given, worker],
@@ -171,13 +228,15 @@ def report(job: Workload, found: dict[str, list[Estimate]]) -> None:
         words = f"new weights from {learner} to {actor}: at least {1e3 * seconds:,.1f} ms"
         console().print(f"{words} (arithmetic)")
         keys = table.config_flags(job, *best)
+        if FLAGS.attention:
+            keys.append(shlex.quote(f"--config.model.attention={FLAGS.attention}"))
         console().print("The first mesh of each role as keys of a config, to give with --config:")
         console().print(" ".join(keys), soft_wrap=True, highlight=False, markup=False)
     rows = {
         role: [table.to_json(x) | table.derived(job, x) for x in own] for role, own in found.items()
     }
     own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
-    own += ("targets", "remat_keeps")
+    own += ("targets", "remat_keeps", "documents", "document_tokens", "attention", "prompts")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, "config": keys, **rows})
 
@@ -193,6 +252,22 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "targets", None, "Tokens of a row that are predicted; by default half of them.", 1
     )
+    flags.DEFINE_string(
+        "attention",
+        None,
+        "The methods of attention in place of the model's own, as config.model.attention takes "
+        "them: nsa, or \"({'name': 'window', 'window': 512}, 'dense')\".",
+    )
+    flags.DEFINE_integer(
+        "documents", 0, "Documents at the beginning of a row, each encoded alone (squid).", 0
+    )
+    flags.DEFINE_integer(
+        "prompts",
+        0,
+        "Tokens of a row that are prompts of an update in two phases (train.pack.prompt_slots).",
+        0,
+    )
+    flags.DEFINE_integer("document_tokens", 1024, "Tokens of each document.", 1)
     flags.DEFINE_enum(
         "remat_keeps",
         "nothing",

@@ -17,21 +17,21 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
 from models.model_config import ModelConfig
 from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh
-from models.target_logprobs import KEPT, chunk_size
+from models.target_logprobs import KEPT
 from models.transformer import abstract_model
 from planner import attention_costs as costs
-from planner import sent
+from planner import memory, sent
 from planner.workload import (
     FLOAT32,
     Estimate,
     Workload,
-    copies_sent,
     expert_devices,
     expert_elements,
     expert_layers,
@@ -89,10 +89,10 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     compute = jax.numpy.dtype(model.dtype).itemsize
     elements, gathered = cut / size, whole / size
     moments = _MOMENTS * FLOAT32 * elements
-    working, kept = _activations(job, mesh, gathered)
+    working, kept = memory.activations(job, mesh, job.context, gathered)
     several = micro > 1 and model.dtype != model.param_dtype
     # of moments that wait on the host, those of a layer at a time are on the device
-    memory = {
+    taken = {
         "weights": cut,
         "moments": moments / model.num_layers if job.offload_moments else moments,
         # one stack, to which every micro-batch adds in place
@@ -101,6 +101,9 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
         "casts": _cast_elements(job, mesh) * compute if several else 0.0,
         "working": working if model.offload_activations else kept + working,
     }
+    moved = _TRAFFIC * passes(model) * taken["working"]
+    if job.prompts:
+        taken |= memory.two_phases(job, mesh, micro, elements, gathered)
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
@@ -108,79 +111,18 @@ def learner(job: Workload, mesh: MeshConfig) -> Estimate:
     return Estimate(
         "learner",
         mesh,
-        memory,
+        taken,
         flops=flops * micro,
         useful=_useful(itself) / (mesh.tensor * context) * micro,
         attention=attention * micro,
         # gradients are read and written once for each micro-batch (2), and the update reads and
         # writes weights and moments (2)
-        hbm=micro
-        * (
-            passes(model) * gathered * compute
-            + 2 * FLOAT32 * elements
-            + _TRAFFIC * passes(model) * memory["working"]
-        )
-        + 2 * (memory["weights"] + moments),
+        hbm=micro * (passes(model) * gathered * compute + 2 * FLOAT32 * elements + moved)
+        + 2 * (cut + moments),
         sent=sent.by_learner(job, mesh, micro, elements, gathered),
         tokens=job.tokens,
         host=host,
     )
-
-
-def _activations(job: Workload, mesh: MeshConfig, gathered: float) -> tuple[float, float]:
-    """Bytes on a device for a micro-batch of one row: (what the part that computes needs, a layer
-    or the loss; hidden states that all layers keep, and what ``remat_keeps`` adds to them).
-
-    gathered: elements of all parameters, whole along ``fsdp``.
-    """
-    model = job.model
-    own = job.context / (mesh.context or 1)
-    compute = jax.numpy.dtype(model.dtype).itemsize
-    stream = own * model.embed_dim * compute
-    # queries and results of all heads, keys and values
-    heads = (model.num_heads + model.num_kv_heads) * costs.pair(model)
-    # gate, up, and their product
-    inner = 3 * _hidden(model) + heads
-    # A layer's backward pass holds its arrays and their gradients (2). Of the model's width they
-    # are its input, the results of both norms, and the sum between its halves (4). For 1.72 billion
-    # parameters on an H100 the compiled program has 13.5 GB beside weights and moments, and this
-    # comes within 5 % of it (tests/planner/test_plan.py).
-    layer = 2 * 4 * stream + 2 * own * inner * compute / mesh.tensor
-    # rows that a device sends, and room for those that it gets, and the results of both (2)
-    if copies := copies_sent(model, mesh):
-        layer += 2 * (1 + model.moe.buffer) * copies * stream
-    at_once = gathered * compute / model.num_layers if (mesh.fsdp or 1) > 1 else 0.0
-    kept = model.num_layers * (stream + own * _kept_elements(model) * compute / mesh.tensor)
-    return max(layer + at_once, _loss_bytes(job, mesh)), kept
-
-
-def _loss_bytes(job: Workload, mesh: MeshConfig) -> float:
-    """Bytes that the loss of a row needs on a device, as ``models.target_logprobs`` makes it."""
-    model = job.model
-    targets = job.predicted / (mesh.context or 1)
-    vocabulary = model.vocab_size / mesh.tensor
-    compute = jax.numpy.dtype(model.dtype).itemsize
-    # the logits of a part of the vocabulary, and their gradient
-    logits = targets * chunk_size(int(targets), int(vocabulary)) * (FLOAT32 + compute)
-    # the matrix in the dtype of products and its gradient in float32; the hidden states, theirs in
-    # float32 and the sum of theirs over parts of the vocabulary (2)
-    matrix = vocabulary * model.embed_dim * (FLOAT32 + compute)
-    return logits + matrix + targets * model.embed_dim * (2 * FLOAT32 + compute)
-
-
-def _kept_elements(model: ModelConfig) -> float:
-    """Elements that a layer keeps of a token for the backward pass beside its hidden state."""
-    attended = model.num_heads * costs.pair(model) / 2
-    keys = (model.num_heads + model.num_kv_heads) * costs.pair(model)
-    shared = model.moe.mlp_dim * model.moe.shared if model.moe else 0
-    products = keys / 2 + model.num_kv_heads * costs.pair(model) / 2 + model.embed_dim
-    products += 2 * (shared if model.moe else model.mlp_dim)
-    if not model.remat:
-        # norms, what is rotated, SwiGLU
-        return attended + products + 3 * model.embed_dim + keys / 2 + _hidden(model)
-    return {"nothing": 0.0, "attention": attended, "products": attended + products}[
-        model.remat_keeps
-    ]
 
 
 def actor(job: Workload, mesh: MeshConfig) -> Estimate:
@@ -191,7 +133,7 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     size = jax.numpy.dtype(model.dtype).itemsize
     key = costs.cached_bytes(model, mesh.tensor)
     pages = job.rows * job.context * key
-    read = job.rows * costs.read_bytes(model, job.context, mesh.tensor)
+    read = job.rows * costs.read_bytes(job, mesh.tensor)
     elements = weights / size - _table(model) / mesh.tensor
     # experts that no row of those that share them needs are not read
     expert = mesh.expert or 1
@@ -200,7 +142,7 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
     if model.moe is not None:
         unused = 1 - model.moe.active / model.moe.experts
         needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
-    products, attention, indexed = _decode(job, mesh)
+    products, attention, chosen = _decode(job, mesh)
     touched = (elements - kept + needed) * size
     # logits in float32, and as many numbers while a token is drawn from them (2); all of the
     # vocabulary, which is gathered over tensor
@@ -209,7 +151,7 @@ def actor(job: Workload, mesh: MeshConfig) -> Estimate:
         "actor",
         mesh,
         {"weights": weights, "pages": pages, "working": logits},
-        flops=products + attention + indexed,
+        flops=products + attention + chosen,
         useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
         attention=attention,
         hbm=touched + read,
@@ -269,22 +211,23 @@ def _head_products(job: Workload, mesh: MeshConfig) -> int:
 def _update_operations(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     """(Operations of an update for one row on one device, those of attention in blocks)."""
     model, context = job.model, mesh.context or 1
-    layers, head, attention, chosen, scored = (x / context for x in _forward(job, mesh))
-    # the last of a row's tokens see all of them, the mean token half of them
-    attention *= (2 - 1 / context) * costs.kernel_passes(model)
-    products = _PRODUCTS * layers + _again(job, mesh) / context + _head_products(job, mesh) * head
-    indexed = costs.chosen_passes(model) * chosen + costs.forward_passes(model) * scored
-    return products + attention + indexed, attention
+    made = _Forward(*(x / context for x in _forward(job, mesh)))
+    attention = made.attention * costs.kernel_passes(model)
+    products = _PRODUCTS * made.layers + _again(job, mesh) / context
+    products += _head_products(job, mesh) * made.head
+    chosen = costs.chosen_passes(model) * made.chosen
+    scored = costs.forward_passes(model) * made.scored
+    return products + attention + chosen + scored, attention
 
 
 def _useful(job: Workload) -> float:
     """Operations of use in an update of one row: a forward pass and two for its gradients, and one
-    of the scores that an indexer chooses by, each for the keys that a query sees.
+    of the scores that keys or blocks are chosen by, each for the keys that a query sees.
     """
-    products, head, *_ = _forward(job, MeshConfig())
-    needed = costs.needed(job.model, job.context, decode=False)
-    learned = products + head + 2 * job.context * (needed.attended + needed.chosen)
-    return 3 * learned + 2 * job.context * needed.scored
+    made = _forward(job, MeshConfig())
+    needed = costs.needed(job.model, job.context, costs.of_row(job), decode=False)
+    learned = made.layers + made.head + 2 * job.context * (needed.attended + needed.chosen)
+    return 3 * learned + 2 * job.context * (needed.scored + needed.ranked)
 
 
 def _again(job: Workload, mesh: MeshConfig) -> float:
@@ -295,8 +238,7 @@ def _again(job: Workload, mesh: MeshConfig) -> float:
     if not model.remat or model.remat_keeps == "products":
         return 0.0
     last = 2 * job.context * model.mlp_dim * model.embed_dim / mesh.tensor
-    layers, *_ = _forward(job, mesh)
-    return layers - last * (model.num_layers - expert_layers(model))
+    return _forward(job, mesh).layers - last * (model.num_layers - expert_layers(model))
 
 
 def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
@@ -309,60 +251,69 @@ def _cast_elements(job: Workload, mesh: MeshConfig) -> float:
     return _parameters(job, mesh, whole=False) / size - experts - tables / parts
 
 
-def _forward(job: Workload, mesh: MeshConfig) -> tuple[float, float, float, float, float]:
-    """Operations of the forward pass over one row on one device: (of the matrices of layers, of
-    the matrix of logits, of attention in blocks, of attention to chosen keys, of an indexer's
-    scores).
+class _Forward(NamedTuple):
+    """Operations of the forward pass over one row on one device. Where rows are cut over
+    ``context``, of attention those of a row of queries that are all like those of the last device.
     """
+
+    # Of the matrices of layers, and of the matrix of logits.
+    layers: float
+    head: float
+    # Of attention in blocks, with what is masked in them.
+    attention: float
+    # Of attention to chosen keys.
+    chosen: float
+    # Of scores that keys or blocks are chosen by.
+    scored: float
+
+
+def _forward(job: Workload, mesh: MeshConfig) -> _Forward:
+    """Operations of the forward pass over one row on one device."""
     model = job.model
     # a device computes as many pairs as it has, though of other rows
     layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None, context=None)
     size = jax.numpy.dtype(model.param_dtype).itemsize
-    elements = _parameters(job, layout, whole=True) / size
+    elements = _parameters(job, layout, whole=True) / size - costs.derived_elements(model)
     kept, computing = expert_elements(model)
     elements -= (_table(model) + kept - computing) / mesh.tensor
-    attended = costs.needed(model, job.context, decode=False).attended
+    # the last of a row's tokens see all of them, the mean token half of them
+    needed = costs.needed(model, job.context, costs.of_row(job, mesh.context or 1), decode=False)
     # blocks that nobody sees are skipped; scores and chosen keys are computed at full width for
     # every query, and masked
     full = costs.of_layers(model, job.context, job.context, decode=False)
     head = model.vocab_size * model.embed_dim / mesh.tensor
     pairs = 2 * job.context
-    return (
-        pairs * (elements - head),
-        2 * job.predicted * head,
-        pairs * attended / mesh.tensor,
-        pairs * full.chosen / mesh.tensor,
+    return _Forward(
+        layers=pairs * (elements - head + needed.derived / mesh.tensor),
+        head=2 * job.predicted * head,
+        attention=pairs * (needed.attended + needed.masked) / mesh.tensor,
+        chosen=pairs * full.chosen / mesh.tensor,
         # every device along ``tensor`` has all heads of the indexer
-        pairs * full.scored,
+        scored=pairs * (full.scored + needed.ranked / mesh.tensor),
     )
 
 
 def _decode(job: Workload, mesh: MeshConfig) -> tuple[float, float, float]:
     """Operations of one token for every row, on one device: (of matrices, of attention in blocks,
-    of an indexer's scores and of attention to the keys that it chose).
+    of scores that keys or blocks are chosen by and of attention to single keys that were chosen).
     """
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
     kept, computing = expert_elements(model)
     layout = dataclasses.replace(mesh, data=1, expert=None)
     rest = (_table(model) + kept - computing) / mesh.tensor
-    active = _parameters(job, layout, whole=True) / size - rest
-    needed = costs.needed(model, job.context, decode=True)
-    of_index = needed.chosen / mesh.tensor + needed.scored
+    active = _parameters(job, layout, whole=True) / size - rest - costs.derived_elements(model)
+    needed = costs.needed(model, job.context, costs.of_decoding(job), decode=True)
+    active += needed.derived / mesh.tensor
+    attended = (needed.attended + needed.masked) / mesh.tensor
+    of_choice = (needed.chosen + needed.ranked) / mesh.tensor + needed.scored
     pairs = 2 * job.rows
-    return pairs * active, pairs * needed.attended / mesh.tensor, pairs * of_index
+    return pairs * active, pairs * attended, pairs * of_choice
 
 
 def _table(model: ModelConfig) -> int:
     """Elements of embeddings that are only looked up, which is no product."""
     return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
-
-
-def _hidden(model: ModelConfig) -> int:
-    """Hidden size of what the feed-forward part of a layer computes for a token."""
-    if model.moe is None:
-        return model.mlp_dim
-    return model.moe.mlp_dim * (model.moe.active + model.moe.shared)
 
 
 def _divisors(number: int) -> list[int]:

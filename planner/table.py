@@ -148,6 +148,7 @@ def config_flags(job: Workload, learner: MeshConfig, actor: MeshConfig) -> list[
         "train.optimizer.offload": job.offload_moments,
         "rollout.engine.slots": job.rows,
         "limits.tokens": job.context,
+        "train.pack.prompt_slots": job.prompts or False,
     }
     if model.moe is not None and model.moe.fold:
         keys |= {"model.fold_experts": True, "model.sequence_parallel": True}

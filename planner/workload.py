@@ -6,6 +6,7 @@ At the end stand the sizes of a model's experts, which several parts of the arit
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
@@ -14,6 +15,14 @@ from planner.targets import Target
 
 # Bytes of float32, in which moments are kept and gradients added.
 FLOAT32 = 4
+
+
+class Documents(NamedTuple):
+    """Documents at the beginning of every row, each encoded alone (``attention.methods.squid``)."""
+
+    count: int
+    # Of each.
+    tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +42,11 @@ class Workload:
     offload_moments: bool = False
     # Tokens of a row that are predicted; None for half of them.
     targets: int | None = None
+    # Tokens of a row, of those of ``context``, that are prompts of an update in two phases
+    # (``train.pack.prompt_slots``); 0 for one phase.
+    prompts: int = 0
+    # Documents of a row; None for rows without.
+    documents: Documents | None = None
 
     @property
     def predicted(self) -> int:

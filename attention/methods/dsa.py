@@ -50,11 +50,11 @@ from attention.methods.method import (
     PageShape,
     Parameter,
     Parameters,
-    QueryCost,
     Turn,
 )
 from attention.methods.mla import MLA
 from attention.products import project
+from attention.query_cost import QueryCost
 from pallas_kernels.paged.lists import lookup
 
 if TYPE_CHECKING:

@@ -27,11 +27,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from attention.query_cost import QueryCost
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader
@@ -81,20 +83,6 @@ class LayerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-
-
-class QueryCost(NamedTuple):
-    """Elements of keys and values that a layer multiplies for one query, of all heads together.
-
-    Each is a multiply-add, which is two operations.
-    """
-
-    # Of keys that kernels or blocks of XLA read where they lie. They skip those that nobody sees.
-    attended: float
-    # Of keys that the query chose, gathered for it alone.
-    chosen: float = 0.0
-    # Of the keys that an indexer scores, to choose among them.
-    scored: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +183,10 @@ class Method:
     def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
         """Parameters of a layer beside those that all layers have, by name."""
         return {}
+
+    def derives(self) -> tuple[str, ...]:
+        """The parameters that ``derived_keys`` multiplies by keys, not by hidden states."""
+        return ()
 
     def new_keys(
         self,
@@ -418,10 +410,6 @@ class Method:
         """
         return tokens * shape_bytes(shape, dtype)
 
-    def token_bytes(self, shape: LayerShape, dtype: str) -> int:
-        """Bytes of one token's keys and values in a layer's pages."""
-        return shape_bytes(shape, dtype)
-
     def pair_size(self, shape: LayerShape, decode: bool) -> int:
         """Elements of a key and of a value that a head multiplies for each query that sees them."""
         return 2 * shape.head_dim
@@ -432,6 +420,13 @@ class Method:
         row: slots of a row, or places of pages. seen: keys of it that the query sees.
         """
         return QueryCost(seen * shape.num_heads * self.pair_size(shape, decode))
+
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        """Elements of queries that a layer copies at a time in training, to attend to blocks.
+
+        row: slots of a row, or of a part of it that a device has.
+        """
+        return 0
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         """The attention calls of a layer that a kernel may serve, for ``implementations``."""

@@ -22,6 +22,7 @@ from attention.blockwise import check_heads
 from attention.cache.reader import FEW
 from attention.implementations import Call, CallShape, chosen_calls, paged_call
 from attention.methods.method import LayerPages, LayerShape, Method, PageShape, shape_bytes
+from attention.query_cost import QueryCost, chosen, gathered
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
 
@@ -87,6 +88,16 @@ class MoBA(Method):
         lists = min(shape.num_heads * min(self.picks, blocks), kv_heads * blocks)
         read = min(lists * self.block * pair // kv_heads, tokens * pair)
         return blocks * kv_heads * shape.head_dim * 4 + read
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        size = shape.num_heads * self.pair_size(shape, decode)
+        visible, masked = chosen(seen, row, self.block, self.picks, 1, decode)
+        # a query is compared with the means of all blocks, also of those that it does not see
+        ranked = -(-row // self.block) * shape.num_heads * shape.head_dim
+        return QueryCost(visible * size, masked=masked * size, ranked=ranked)
+
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        return gathered(row, self.picks, shape.num_heads, shape.head_dim)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         part = "chosen blocks"

@@ -59,6 +59,7 @@ from attention.methods.method import (
     shape_bytes,
 )
 from attention.products import project
+from attention.query_cost import BLOCK, QueryCost, chosen, gathered, windowed
 from attention.selected import selected_attention
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.finite import cleaned, marked
@@ -125,6 +126,9 @@ class NSA(Selection, Method):
         gates = (embed, shape.num_heads, 3)
         found["gates"] = Parameter(gates, ("embed", "heads", None), embed**-0.5)
         return found
+
+    def derives(self):
+        return tuple(f"{name}_{part}" for name in "kv" for part in ("positions", "first", "second"))
 
     def new_keys(self, parameters, y, normalise) -> Keys:
         names = ("compressed_k", "compressed_v", "window_k", "window_v")
@@ -325,8 +329,39 @@ class NSA(Selection, Method):
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         found = max(0, (tokens - self.length) // self.stride + 1)
-        chosen = min(tokens, self.picks * self.block)
-        return (found + chosen + min(tokens, self.window)) * shape_bytes(shape, dtype)
+        selected = min(tokens, self.picks * self.block)
+        return (found + selected + min(tokens, self.window)) * shape_bytes(shape, dtype)
+
+    def branch_costs(
+        self, shape: LayerShape, row: int, seen: float, decode: bool
+    ) -> dict[str, QueryCost]:
+        """``query_cost`` by branch. Gates are parameters that multiply hidden states."""
+        size = shape.num_heads * self.pair_size(shape, decode)
+        groups = shape.num_heads // shape.num_kv_heads
+        window = windowed(seen, self.window, decode)
+        picked = chosen(seen, row, self.block, self.picks, groups, decode)
+        found = max(0.0, (seen - self.length) / self.stride + 1)
+        # A block of queries ends in the middle of a block of compressed keys on average. A kernel
+        # of its own computes the scores again to sum them over heads; a paged one keeps them.
+        rest = 0.0 if decode else BLOCK / 2
+        ranked = 0.0 if decode else (found + rest) * size / 2
+        # A token's write computes every stretch that begins in the ring's ``length`` places.
+        stretches = self.length / self.stride if decode else 1 / self.stride
+        mlp = 2 * shape.num_kv_heads * (self.length + 1) * shape.head_dim**2
+        return {
+            "compressed": QueryCost(
+                found * size, masked=rest * size, ranked=ranked, derived=stretches * mlp
+            ),
+            "selected": QueryCost(picked[0] * size, masked=picked[1] * size),
+            "window": QueryCost(window[0] * size, masked=window[1] * size),
+        }
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        branches = self.branch_costs(shape, row, seen, decode).values()
+        return QueryCost(*(sum(x) for x in zip(*branches, strict=True)))
+
+    def gathered_elements(self, shape: LayerShape, row: int) -> int:
+        return gathered(row, self.picks, shape.num_heads, shape.head_dim)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         return (

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from attention.implementations import Call, CallShape, paged_call, rows_calls
 from attention.methods.method import LayerShape, Method, Parameter
+from attention.query_cost import QueryCost, windowed
 from pallas_kernels.finite import cleaned, marked
 
 
@@ -56,6 +57,13 @@ class Sinks(Method):
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         return super().decode_bytes(min(tokens, self.window or tokens), shape, dtype)
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        if self.window is None:
+            return super().query_cost(shape, row, seen, decode)
+        size = shape.num_heads * self.pair_size(shape, decode)
+        visible, masked = windowed(seen, self.window, decode)
+        return QueryCost(visible * size, masked=masked * size)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         part = "all keys" if self.window is None else "window"

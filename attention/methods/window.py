@@ -6,6 +6,7 @@ import dataclasses
 
 from attention.implementations import Call, CallShape, paged_call, rows_calls
 from attention.methods.method import LayerShape, Method
+from attention.query_cost import QueryCost, windowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Window(Method):
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         return super().decode_bytes(min(tokens, self.window), shape, dtype)
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        size = shape.num_heads * self.pair_size(shape, decode)
+        visible, masked = windowed(seen, self.window, decode)
+        return QueryCost(visible * size, masked=masked * size)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         return (*rows_calls("window", shape), paged_call("window", shape))

@@ -12,6 +12,7 @@ from attention import indexer
 from attention.indexer import Scoring, attend_chosen, choose
 from attention.methods.dsa import DSA
 from attention.methods.method import LayerShape
+from attention.query_cost import QueryCost
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from pallas_kernels.tokens import Tokens
@@ -32,8 +33,8 @@ def test_a_decoded_token_scores_what_it_sees_and_attends_to_its_picks():
     picked = 2048 * (1 - 2048 / (2 * 16384))
     assert picked == 1920
     scored, chosen = 61 * 8192 * 64 * 129, 61 * picked * 128 * 1088
-    found = attention_costs.needed(V32, 16384, decode=True)
-    assert found == pytest.approx((0, chosen, scored), rel=1e-3)
+    found = attention_costs.needed(V32, 16384, attention_costs.of_decoding(JOB), decode=True)
+    assert found == pytest.approx(QueryCost(0, chosen, scored), rel=1e-3)
     dense = dataclasses.replace(V32, attention=PRESETS["deepseek-v3"].attention)
     every = arithmetic.actor(dataclasses.replace(JOB, model=dense), ONE)
     # attention to all keys is 61 x 8,192 x 128 x 1,088 elements a token
@@ -41,7 +42,7 @@ def test_a_decoded_token_scores_what_it_sees_and_attends_to_its_picks():
     made = arithmetic.actor(JOB, ONE)
     assert made.attention == 0.0
     # the latent vectors of picks, and of all keys those of the indexer, in two bytes
-    reads = attention_costs.read_bytes(V32, 16384, 1)
+    reads = attention_costs.read_bytes(JOB, 1)
     assert reads == pytest.approx(61 * 2 * (picked * 576 + 8192 * 128), rel=1e-3)
     # the indexer is on every device along tensor, its scores are not cut
     cut = arithmetic.actor(JOB, MeshConfig(tensor=8))
@@ -56,7 +57,7 @@ def test_an_update_scores_whole_rows_and_attends_to_as_many_keys_for_every_query
     assert made.attention == 0.0
     assert short.attention == pytest.approx(5.5 * 2 * 16384 * 61 * 1024 * 128 * 320, rel=1e-6)
     latent = attention_costs.of_layers(V32, 16384, 16384, decode=False)
-    assert latent == (0, 61 * 2048 * 128 * 1088, 61 * 16384 * 64 * 129)
+    assert latent == QueryCost(0, 61 * 2048 * 128 * 1088, 61 * 16384 * 64 * 129)
     products = made.flops - 2 * 16384 * (4.5 * latent.chosen + 2 * latent.scored)
     assert products == pytest.approx(short.flops - short.attention, rel=1e-6)
     assert made.useful < made.flops
@@ -69,9 +70,9 @@ def test_layers_that_share_an_indexer_score_once_and_a_loss_scores_again():
         dataclasses.replace(own, **x) for x in ({"shared": True}, {"index_loss": 0.1})
     )
     sizes = (shape, 64, 64.0, False)
-    assert own.query_cost(*sizes) == (0, 16 * 4 * 40, 64 * 27)
-    assert shared.query_cost(*sizes) == (0, 16 * 4 * 40, 0)
-    assert learns.query_cost(*sizes) == (0, 16 * (4 * 40 + 27), 64 * 27)
+    assert own.query_cost(*sizes) == QueryCost(0, 16 * 4 * 40, 64 * 27)
+    assert shared.query_cost(*sizes) == QueryCost(0, 16 * 4 * 40, 0)
+    assert learns.query_cost(*sizes) == QueryCost(0, 16 * (4 * 40 + 27), 64 * 27)
     assert learns.query_cost(shape, 64, 64.0, True) == own.query_cost(shape, 64, 64.0, True)
 
 

@@ -312,12 +312,13 @@ def test_programs_of_few_layers_say_what_more_layers_take():
 
 def test_the_command_prints_both_tables_and_writes_numbers(tmp_path):
     done = programs.run(
-        *("launch.plan", "--model=qwen3-8b", "--chip=h100", "--devices=8"),
+        *("launch.plan", "--model=qwen3-8b", "--chip=h100", "--devices=8", "--attention=nsa"),
         f"--json={tmp_path}/plan.json",
     )
     assert done.returncode == 0, done.stderr
     assert "learner: one GRPO step of 1,048,576 tokens" in done.stdout
     assert "new weights from" in done.stdout
+    assert "--config.model.attention=nsa" in done.stdout
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["learner"][0]["source"] == "arithmetic"
     assert 0.0 < written["learner"][0]["mfu"] <= 1.0
@@ -328,6 +329,15 @@ REFUSED = {
     ("--model=qwen3-8b", "--mesh=tensor=3"): "--mesh=tensor=3 must be a mesh of 8 devices",
     ("--model=qwen3-8b", "--mesh=rows=8"): "--mesh=rows=8 must name sizes of data, ",
     ("--model=qwen3-8b", "--tokens=1000"): "--tokens=1000 must be a multiple of",
+    ("--model=qwen3-8b", "--attention=nsaa"): "--attention = 'nsaa': expected one of 'dense', ",
+    ("--model=qwen3-8b", "--attention=('nsa',) * 5"): "* 5 must be a name, or a tuple",
+    (
+        "--model=qwen3-8b",
+        "--documents=9",
+    ): "--documents=9 of --document_tokens=1024 are 9216 tokens",
+    ("--model=qwen3-8b", "--documents=2", "--compile=1"): "are counted by arithmetic alone",
+    ("--model=qwen3-8b", "--prompts=8192"): "--prompts=8192 are tokens of a row: --context=8192, ",
+    ("--model=qwen3-8b", "--prompts=9", "--offload=activations"): "goes with none of --documents, ",
 }
 
 

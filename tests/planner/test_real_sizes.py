@@ -57,6 +57,7 @@ def planned(case: str) -> tuple[RunConfig, Workload, Estimate, Estimate]:
         engine.slots,
         offload_moments=config.train.optimizer.offload,
         targets=pack.targets,
+        prompts=pack.prompt_slots,
     )
     samples = dataclasses.replace(learns, context=engine.length)
     # what samples on the learner's devices has whole weights along fsdp, and its rows cut over it
