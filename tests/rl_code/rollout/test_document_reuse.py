@@ -26,8 +26,10 @@ from tests.rl_code.rollout.small import (
     Letters,
     assert_same,
     engine_of,
+    hand_out,
     make_scheduler,
     model_on,
+    model_with,
 )
 from tests.rl_code.rollout.test_documents import FILES, TASKS, play_documents
 from tests.rl_code.rollout.with_documents import (
@@ -128,12 +130,13 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     together, _ = play_documents(tasks)
     split, _ = play_documents(tasks, shards=2)
     assert_same(split, together)
-    decoder = engine_of(MODEL, SCARCE)
+    decoder = engine_of(MODEL, WITH_DOCUMENTS)
     elsewhere = make_mesh(MeshConfig(data=1, tensor=1), jax.devices()[1:2])
     prefiller = Engine(MODEL, WITH_DOCUMENTS, SAMPLING, (STOP,), elsewhere)
     scheduler = Scheduler(
         decoder, Letters(), workers=4, worker_deadline_s=30.0, prefiller=prefiller
     )
+    hand_out(scheduler, SCARCE.pages)
     apart, stats = play_documents(tasks, scheduler=scheduler)
     assert stats.preempted
     assert_same(apart, together)
@@ -183,7 +186,7 @@ def test_weights_that_change_between_documents_are_stated_and_sampled_again(chan
 def test_a_documents_keys_depend_on_nothing_but_its_tokens(name):
     """Other documents, tokens before it and its own place change no bit on its pages."""
     attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     file = FILES[13]
     prompts = [

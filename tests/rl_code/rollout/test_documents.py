@@ -25,6 +25,7 @@ from tests.rl_code.rollout.small import (
     STOP,
     Letters,
     model_on,
+    model_with,
     play,
     play_together_and_alone,
 )
@@ -78,7 +79,7 @@ def _assert_trained_alike(groups, config):
 @pytest.mark.quick(first=1)
 def test_every_method_samples_over_documents_what_the_trainer_computes(name):
     attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     make = functools.partial(DocumentEpisode, page=engine.page)
     engine = dataclasses.replace(engine, pages=FOR_ONE_GROUP[engine.page])
@@ -87,10 +88,9 @@ def test_every_method_samples_over_documents_what_the_trainer_computes(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dense from pages", "nsa"])
-def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes(name):
-    attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes():
+    attention, changes = METHODS["nsa"]
+    model = model_with((*attention, Dense()))
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     mesh = make_mesh(MeshConfig(data=2, tensor=2))
     scheduler = Scheduler(
