@@ -48,6 +48,7 @@ LORAS = (
 ROWS = np.array([1, -1, 0], np.int32)
 PROMPT = 7
 STEPS = 10
+stacked = jax.jit(with_several)
 
 
 def random_adapters(model: Transformer, lora: LoRA):
@@ -71,7 +72,7 @@ def adapters():
 
 @pytest.fixture(scope="module")
 def several(adapters):
-    return jax.jit(with_several)(initial(MODEL), adapters)
+    return stacked(initial(MODEL), adapters)
 
 
 @functools.cache
@@ -152,12 +153,13 @@ def test_rows_have_their_adapters_on_a_mesh(several):
 @pytest.mark.long
 def test_a_broken_adapter_reaches_no_other_row(adapters):
     broken = jax.tree.map(lambda x: x * np.nan, adapters[0])
-    model = with_several(initial(MODEL), [broken, adapters[1]])
+    model = stacked(initial(MODEL), [broken, adapters[1]])
     tokens = np.ones((2, 5), np.int32)
     places = np.broadcast_to(np.arange(5), (2, 5))
     where = sequences(np.full(2, 5), 5)
+    compute = jax.jit(lambda model, rows: for_rows(model, rows).hidden(tokens, places, where))
     for rows, broken in (([0, 1], [True, False]), ([-1, -1], [False, False])):
-        hidden = for_rows(model, np.array(rows)).hidden(tokens, places, where)
+        hidden = compute(model, np.array(rows))
         assert [bool(np.isnan(x).any()) for x in hidden] == broken
 
 
@@ -184,7 +186,7 @@ def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name):
     """All have the same prompt, and share no page of it with another adapter's."""
     config, make, task = PLAYED[name]
     adapters = adapters_of(ONE_LAYER)
-    several = jax.jit(with_several)(initial(ONE_LAYER), adapters)
+    several = stacked(initial(ONE_LAYER), adapters)
 
     def played(model, numbers, first=0):
         scheduler = make_scheduler(config, ONE_LAYER, timeout_s=60.0)
@@ -201,7 +203,7 @@ def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name):
             x if at == number else jax.tree.map(lambda y: y * np.nan, x)
             for at, x in enumerate(adapters)
         ]
-        return with_several(initial(ONE_LAYER), parts)
+        return stacked(initial(ONE_LAYER), parts)
 
     # the first one twice: a group of the same adapter does share its pages
     numbers = [*ROWS.tolist(), int(ROWS[0])]
