@@ -40,7 +40,7 @@ SOME = [
     ("fsdp 2 x context 2 x tensor 2", "nsa", "plain"),
     ("context 4 x expert 2", "window", "experts"),
     ("data 2 x fsdp 2 x tensor 2", "states", "plain"),
-    ("data 2 x context 2 x tensor 2", "latent", "experts"),
+    # which are latent too
     ("data 2 x tensor 4", "chosen", "plain"),
     # in layers of which every other one is dense
     ("tensor 8", "documents", "plain"),
