@@ -92,8 +92,8 @@ def test_every_method_samples_over_documents_what_the_trainer_computes(name):
 
 @pytest.mark.long
 def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes():
-    attention, changes = METHODS["nsa"]
-    model = model_with((*attention, Dense()))
+    attention, changes = METHODS["nsa and dense"]
+    model = model_with(attention)
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     mesh = make_mesh(MeshConfig(data=2, tensor=2))
     scheduler = Scheduler(

@@ -196,7 +196,7 @@ def test_every_method_samples_the_same_with_and_without_guesses(name):
 @pytest.mark.long
 def test_a_message_that_a_rule_on_text_cuts_leaves_no_key_behind():
     """What the dispatch had sampled behind the cut is written over, NSA's raw keys too."""
-    attention, changes = METHODS["dense and nsa"]
+    attention, changes = METHODS["nsa and dense"]
     model = model_with(attention)
     engine = dataclasses.replace(DRAFTING, **changes, pages=72 // 8)
     groups, _ = play(

@@ -56,7 +56,7 @@ def played(engine: Engine, model, pages: int, host_pages_mb: float | None, **opt
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dense and nsa", "two shards"])
+@pytest.mark.parametrize("name", ["nsa and dense", "two shards"])
 def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_token(name):
     attention, changes = METHODS.get(name, (MODEL.attention, {}))
     model = model_with(attention)
@@ -75,7 +75,7 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
 
 @pytest.mark.long
 def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them():
-    attention, changes = METHODS["dense and nsa"]
+    attention, changes = METHODS["nsa and dense"]
     model = model_with(attention)
     pages = FOR_ONE_GROUP[changes["page"]]
     engine = engine_of(model, dataclasses.replace(WITH_DOCUMENTS, **changes))

@@ -108,7 +108,7 @@ def handed_over(
 
 # Dense layers alone are handed to two shards, and from two parts of heads to two.
 MESHES = ("two shards", "two parts of heads")
-CASES = ("dense and nsa", "documents", *MESHES, "on pages", "states and dense", "latent")
+CASES = ("nsa and dense", "documents", *MESHES, "on pages", "states and dense", "latent")
 
 
 @pytest.mark.quick(first=2)

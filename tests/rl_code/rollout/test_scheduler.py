@@ -25,7 +25,6 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
-    EVERY_METHOD,
     FOR_ONE_GROUP,
     METHODS,
     MODEL,
@@ -79,7 +78,7 @@ def test_tokens_do_not_depend_on_shards_and_slots():
         )
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.quick(first=1)
 def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_batch(name):
     attention, changes = METHODS[name]
@@ -326,8 +325,8 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
 @pytest.mark.long
 def test_what_a_rule_on_text_cuts_off_overwrites_nothing_that_is_still_needed():
     """A state, and the ring of NSA's raw keys, of which the next compressed key is made."""
-    (attention, changes) = METHODS["nsa"]
-    model = model_with((GatedDelta(), *attention))
+    (nsa, _), changes = METHODS["nsa and dense"]
+    model = model_with((nsa, GatedDelta()))
     groups, _ = play(
         [task_of(seed) for seed in range(6, 14)],
         engine=dataclasses.replace(ENGINE, **changes, prefill_tokens=8, decode_steps=7),
