@@ -7,6 +7,7 @@ Methods with projections of their own are compared with their definitions in fil
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import itertools
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from attention import reference
 from attention.methods.api import METHODS
@@ -29,6 +31,7 @@ from attention.methods.sinks import Sinks
 from attention.methods.squid import Squid
 from attention.methods.window import Window
 from models.paged import model_cache
+from models.transformer import Transformer
 from tests.attention import not_finite, properties
 from tests.attention.cache.model import PAGE
 
@@ -85,8 +88,10 @@ DEFINED = [name for name, (_, reference) in CASES.items() if reference]
 KINDS = {name: ("documents", "long", "packed") for name in DEFINED}
 KINDS |= {"mla": ("documents", "packed"), "dsa": ("documents", "packed")}
 KINDS["gated_delta"] = ("packed",)
-# The kind of rows that is quick for a method: in it are all kinds of tokens that are not seen.
-# Sinks have a window, and DSA is an MLA.
+# Sinks have a window, on all kinds of rows.
+KINDS["window"] = ("packed",)
+# The kind of rows that is quick for a method: in it are all kinds of tokens that are not seen. DSA
+# is an MLA.
 QUICK_KIND = {
     "dense": "documents",
     "moba": "packed",
@@ -172,8 +177,15 @@ def test_tokens_not_seen_may_hold_large_values(name, kind):
     properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
 
 
-@methods("moba", of=DEFINED)
-@pytest.mark.parametrize("kind", ["segment", *map(long, ("future", "document"))])
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        (name, kind) if (name, kind) == ("moba", "segment") else long((name, kind))
+        for name in DEFINED
+        for kind, (rows, _) in not_finite.UNSEEN.items()
+        if rows in KINDS[name]
+    ],
+)
 def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
     not_finite.reaches_only_those_who_see_it(CASES[name][0], kind)
 
@@ -227,15 +239,20 @@ def test_a_method_is_a_frozen_dataclass_of_settings():
         assert issubclass(cls, Method) and cls.__dataclass_params__.frozen
 
 
-@pytest.mark.long
-def test_layers_of_one_model_may_have_different_settings_of_a_method(x64):
+def test_layers_of_one_model_may_have_different_settings_of_a_method():
     """Each place of the period has parameters of its own."""
     method = CASES["nsa"][0]
     other = NSA(length=4, stride=2, block=PAGE, picks=2, initial=0, local=1, window=5)
-    model = properties.small_model((method, other), num_layers=4)
+    config = properties.model(method).config
+    config = dataclasses.replace(config, num_layers=4, attention=(method, other))
     tokens = properties.ids(0, 40)
     where = properties.separate([40], 40)
-    layers = model.unstacked()
-    assert [x["k_first"].shape[0] for _, x in layers] == [8, 4, 8, 4]
-    hidden = jax.eval_shape(lambda m: m.hidden(tokens, where.order, where, align=0), model)
+
+    def computed():
+        model = Transformer(config, nnx.Rngs(0))
+        first = [parameters["k_first"] for _, parameters in model.unstacked()]
+        return first, model.hidden(tokens, where.order, where, align=0)
+
+    first, hidden = jax.eval_shape(computed)
+    assert [x.shape[0] for x in first] == [8, 4, 8, 4]
     assert hidden.shape == (1, 40, 16)

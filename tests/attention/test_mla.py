@@ -136,9 +136,11 @@ def test_the_paged_kernel_of_tpus_reads_latent_vectors_as_keys_and_values():
     pages, q = normal(0, (6, 1, 32, 576), (2, 1, 16, 576))
     tables = jnp.array([[0, 1, -1], [3, 4, 5]])
     rows = (q, pages, pages, tables, jnp.array([[40], [95]]), jnp.array([41, 96]))
-    wanted, _ = paged_attention(*rows, implementation="reference")
-    interpret = pltpu.InterpretParams()
-    found, _ = paged_attention(*rows, implementation="tpu", interpret=interpret)
+    kernel = dict(implementation="tpu", interpret=pltpu.InterpretParams())
+    (wanted, _), (found, _) = (
+        jax.jit(functools.partial(paged_attention, **options))(*rows)
+        for options in (dict(implementation="reference"), kernel)
+    )
     assert relative(found, wanted) < 1e-5
 
 

@@ -76,7 +76,7 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
     return np.concatenate([allocator.tables([sequence], WIDTH), np.full((1, WIDTH), -1, np.int32)])
 
 
-@pytest.mark.parametrize("chunks", [(3, 30), (30, 1), (30,), (1,)])
+@pytest.mark.parametrize("chunks", [(1, 30), (30, 1)])
 @pytest.mark.long
 def test_prefill_in_chunks_and_decoding_equal_the_full_forward(chunks):
     tokens = rows()
@@ -131,13 +131,13 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
 def test_heads_may_be_spread_over_devices():
     tokens = [row[:39] for row in rows()]
     mesh = make_mesh(MeshConfig(1, 2))
-    wanted, _ = run(model(), dirty(cache(PAGES)), tables(), tokens, [0, 0], 3)
+    wanted, _ = run(model(), dirty(cache(PAGES)), tables(), tokens, [0, 0], 30)
     with jax.set_mesh(mesh):
         spread = jax.device_put(model(), parameter_shardings(model(), mesh))
         paged = jax.device_put(
             dirty(cache(PAGES)), NamedSharding(mesh, PartitionSpec(None, "tensor"))
         )
-        found, paged = run(spread, paged, tables(), tokens, [0, 0], 3)
+        found, paged = run(spread, paged, tables(), tokens, [0, 0], 30)
     assert relative(np.concatenate(found), np.concatenate(wanted)) < 1e-5
     # of two heads
     assert {x.sharding.shard_shape(x.shape)[1] for x in jax.tree.leaves(paged)} == {1}

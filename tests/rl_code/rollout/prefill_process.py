@@ -26,7 +26,7 @@ from rl_code.rollout.scheduler import Scheduler
 from rl_code.weights.versions import WeightError
 from tests.rl_code.rollout.small import (
     ENGINE,
-    MODEL,
+    ONE_LAYER,
     SAMPLING,
     STOP,
     Episode,
@@ -53,12 +53,12 @@ class OneVersion:
     def wait(self, *, exactly: int, deadline_s: float):
         if exactly != self._version:
             raise WeightError(f"version {exactly} is not there")
-        return exactly, model_on(self._mesh)
+        return exactly, model_on(self._mesh, ONE_LAYER)
 
 
 def prefill(workdir: Path, version: int) -> None:
     mesh = make_mesh(MeshConfig())
-    engine = Engine(MODEL, ENGINE, SAMPLING, (STOP,), mesh)
+    engine = Engine(ONE_LAYER, ENGINE, SAMPLING, (STOP,), mesh)
     weights = OneVersion(mesh, version)
     server = PrefillServer(engine, weights, workdir, host=HOST, deadline_s=5.0)
     print("ready", flush=True)
@@ -67,11 +67,11 @@ def prefill(workdir: Path, version: int) -> None:
 
 
 def decode(workdir: Path, name: str) -> None:
-    engine = Engine(MODEL, ENGINE, SAMPLING, (STOP,), make_mesh(MeshConfig()))
+    engine = Engine(ONE_LAYER, ENGINE, SAMPLING, (STOP,), make_mesh(MeshConfig()))
     client = PrefillClient(workdir, name, HOST, PrefillConfig(deadline_s=60.0), engine)
     scheduler = Scheduler(engine, Letters(), workers=4, worker_deadline_s=30.0, remote=client)
     groups, stats = scheduler.rollout(
-        model_on(engine.mesh),
+        model_on(engine.mesh, ONE_LAYER),
         [task_of(seed) for seed in range(TASKS)],
         Episode,
         group_size=4,

@@ -15,6 +15,7 @@ from flax import nnx
 
 from models.adapter_rows import for_rows, with_several
 from models.lora import LoRA, new_adapters, with_adapters
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
 from pallas_kernels.tokens import sequences
@@ -24,6 +25,7 @@ from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
     MODEL,
+    ONE_LAYER,
     SAMPLING,
     SCARCE,
     STOP,
@@ -46,6 +48,7 @@ LORAS = (
 ROWS = np.array([1, -1, 0], np.int32)
 PROMPT = 7
 STEPS = 10
+stacked = jax.jit(with_several)
 
 
 def random_adapters(model: Transformer, lora: LoRA):
@@ -57,27 +60,32 @@ def random_adapters(model: Transformer, lora: LoRA):
     return jax.tree.map_with_path(draw, shapes)
 
 
+@functools.cache
+def adapters_of(config: ModelConfig) -> list:
+    return [random_adapters(initial(config), lora) for lora in LORAS]
+
+
 @pytest.fixture(scope="module")
 def adapters():
-    return [random_adapters(initial(MODEL), lora) for lora in LORAS]
+    return adapters_of(MODEL)
 
 
 @pytest.fixture(scope="module")
 def several(adapters):
-    return jax.jit(with_several)(initial(MODEL), adapters)
+    return stacked(initial(MODEL), adapters)
 
 
 @functools.cache
-def engine_of(decode: str, tensor: int) -> Engine:
-    config = dataclasses.replace(ENGINE, decode=decode, decode_steps=STEPS // 2, prefill_rows=3)
+def engine_of(tensor: int) -> Engine:
+    config = dataclasses.replace(ENGINE, decode="pages", decode_steps=STEPS // 2, prefill_rows=3)
     return Engine(MODEL, config, SAMPLING, (), make_mesh(MeshConfig(1, tensor)))
 
 
-def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="view"):
+def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1):
     """(tokens, logprobs) [rows, STEPS] that the engine samples behind random prompts, two dispatches
     of it. Rows that are not active are left out.
     """
-    engine = engine_of(decode, tensor)
+    engine = engine_of(tensor)
     config = engine.config
     model = engine.own(model)
     prompts = np.random.default_rng(5).integers(1, VOCAB, (3, PROMPT)).astype(np.int32)
@@ -118,17 +126,16 @@ def separate(row: int):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("decode", ["view", "pages"])
-def test_rows_with_other_adapters_beside_them_come_out_as_alone(several, decode):
-    together = sampled(several, ROWS, [True] * 3, decode=decode)
+def test_rows_with_other_adapters_beside_them_come_out_as_alone(several):
+    together = sampled(several, ROWS, [True] * 3)
     for row in range(3):
         active = [row == other for other in range(3)]
-        alone = sampled(several, ROWS, active, decode=decode)
+        alone = sampled(several, ROWS, active)
         for x, y, z in zip(together, alone, separate(row), strict=True):
             assert np.array_equal(x[row], y[0])
             np.testing.assert_allclose(x[row], z[0], rtol=1e-4, atol=1e-4)
     # all three adapters matter
-    same = sampled(several, np.full(3, -1, np.int32), [True] * 3, decode=decode)
+    same = sampled(several, np.full(3, -1, np.int32), [True] * 3)
     assert [np.array_equal(x, y) for x, y in zip(together[0], same[0], strict=True)] == [
         False,
         True,
@@ -146,12 +153,13 @@ def test_rows_have_their_adapters_on_a_mesh(several):
 @pytest.mark.long
 def test_a_broken_adapter_reaches_no_other_row(adapters):
     broken = jax.tree.map(lambda x: x * np.nan, adapters[0])
-    model = with_several(initial(MODEL), [broken, adapters[1]])
+    model = stacked(initial(MODEL), [broken, adapters[1]])
     tokens = np.ones((2, 5), np.int32)
     places = np.broadcast_to(np.arange(5), (2, 5))
     where = sequences(np.full(2, 5), 5)
+    compute = jax.jit(lambda model, rows: for_rows(model, rows).hidden(tokens, places, where))
     for rows, broken in (([0, 1], [True, False]), ([-1, -1], [False, False])):
-        hidden = for_rows(model, np.array(rows)).hidden(tokens, places, where)
+        hidden = compute(model, np.array(rows))
         assert [bool(np.isnan(x).any()) for x in hidden] == broken
 
 
@@ -167,7 +175,6 @@ def test_several_adapters_need_to_know_their_rows(adapters, several):
 
 # what is sampled of one task, with the first documents that there are
 PLAYED = {
-    "pages": (ENGINE, Episode, task_of(8)),
     "few pages": (SCARCE, Episode, task_of(8)),
     "documents": (WITH_DOCUMENTS, DocumentEpisode, TASKS[0]),
 }
@@ -175,12 +182,14 @@ PLAYED = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLAYED)
-def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, adapters, several):
+def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name):
     """All have the same prompt, and share no page of it with another adapter's."""
     config, make, task = PLAYED[name]
+    adapters = adapters_of(ONE_LAYER)
+    several = stacked(initial(ONE_LAYER), adapters)
 
     def played(model, numbers, first=0):
-        scheduler = make_scheduler(config, timeout_s=60.0)
+        scheduler = make_scheduler(config, ONE_LAYER, timeout_s=60.0)
         way = dict(group_size=2, version=1, key=jax.random.key(7), first_group=first)
         groups, stats = scheduler.rollout(
             model, [task] * len(numbers), make, adapters=numbers, **way
@@ -194,7 +203,7 @@ def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, ad
             x if at == number else jax.tree.map(lambda y: y * np.nan, x)
             for at, x in enumerate(adapters)
         ]
-        return with_several(initial(MODEL), parts)
+        return stacked(initial(ONE_LAYER), parts)
 
     # the first one twice: a group of the same adapter does share its pages
     numbers = [*ROWS.tolist(), int(ROWS[0])]

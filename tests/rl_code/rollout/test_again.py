@@ -23,6 +23,7 @@ from tests.rl_code.rollout.small import (
 
 # Sampled alone, a trajectory lacks the texts of its group, so that other drafts are right.
 DRAFTING = dataclasses.replace(ENGINE, decode_steps=2, draft_tokens=2)
+REPEATING = dataclasses.replace(DRAFTING, draft_least=0.25, draft_window=4)
 VERSIONS = 6
 KEY = (3, 7)
 
@@ -58,21 +59,17 @@ def record(engine, recompute: bool, seed: int) -> list:
     ("engine", "recompute"),
     [
         (ENGINE, False),
-        (SCARCE, False),
-        (dataclasses.replace(ENGINE, result_rows=2, result_tokens=4), False),
+        (dataclasses.replace(SCARCE, result_rows=2, result_tokens=4), False),
         (ENGINE, True),
-        (DRAFTING, False),
-        (DRAFTING, True),
-        (dataclasses.replace(DRAFTING, draft_least=0.25, draft_window=4), False),
+        (REPEATING, False),
+        (REPEATING, True),
     ],
     ids=[
         "kept",
-        "kept, scarce",
-        "kept, answers apart",
+        "kept, scarce, answers apart",
         "computed again",
-        "kept, drafts",
-        "computed again, drafts",
         "kept, drafts where a row repeats itself",
+        "computed again, drafts where a row repeats itself",
     ],
 )
 @pytest.mark.quick(first=1)

@@ -5,7 +5,6 @@ once for a version of the weights.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -16,20 +15,19 @@ from rl_code.environment.documents import OUTSIDE, rope_positions, seen_as
 from rl_code.rollout.again import sample_again
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.rollout.spans import ContextRuns, Document
+from rl_code.rollout.spans import ContextRuns
 from tests.rl_code.rollout.small import (
-    METHODS,
     MODEL,
     SAMPLING,
-    STATELESS,
     STOP,
     Letters,
     assert_same,
     engine_of,
+    hand_out,
     make_scheduler,
     model_on,
 )
-from tests.rl_code.rollout.test_documents import FILES, TASKS, play_documents
+from tests.rl_code.rollout.test_documents import FILES, OTHER, TASKS, play_documents
 from tests.rl_code.rollout.with_documents import (
     LONGEST,
     WITH_DOCUMENTS,
@@ -39,7 +37,6 @@ from tests.rl_code.rollout.with_documents import (
 )
 
 SCARCE = dataclasses.replace(WITH_DOCUMENTS, pages=36)
-OTHER = document(77, 13)
 # Reads the second file of the first task again, beside another one.
 EDITED = task_of(
     "edited",
@@ -128,12 +125,13 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     together, _ = play_documents(tasks)
     split, _ = play_documents(tasks, shards=2)
     assert_same(split, together)
-    decoder = engine_of(MODEL, SCARCE)
+    decoder = engine_of(MODEL, WITH_DOCUMENTS)
     elsewhere = make_mesh(MeshConfig(data=1, tensor=1), jax.devices()[1:2])
     prefiller = Engine(MODEL, WITH_DOCUMENTS, SAMPLING, (STOP,), elsewhere)
     scheduler = Scheduler(
         decoder, Letters(), workers=4, worker_deadline_s=30.0, prefiller=prefiller
     )
+    hand_out(scheduler, SCARCE.pages)
     apart, stats = play_documents(tasks, scheduler=scheduler)
     assert stats.preempted
     assert_same(apart, together)
@@ -176,54 +174,6 @@ def test_weights_that_change_between_documents_are_stated_and_sampled_again(chan
             assert (again.versions == trajectory.versions).all()
     assert mixed
     scheduler.close()
-
-
-@pytest.mark.parametrize("name", STATELESS)
-@pytest.mark.quick(first=1)
-def test_a_documents_keys_depend_on_nothing_but_its_tokens(name):
-    """Other documents, tokens before it and its own place change no bit on its pages."""
-    attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
-    engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
-    file = FILES[13]
-    prompts = [
-        [(file, True), ([5], False)],
-        [([7, 8, 9], False), (FILES[8], True), (file, True), ([5], False)],
-        [([7, 1, 9], False), (OTHER, True), (file, True), ([5], False)],
-    ]
-    kept = [_content(engine, model, prompt, file) for prompt in prompts]
-    for x, y, z in zip(*kept, strict=True):
-        assert x.any() and (x == y).all() and (x == z).all()
-
-
-def _content(engine, model, prompt, file) -> list[np.ndarray]:
-    """What the cache holds on the pages of a file once a prompt is prefilled."""
-    scheduler = make_scheduler(engine, model)
-    pool = scheduler._pool
-    scheduler.load(model_on(scheduler.engine.mesh, model), 0)
-    make = functools.partial(DocumentEpisode, page=engine.page)
-    scheduler.submit(task_of("one", prompt, [[], []]), make, group=0, group_size=1, key=(0, 0))
-    while not scheduler._open.rows:
-        scheduler.step()
-    wanted = Document(file, weights=pool._weights)
-    pages = pool._documents[0].find(wanted.key, len(file))
-    padded = pool._padded(0, pages, fill=0)
-    content = [
-        np.asarray(x)[: len(pages)] for x in scheduler.engine.read_pages(pool._cache(), padded)
-    ]
-    scheduler.abort()
-    scheduler.close()
-    if len(file) % engine.page:  # what stands behind the file's last token was never written
-        last = len(file) % engine.page
-        content = [x if x.ndim < 4 or x.shape[2] != engine.page else _cut(x, last) for x in content]
-    return content
-
-
-def _cut(x: np.ndarray, last: int) -> np.ndarray:
-    """Pages [n, K, page, H] with zeros behind the ``last`` first tokens of the last one."""
-    x = x.copy()
-    x[-1, :, last:] = 0
-    return x
 
 
 @pytest.mark.parametrize("seed", range(20))

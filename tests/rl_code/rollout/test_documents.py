@@ -17,6 +17,7 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.decode_input import empty_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.spans import Document
 from tests.rl_code.rollout.small import (
     METHODS,
     MODEL,
@@ -24,7 +25,9 @@ from tests.rl_code.rollout.small import (
     STATELESS,
     STOP,
     Letters,
+    make_scheduler,
     model_on,
+    model_with,
     play,
     play_together_and_alone,
 )
@@ -38,6 +41,7 @@ from tests.rl_code.rollout.with_documents import (
 
 # Shorter than a page of 4 or 8 tokens, exactly one, two, and longer.
 FILES = {length: document(length, length) for length in (3, 4, 5, 8, 13)}
+OTHER = document(77, 13)
 TASKS = [
     task_of(
         "both",
@@ -78,7 +82,7 @@ def _assert_trained_alike(groups, config):
 @pytest.mark.quick(first=1)
 def test_every_method_samples_over_documents_what_the_trainer_computes(name):
     attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     make = functools.partial(DocumentEpisode, page=engine.page)
     engine = dataclasses.replace(engine, pages=FOR_ONE_GROUP[engine.page])
@@ -87,10 +91,9 @@ def test_every_method_samples_over_documents_what_the_trainer_computes(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dense from pages", "nsa"])
-def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes(name):
-    attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes():
+    attention, changes = METHODS["nsa and dense"]
+    model = model_with(attention)
     engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
     mesh = make_mesh(MeshConfig(data=2, tensor=2))
     scheduler = Scheduler(
@@ -100,6 +103,54 @@ def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_comput
     groups, _ = play_documents(TASKS, scheduler=scheduler, model=model, make=make)
     scheduler.close()
     _assert_trained_alike(groups, model)
+
+
+@pytest.mark.parametrize("name", STATELESS)
+@pytest.mark.quick(first=1)
+def test_a_documents_keys_depend_on_nothing_but_its_tokens(name):
+    """Other documents, tokens before it and its own place change no bit on its pages."""
+    attention, changes = METHODS[name]
+    model = model_with(attention)
+    engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
+    file = FILES[13]
+    prompts = [
+        [(file, True), ([5], False)],
+        [([7, 8, 9], False), (FILES[8], True), (file, True), ([5], False)],
+        [([7, 1, 9], False), (OTHER, True), (file, True), ([5], False)],
+    ]
+    kept = [_content(engine, model, prompt, file) for prompt in prompts]
+    for x, y, z in zip(*kept, strict=True):
+        assert x.any() and (x == y).all() and (x == z).all()
+
+
+def _content(engine, model, prompt, file) -> list[np.ndarray]:
+    """What the cache holds on the pages of a file once a prompt is prefilled."""
+    scheduler = make_scheduler(engine, model)
+    pool = scheduler._pool
+    scheduler.load(model_on(scheduler.engine.mesh, model), 0)
+    make = functools.partial(DocumentEpisode, page=engine.page)
+    scheduler.submit(task_of("one", prompt, [[], []]), make, group=0, group_size=1, key=(0, 0))
+    while not scheduler._open.rows:
+        scheduler.step()
+    wanted = Document(file, weights=pool._weights)
+    pages = pool._documents[0].find(wanted.key, len(file))
+    padded = pool._padded(0, pages, fill=0)
+    content = [
+        np.asarray(x)[: len(pages)] for x in scheduler.engine.read_pages(pool._cache(), padded)
+    ]
+    scheduler.abort()
+    scheduler.close()
+    if len(file) % engine.page:  # what stands behind the file's last token was never written
+        last = len(file) % engine.page
+        content = [x if x.ndim < 4 or x.shape[2] != engine.page else _cut(x, last) for x in content]
+    return content
+
+
+def _cut(x: np.ndarray, last: int) -> np.ndarray:
+    """Pages [n, K, page, H] with zeros behind the ``last`` first tokens of the last one."""
+    x = x.copy()
+    x[-1, :, last:] = 0
+    return x
 
 
 def test_an_empty_slot_computes_nothing_that_is_not_finite():

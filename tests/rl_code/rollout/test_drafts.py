@@ -20,7 +20,6 @@ from tests.rl_code.rollout.small import (
     ENGINE,
     FOR_ONE_GROUP,
     METHODS,
-    MODEL,
     SAMPLING,
     STATELESS,
     STOP,
@@ -30,11 +29,12 @@ from tests.rl_code.rollout.small import (
     assert_same,
     assert_trained_alike,
     make_scheduler,
+    model_with,
     play,
     task_of,
 )
 from tests.rl_code.rollout.test_experts import EXPERTS
-from tests.rl_code.rollout.test_picks import MIXED
+from tests.rl_code.rollout.test_picks import CHOOSING
 from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode, document
 from tests.rl_code.rollout.with_documents import task_of as task_of_documents
 
@@ -164,12 +164,13 @@ def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_g
     assert_alike(some, without)
 
 
-@pytest.mark.parametrize("name", ["dense", "experts", *STATELESS])
+# Experts follow dense layers whose keys lie side by side.
+@pytest.mark.parametrize("name", ["experts", *STATELESS])
 @pytest.mark.long
 def test_every_method_samples_the_same_with_and_without_guesses(name):
     attention, changes = METHODS.get(name, ((Dense(),), {}))
     experts = EXPERTS if name == "experts" else None
-    model = dataclasses.replace(MODEL, attention=attention, moe=experts)
+    model = model_with(attention, moe=experts)
     engine = dataclasses.replace(DRAFTING, **changes, note_picks=experts is not None)
     pages = FOR_ONE_GROUP // engine.page
     plain = dataclasses.replace(engine, draft_tokens=0, draft_library=0, pages=pages)
@@ -195,8 +196,8 @@ def test_every_method_samples_the_same_with_and_without_guesses(name):
 @pytest.mark.long
 def test_a_message_that_a_rule_on_text_cuts_leaves_no_key_behind():
     """What the dispatch had sampled behind the cut is written over, NSA's raw keys too."""
-    attention, changes = METHODS["nsa"]
-    model = dataclasses.replace(MODEL, attention=attention)
+    attention, changes = METHODS["nsa and dense"]
+    model = model_with(attention)
     engine = dataclasses.replace(DRAFTING, **changes, pages=72 // 8)
     groups, _ = play(
         TASKS,
@@ -224,12 +225,12 @@ def test_documents_picks_and_meshes_give_the_same_with_and_without_guesses():
     for drafts, mesh in ((0, MeshConfig(1, 1)), (2, MeshConfig(2, 2))):
         engine = dataclasses.replace(WITH_DOCUMENTS, note_picks=True, draft_tokens=drafts)
         scheduler = Scheduler(
-            Engine(MIXED, engine, SAMPLING, (STOP,), make_mesh(mesh)),
+            Engine(CHOOSING, engine, SAMPLING, (STOP,), make_mesh(mesh)),
             Letters(),
             workers=4,
             worker_deadline_s=30.0,
         )
-        found.append(play(tasks, make=DocumentEpisode, scheduler=scheduler, model=MIXED))
+        found.append(play(tasks, make=DocumentEpisode, scheduler=scheduler, model=CHOOSING))
         scheduler.close()
     (without, _), (with_guesses, stats) = found
     assert stats.accepted_tokens

@@ -28,6 +28,7 @@ from tests.rl_code.rollout.small import (
     assert_same,
     engine_of,
     hand_out,
+    model_with,
     play,
 )
 from tests.rl_code.rollout.test_documents import FOR_ONE_GROUP
@@ -55,12 +56,10 @@ def played(engine: Engine, model, pages: int, host_pages_mb: float | None, **opt
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["dense", "dense and nsa", "moba", "window", "gated", "two shards"]
-)
+@pytest.mark.parametrize("name", ["nsa and dense", "two shards"])
 def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_token(name):
     attention, changes = METHODS.get(name, (MODEL.attention, {}))
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     shards = 2 if name == "two shards" else 1
     page = changes.get("page", ENGINE.page)
     engine = engine_of(model, dataclasses.replace(ENGINE, **changes), shards)
@@ -75,11 +74,10 @@ def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_t
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dense from pages", "nsa"])
-def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them(name):
-    attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
-    pages = FOR_ONE_GROUP[changes.get("page", ENGINE.page)]
+def test_documents_wait_on_the_host_too_and_so_do_pages_behind_them():
+    attention, changes = METHODS["nsa and dense"]
+    model = model_with(attention)
+    pages = FOR_ONE_GROUP[changes["page"]]
     engine = engine_of(model, dataclasses.replace(WITH_DOCUMENTS, **changes))
     make = functools.partial(DocumentEpisode, page=engine.config.page)
     behind = (np.arange(1, 14).tolist(), False)

@@ -31,7 +31,7 @@ def moving(config):
 @pytest.mark.long
 def test_adapters_sample_what_the_trainer_computes_whatever_else_is_in_the_batch(monkeypatch):
     model = moving(ADAPTED)
-    plain, _ = play([task_of(0)], model=dataclasses.replace(ADAPTED, lora=None))
+    plain, _ = play([task_of(0)], model=ADAPTED)  # whose adapters are zero
     monkeypatch.setattr(small, "initial", lambda config: model)
     tasks = [task_of(seed) for seed in range(3)]
     together, _ = play(tasks, model=ADAPTED)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -31,9 +32,9 @@ from tests import programs
 from tests.rl_code.rollout.prefill_process import HOST, TASKS
 from tests.rl_code.rollout.small import (
     ENGINE,
-    EVERY_METHOD,
     METHODS,
     MODEL,
+    ONE_LAYER,
     SAMPLING,
     SCARCE,
     STOP,
@@ -44,6 +45,7 @@ from tests.rl_code.rollout.small import (
     assert_same,
     engine_of,
     model_on,
+    model_with,
     play,
     task_of,
 )
@@ -104,14 +106,16 @@ def handed_over(
     return content(sender, span), content(receiver, taken)
 
 
-CASES = ["dense and nsa", "documents", "two shards", "two parts of heads"]
+# Dense layers alone are handed to two shards, and from two parts of heads to two.
+MESHES = ("two shards", "two parts of heads")
+CASES = ("nsa and dense", "documents", *MESHES, "on pages", "states and dense", "latent")
 
 
 @pytest.mark.quick(first=2)
-@pytest.mark.parametrize("name", dict.fromkeys([*CASES, *EVERY_METHOD]))
+@pytest.mark.parametrize("name", CASES)
 def test_pages_that_are_handed_over_have_the_bits_of_those_that_were_computed(name):
     attention, changes = METHODS.get(name, (MODEL.attention, {}))
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     engine = dataclasses.replace(ENGINE, prompt_length=32, **changes)
     kinds = None
     one = here = MeshConfig()
@@ -179,8 +183,8 @@ class HereInstead:
 
 @pytest.mark.long
 def test_prompts_on_their_way_are_asked_for_anew_with_new_weights_and_when_pages_run_out():
-    engine = engine_of(MODEL, SCARCE)
-    old = model_on(engine.mesh)
+    engine = engine_of(ONE_LAYER, SCARCE)
+    old = model_on(engine.mesh, ONE_LAYER)
     new = jax.tree.map(lambda x: -x, old)
     tasks = [task_of(seed) for seed in range(TASKS)]
     settings = dict(workers=4, worker_deadline_s=30.0)
@@ -232,7 +236,7 @@ def test_two_actors_sample_with_pages_of_a_third_process_what_one_alone_samples(
             name: programs.start(MODULE, "decode", tmp_path, name, devices=1) for name in "ab"
         }
         told = {name: process.communicate(timeout=200)[0] for name, process in actors.items()}
-    groups, alone = play([task_of(seed) for seed in range(TASKS)])
+    groups, alone = play([task_of(seed) for seed in range(TASKS)], model=ONE_LAYER)
     prompts = sum(len(task_of(seed).prompt) - 1 for seed in range(TASKS))
     pages = sum(-(-(len(task_of(seed).prompt) - 1) // ENGINE.page) for seed in range(TASKS))
     for name, output in told.items():
@@ -250,14 +254,14 @@ def test_two_actors_sample_with_pages_of_a_third_process_what_one_alone_samples(
 
 
 def page_bytes() -> int:
-    leaves = jax.tree.leaves(engine_of(MODEL, ENGINE).cache_shape().layers)
+    leaves = jax.tree.leaves(engine_of(ONE_LAYER, ENGINE).cache_shape().layers)
     return sum(x.size * x.dtype.itemsize for x in leaves) // ENGINE.pages
 
 
 def asking(workdir: Path, **config) -> Scheduler:
     """A scheduler that asks the prefill process of a workdir."""
     client = PrefillClient(
-        workdir, "actor-0", HOST, PrefillConfig(**config), engine_of(MODEL, ENGINE)
+        workdir, "actor-0", HOST, PrefillConfig(**config), engine_of(ONE_LAYER, ENGINE)
     )
     return Scheduler(client._engine, Letters(), workers=4, worker_deadline_s=30.0, remote=client)
 
@@ -266,14 +270,15 @@ def asking(workdir: Path, **config) -> Scheduler:
 @pytest.mark.timeout(300)
 def test_an_actor_prefills_by_itself_when_the_prefill_process_does_not(tmp_path, caplog):
     tasks = [task_of(seed) for seed in range(TASKS)]
-    alone, _ = play(tasks)
+    played = functools.partial(play, tasks, model=ONE_LAYER)
+    alone, _ = played()
 
     def check(said: str, scheduler: Scheduler, happens=None, asked=range(1, TASKS + 1)):
         caplog.clear()
         if happens is not None:
             happened = iter([happens])
             scheduler.before_dispatch = lambda rows: [action() for action in happened] and None
-        groups, stats = play(tasks, scheduler=scheduler)
+        groups, stats = played(scheduler=scheduler)
         scheduler.close()
         assert_same(groups, alone)
         assert stats.prompts_by_itself in asked
@@ -283,7 +288,7 @@ def test_an_actor_prefills_by_itself_when_the_prefill_process_does_not(tmp_path,
     with prefilling(tmp_path, version=2):
         check("cannot load version 1: version 1 is not there", asking(tmp_path))
     with prefilling(tmp_path) as process:
-        groups, stats = play(tasks, scheduler=asking(tmp_path, deadline_s=60.0))
+        groups, stats = played(scheduler=asking(tmp_path, deadline_s=60.0))
         assert_same(groups, alone)
         assert stats.prompts_by_itself == 0
         os.kill(process.pid, signal.SIGSTOP)

@@ -14,13 +14,13 @@ from models.transformer import cast
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import make_token_logprobs
 from tests.rl_code.rollout import small
-from tests.rl_code.rollout.small import ENGINE, MODEL, assert_same, initial, play, task_of
+from tests.rl_code.rollout.small import ENGINE, ONE_LAYER, assert_same, initial, play, task_of
 
 PACK = PackConfig(rows=8, slots=192, targets=96, drop_uninformative=False, max_staleness=9)
-EXPERTS = dataclasses.replace(MODEL, moe=MoE(experts=4, active=2, mlp_dim=16))
+EXPERTS = dataclasses.replace(ONE_LAYER, moe=MoE(experts=4, active=2, mlp_dim=16))
 
 
-@pytest.mark.parametrize(("kind", "config"), [("int8", MODEL), ("fp8", EXPERTS)])
+@pytest.mark.parametrize(("kind", "config"), [("int8", ONE_LAYER), ("fp8", EXPERTS)])
 @pytest.mark.long
 def test_samples_have_the_log_probabilities_of_the_quantised_model(kind, config, monkeypatch):
     whole = initial(config)

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from attention.methods.dense import Dense
-from attention.methods.gated_documents import GatedDocuments
+from attention.methods.gated_delta import GatedDelta
 from attention.methods.moba import MoBA
-from attention.methods.nsa import NSA
-from attention.methods.window import Window
 from models.padding import pad, pad_config
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import abstract_model
@@ -27,7 +25,6 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,
-    EVERY_METHOD,
     FOR_ONE_GROUP,
     METHODS,
     MODEL,
@@ -44,6 +41,7 @@ from tests.rl_code.rollout.small import (
     initial,
     make_scheduler,
     model_on,
+    model_with,
     play,
     play_together_and_alone,
     task_of,
@@ -69,7 +67,7 @@ def test_tokens_do_not_depend_on_shards_and_slots():
     tasks = [task_of(seed) for seed in range(5)]
     together, _ = play(tasks)
     wider, _ = play(
-        tasks, engine=dataclasses.replace(ENGINE, slots=7, episodes=20, pages=200, view_block=32)
+        tasks, engine=dataclasses.replace(ENGINE, slots=7, episodes=20, pages=200, view_block=16)
     )
     split, _ = play(tasks, shards=2)
     assert_same(split, together)
@@ -80,11 +78,11 @@ def test_tokens_do_not_depend_on_shards_and_slots():
         )
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.quick(first=1)
 def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_batch(name):
     attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+    model = model_with(attention)
     engine = dataclasses.replace(ENGINE, **changes)
     engine = dataclasses.replace(engine, pages=FOR_ONE_GROUP // engine.page)
     tasks = [task_of(seed) for seed in range(3)]
@@ -197,53 +195,10 @@ def test_prompts_prefilled_on_other_devices_give_the_same_samples():
     assert stats.prefix_hit_rate > 0.5
 
 
-CHOOSING = dict(block=4, picks=3)
-
-
-@pytest.mark.long
-def test_weights_cut_over_fsdp_sample_what_whole_weights_do():
-    """A copy is made whole once for each version of the weights. The methods have weights of their
-    own, beside those of every layer.
-    """
-    sparse = NSA(**CHOOSING, length=4, stride=2, initial=1, local=1, window=4)
-    methods = (sparse, GatedDocuments())
-    config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods)
-    prompts = np.random.default_rng(0).integers(1, 40, (3, 14)).tolist()
-    tasks = [types.SimpleNamespace(id=f"task{i}", prompt=prompts[i]) for i in range(3)]
-    once = functools.partial(Episode, turns=1)
-
-    def played(where):
-        mesh = make_mesh(where)
-        scheduler = Scheduler(
-            Engine(config, ENGINE, SAMPLING, (STOP,), mesh),
-            Letters(),
-            workers=4,
-            worker_deadline_s=30.0,
-        )
-        model = model_on(mesh, config)
-        key = jax.random.key(7)
-        both = [
-            scheduler.rollout(model, tasks, once, group_size=2, version=1, key=key)
-            for _ in range(2)
-        ]
-        scheduler.close()
-        (groups, first), (_, again) = both
-        # prompts of the same weights are found again
-        assert again.prefilled_tokens < first.prefilled_tokens
-        return [t for group in groups for t in group.trajectories]
-
-    whole = played(MeshConfig(data=2, tensor=2))
-    cut = played(MeshConfig(data=1, tensor=2, fsdp=2))
-    assert any(len(set(t.tokens[t.sampled])) > 2 for t in cut)
-    for one, other in zip(cut, whole, strict=True):
-        np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.long
 def test_padded_heads_sample_what_the_model_itself_does():
     """Six query heads and two key/value heads on four devices, which share every layer."""
-    methods = (Dense(), Window(6), MoBA(**CHOOSING))
+    methods = (MoBA(block=4, picks=3), Dense())
     odd = dict(num_heads=6, mlp_dim=30, vocab_size=VOCAB + 1)
     config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods, **odd)
     padded = pad_config(config, 4)
@@ -368,14 +323,13 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["states and dense", "nsa"])
-def test_what_a_rule_on_text_cuts_off_overwrites_nothing_that_is_still_needed(name):
-    """The ring of NSA's raw keys, of which the next compressed key is made, and a state."""
-    attention, changes = METHODS[name]
-    model = dataclasses.replace(MODEL, attention=attention)
+def test_what_a_rule_on_text_cuts_off_overwrites_nothing_that_is_still_needed():
+    """A state, and the ring of NSA's raw keys, of which the next compressed key is made."""
+    (nsa, _), changes = METHODS["nsa and dense"]
+    model = model_with((nsa, GatedDelta()))
     groups, _ = play(
         [task_of(seed) for seed in range(6, 14)],
-        engine=dataclasses.replace(ENGINE, **changes, decode_steps=7),
+        engine=dataclasses.replace(ENGINE, **changes, prefill_tokens=8, decode_steps=7),
         model=model,
         make=lambda *a: Episode(*a, protocol=Protocol(rule=True)),
     )

@@ -17,7 +17,7 @@ from tests.rl_code.rollout.small import ENGINE, STOP, VOCAB
 LONGEST = 16
 # Pages of 4 tokens, and a document of at most four of them.
 WITH_DOCUMENTS = dataclasses.replace(
-    ENGINE, prompt_length=48, length=128, pages=160, longest_document=LONGEST
+    ENGINE, prompt_length=48, length=128, pages=160, longest_document=LONGEST, view_block=64
 )
 
 
