@@ -221,7 +221,6 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
 @pytest.mark.parametrize("name", sorted(NAMES, key=lambda name: name != "llama_tied"))
 def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
     found = origin.find(str(GOLDEN / name))
-    golden = np.load(GOLDEN / name / "logits.npz")
     model = found.load(found.shape(), make_mesh(ONE))
     keep(tmp_path / "run", model, tokenizer, str(GOLDEN / name))
     save(tmp_path / "run", 1, model)
@@ -229,9 +228,9 @@ def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_
     loaded = pretrained.load(
         tmp_path / "out", pretrained.read_config(tmp_path / "out"), make_mesh(ONE)
     )
+    # equal configs and bits have equal logits, which tests/models/test_huggingface.py compares with
+    # those of transformers
     assert_same(loaded, model)
-    # which tests/models/test_huggingface.py compares with those of transformers
-    np.testing.assert_array_equal(logits(loaded, golden["tokens"]), logits(model, golden["tokens"]))
     content = json_files.read_json(tmp_path / "out" / "config.json")
     assert content["max_position_embeddings"] == 1024
 
