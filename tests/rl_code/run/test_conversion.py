@@ -19,7 +19,7 @@ from tests.models.small import narrow_preset
 def stage(name: str, folder, weights=None) -> list[dict]:
     """The metrics of a stage's warm start, of a model whose layers all have the stage's method."""
     given = convert_attention.get_config(f"{name}_smoke")
-    given.model.attention = given.model.attention[-1]
+    given.model.attention = given.model.attention[-1:]
     given.mesh.data = 1
     given.tokenizer.texts = 20
     given.model.weights = "" if weights is None else str(weights / "sft")
