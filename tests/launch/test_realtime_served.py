@@ -30,6 +30,7 @@ def command(folder: Path, config: str, people: str) -> list[str]:
     """
     changes = {
         "parts.run.model.preset": "tests.models.small:SHALLOW",
+        "parts.run.sft": None,
         "parts.run.train.tasks_per_step": MOST,
         "parts.run.train.pack.rows": MOST // 2,
         "parts.run.train.micro_batches": 2,
