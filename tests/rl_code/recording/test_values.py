@@ -129,9 +129,9 @@ def test_a_fork_without_a_change_ends_as_the_run_itself(whole, backbone, step, t
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("backbone", ["separate"], **INDIRECT)
 def test_a_fork_may_replace_the_value_function(whole, backbone, tmp_path):
-    other = {"shared": "separate", "separate": "shared"}[backbone]
-    config = config_of(other, pretrain=1)
+    config = config_of("shared", pretrain=1)
     there = tmp_path / "fork"
     fork(whole, there, 3, config)
     train(config, there)
