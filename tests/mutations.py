@@ -106,7 +106,8 @@ FAULTS = [
         "rl_code/train.py",
         "    return restored.state, restored.step, restored.position\n",
         "    return restored.state, restored.step, {**restored.position, 'tasks': None}\n",
-        "tests/rl_code/run/test_run_with_lora.py tests/rl_code/run/test_run_with_picks.py "
+        "tests/rl_code/run/test_run_with_lora.py "
+        "tests/rl_code/run/test_run_with_documents.py "
         "tests/rl_code/recording/test_fork.py",
     ),
     Fault(

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import families
+from models.model_config import ModelConfig
 from models.padding import cut_config, pad
 from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
@@ -262,12 +263,7 @@ class Run:
             self._keep_model()
         config = self.config
         if self.origin.files is None:
-            like = abstract_model(self.model_config)
-            make = functools.partial(Transformer, cut_config(self.model_config))
-            model = jax.jit(
-                lambda: pad(make(nnx.Rngs(config.seed)), like),
-                out_shardings=parameter_shardings(like, self.mesh),
-            )()
+            model = make_random_model(self.model_config, self.mesh, config.seed)()
         else:
             change = config.model.change_methods
             model = self.origin.load(self.model_config, self.mesh, change, config.seed)
@@ -617,6 +613,15 @@ class Run:
         trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         sampling = dataclasses.asdict(suite.sampling)
         return from_groups(suite.name, label, step, sampling, groups)
+
+
+def make_random_model(config: ModelConfig, mesh: Mesh, seed: int) -> Callable[[], Transformer]:
+    """A program that draws a model's parameters, laid out over the mesh."""
+    like = abstract_model(config)
+    make = functools.partial(Transformer, cut_config(config))
+    return jax.jit(
+        lambda: pad(make(nnx.Rngs(seed)), like), out_shardings=parameter_shardings(like, mesh)
+    )
 
 
 def _start(agent: Agent) -> Harness:

@@ -9,15 +9,16 @@ import json
 import pytest
 import rich.console
 
-from configs import faults, own_model, ppo, quickstart
+from configs import own_model, ppo, quickstart
 from launch import dry_run, flags
 from models.transformer import parameter_count
 from rl_code.config.named import Named
 from rl_code.config.read_config import build
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.tools.api import TOOLS, find_tools, offered
+from rl_code.run import dry_run as dry_run_of_a_run
 from rl_code.run.config import RunConfig
-from rl_code.run.dry_run import Plan, tool_tokens
+from rl_code.run.dry_run import Plan, Program, tool_tokens
 from rl_code.types import Task, Tests
 
 
@@ -117,11 +118,11 @@ def test_each_attention_call_says_what_it_runs(shown):
     assert "no kernel for cpu" in text
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("backbone", ["shared", "separate"])
-def test_values_have_weights_and_moments(backbone):
+def dry_with_values(backbone: str, **rollout) -> Plan:
+    """The plan of a run with a value function, whose parts are checked."""
     settings = narrow(ppo.get_config("smoke"))
     settings.train.value.backbone = backbone
+    settings.rollout.update(rollout)
     text, plan, config = dry(settings)
     parts = {(part.where, part.name): part.bytes for part in plan.memory}
     head = config.model.shape().embed_dim + 1
@@ -132,14 +133,25 @@ def test_values_have_weights_and_moments(backbone):
     assert "value optimizer" in text and "value weights" in text
     programs = [program.name for program in plan.programs]
     assert {"values", "update, values", "update"} <= set(programs)
+    return plan
 
 
 @pytest.mark.long
-def test_devices_apart_are_added_up_apart():
-    settings = narrow(faults.get_config("smoke"))
-    settings.rollout.apart = True
-    _, plan, _ = dry(settings)
-    assert (plan.learners, plan.samplers, plan.shared) == (1, 1, False)
+def test_values_on_the_policys_backbone_have_weights_and_moments(monkeypatch):
+    """What compiling adds is the same for any program."""
+
+    def traced(name, trace):
+        trace()
+        return Program(name, 0.0, 1)
+
+    monkeypatch.setattr(dry_run_of_a_run, "_program", traced)
+    dry_with_values("shared")
+
+
+@pytest.mark.long
+def test_values_have_weights_and_moments_and_devices_apart_are_added_up_apart():
+    plan = dry_with_values("separate", apart=True)
+    assert (plan.learners, plan.samplers, plan.shared) == (2, 1, False)
     assert plan.device_bytes("learner") + plan.device_bytes("sampler") == sum(
         part.bytes for part in plan.memory
     )

@@ -14,7 +14,7 @@ from rl_code.store.audit import check
 from rl_code.store.store import GroupStore
 from tests import programs
 
-STEPS = 10
+STEPS = 6
 
 
 def wait_until(condition, processes, seconds=240.0):
@@ -37,7 +37,7 @@ def test_actors_join_and_one_is_pre_empted_and_nothing_is_lost_or_sampled_needle
         f"--workdir={run}",
         "--config.sft=None",
         f"--config.train.steps={STEPS}",
-        "--config.model.preset=tests.models.small:NARROW",
+        "--config.model.preset=tests.models.small:SHALLOW",
         "--config.train.tasks_per_step=8",
         # nobody may be taken for lost: who leaves says so
         "--config.asynchrony.work.heartbeat_timeout_s=120.0",

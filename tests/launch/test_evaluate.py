@@ -46,7 +46,7 @@ def test_a_suite_of_repositories_is_played_and_predicted(tmp_path):
         f"--suite_settings={json.dumps({'places': places})}",
         f"--config.sandbox.layers={tmp_path / 'layers'}",
         "--config.suites=()",
-        "--config.model.preset=tests.models.small:NARROW",
+        "--config.model.preset=tests.models.small:SHALLOW",
         "--config.limits.tokens=768",
         "--config.rollout.engine.prompt_length=384",
         f"--predictions={predictions}",

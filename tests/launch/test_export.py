@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from models.padding import pad, pad_config
 from models.sharding import MESHES, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer, abstract_model
+from rl_code.checkpoint import checkpoint, record
 from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.read_config import ConfigError, build
 from rl_code.run import origin
@@ -216,12 +218,27 @@ def test_two_processes_write_what_one_does(workdir, tmp_path):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+@pytest.fixture
+def summed_by_the_host(monkeypatch):
+    """Checksums of checkpoints without a program for each shape."""
+
+    def sums(named):
+        return {
+            name: hashlib.sha256(np.asarray(x).tobytes()).hexdigest()[:16]
+            for name, x in named.items()
+        }
+
+    monkeypatch.setattr(checkpoint, "start_checksums", sums)
+    monkeypatch.setattr(checkpoint, "finish_checksums", lambda sums: sums)
+    monkeypatch.setattr(record, "array_checksums", sums)
+
+
 # the quick case is the one whose programs are smallest
 @pytest.mark.quick(first=1)
 @pytest.mark.parametrize("name", sorted(NAMES, key=lambda name: name != "llama_tied"))
+@pytest.mark.usefixtures("summed_by_the_host")
 def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
     found = origin.find(str(GOLDEN / name))
-    golden = np.load(GOLDEN / name / "logits.npz")
     model = found.load(found.shape(), make_mesh(ONE))
     keep(tmp_path / "run", model, tokenizer, str(GOLDEN / name))
     save(tmp_path / "run", 1, model)
@@ -229,9 +246,9 @@ def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_
     loaded = pretrained.load(
         tmp_path / "out", pretrained.read_config(tmp_path / "out"), make_mesh(ONE)
     )
+    # equal configs and bits have equal logits, which tests/models/test_huggingface.py compares with
+    # those of transformers
     assert_same(loaded, model)
-    # which tests/models/test_huggingface.py compares with those of transformers
-    np.testing.assert_array_equal(logits(loaded, golden["tokens"]), logits(model, golden["tokens"]))
     content = json_files.read_json(tmp_path / "out" / "config.json")
     assert content["max_position_embeddings"] == 1024
 

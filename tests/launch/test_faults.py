@@ -25,7 +25,7 @@ def strike(folder: Path, steps: int, *faults: str) -> dict:
         "--config=configs/faults.py:smoke",
         f"--workdir={folder}",
         "--config.sft=None",
-        "--config.model.preset=tests.models.small:NARROW",
+        "--config.model.preset=tests.models.small:SHALLOW",
         f"--config.train.steps={steps}",
         "--delay_s=2",
         "--minutes=14",
@@ -85,9 +85,9 @@ def test_a_sweep_on_a_ray_cluster_tries_again_what_failed(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: .[ray]")
 def test_a_lost_node_of_a_ray_cluster_loses_repeats_and_changes_nothing(tmp_path):
-    faults = ("--ray_nodes=3", "--kills=2", "--hangs=0", "--node_losses=1")
+    faults = ("--ray_nodes=3", "--kills=1", "--hangs=0", "--node_losses=1")
     report = strike(tmp_path, STEPS, *faults)
-    assert sorted(fault["what"] for fault in report["faults"]) == ["killed", "killed", "node lost"]
+    assert sorted(fault["what"] for fault in report["faults"]) == ["killed", "node lost"]
     # each role that was struck has run again, unless it was done by then
     assert any(fault.get("back_s") for fault in report["faults"])
     assert report["audit"]["consumed"] == STEPS and report["audit"]["staleness_max"] == 1

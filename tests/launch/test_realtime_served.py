@@ -19,8 +19,8 @@ from people.realtime.tables import CYCLES, EDGES, VERSIONS
 from tests import programs
 
 # Sessions with which a cycle trains, and answers at most.
-LEAST = 12
-MOST = 48
+LEAST = 8
+MOST = 32
 
 
 def command(folder: Path, config: str, people: str) -> list[str]:
@@ -30,13 +30,14 @@ def command(folder: Path, config: str, people: str) -> list[str]:
     """
     changes = {
         "parts.run.model.preset": "tests.models.small:SHALLOW",
+        "parts.run.sft": None,
         "parts.run.train.tasks_per_step": MOST,
         "parts.run.train.pack.rows": MOST // 2,
         "parts.run.train.micro_batches": 2,
         f"parts.{people}.at_once": 3,
         "cycle.least_sessions": LEAST,
         "cycle.batch": MOST,
-        "cycle.watch.most_s": 5.0,
+        "cycle.watch.most_s": 2.0,
     }
     flags = (f"--config.{name}={value}" for name, value in changes.items())
     config = f"--config=configs/{config}.py:smoke"

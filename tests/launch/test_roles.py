@@ -24,7 +24,7 @@ def flags(folder: Path) -> list[str]:
         "--config.sft.steps=2",
         "--config.mesh.data=2",
         "--config.rollout.mesh.data=2",
-        "--config.model.preset=tests.models.small:NARROW",
+        "--config.model.preset=tests.models.small:SHALLOW",
     ]
 
 
@@ -72,11 +72,11 @@ def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path
         "--config=configs/faults.py:smoke",
         f"--workdir={run}",
         "--config.train.steps=4",
-        "--config.sft.steps=2",
+        "--config.sft=None",
         "--config.asynchrony.mode=in_flight",
         # the learner has more devices than the actor, whose weights it makes again
         "--config.mesh.data=2",
-        "--config.model.preset=tests.models.small:NARROW",
+        "--config.model.preset=tests.models.small:SHALLOW",
     ]
     processes = [
         programs.start("launch.train", *settings, *role, devices=None)

@@ -14,6 +14,7 @@ from rl_code.run import run as run_lib
 # (module, name there) -> the maker in its place.
 MAKERS = {
     (run_lib, "Engine"): functools.cache(run_lib.Engine),
+    (run_lib, "make_random_model"): functools.cache(run_lib.make_random_model),
     (learner_lib, "make_update"): functools.cache(learner_lib.make_update),
     (learner_lib, "make_token_logprobs"): functools.cache(learner_lib.make_token_logprobs),
     (sft, "make_sft_update"): functools.cache(sft.make_sft_update),

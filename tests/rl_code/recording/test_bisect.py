@@ -143,8 +143,9 @@ def run_of(tree: Path, file: str = "", before: str = "", after: str = "") -> Pat
         text = (tree / file).read_text()
         assert text.count(before) == 1
         (tree / file).write_text(text.replace(before, after))
-    small = ["--config.train.steps=2", "--config.sft.steps=1", "--config.suites=()"]
-    small += ["--config.model.preset=tests.models.small:NARROW", "--config.limits.turns=2"]
+    small = ["--config.train.steps=2", "--config.sft=None", "--config.suites=()"]
+    small += ["--config.model.preset=tests.models.small:SHALLOW", "--config.limits.turns=2"]
+    small += ["--config.mesh.data=1", "--config.train.micro_batches=1"]
     command = ["--config=configs/quickstart.py:smoke", f"--workdir={tree / 'run'}", *small]
     run_command(tree, "train", *command)
     return tree / "run"

@@ -104,7 +104,6 @@ def weights(workdir: Path) -> list[str]:
     [
         ("one_step", 2),
         ("one_step", 3),
-        ("one_step", 1),
         ("one_step", 0),
         ("sync", 3),
         ("in_flight", 3),

@@ -23,7 +23,9 @@ from rl_code.types import ToolCall
 from tests.models.small import narrow_preset
 from tests.rl_code.rewards.folders import make_folder
 
-STEPS = 3
+STEPS = 2
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +45,11 @@ def test_what_models_paid_is_paid_again(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "rm")
     settings = quickstart.get_config("smoke")
     settings.suites = ()
+    settings.sft = None
+    settings.mesh.data = 1
+    settings.tokenizer.update(texts=20, vocab_size=300)
     settings.protocol = "tests.rl_code.recording.test_replay_signals:Writer"
-    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=4)
+    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=2, micro_batches=1)
     config = build(RunConfig, settings)
     signals = (
         "tests",
@@ -73,5 +78,5 @@ def test_what_models_paid_is_paid_again(tmp_path, monkeypatch):
     ]
     assert all(names == {"reward_model", "rubric"} for names in noted)
     for step in range(STEPS):
-        found = play_again(config, workdir, find(workdir, step, "0"), range(4))
-        assert [one.difference for one in found] == [None] * 4
+        found = play_again(config, workdir, find(workdir, step, "0"), range(2))
+        assert [one.difference for one in found] == [None] * 2

@@ -32,9 +32,17 @@ def small_settings(
     settings.limits.update(turn_tokens=6, **limits)
     settings.rollout.engine.update(slots=4, prompt_length=prompt, prefill_tokens=64)
     settings.train.update(steps=steps, tasks_per_step=2, group_size=group_size, micro_batches=1)
-    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
     # nothing is solved, so what is learned is to be less sure
     settings.train.loss.update(entropy_coef=0.1)
     settings.train.pack.update(drop_uninformative=False, **pack)
     settings.checkpoint.update(every=2)
+    constant_rate(settings)
     return settings
+
+
+def constant_rate(settings: ml_collections.ConfigDict, rate: float = 0.01) -> None:
+    """Learns at one rate. Runs of other numbers of steps share the program of an update."""
+    with settings.unlocked():
+        settings.train.optimizer.update(
+            schedule="constant", warmup_steps=0, learning_rate=rate, total_steps=100
+        )

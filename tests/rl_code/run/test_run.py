@@ -19,12 +19,11 @@ from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code import sft
 from rl_code.checkpoint import arrays
+from rl_code.checkpoint.checkpoint import Checkpoints
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
 from rl_code.environment.protocols.api import PROTOCOLS
-from rl_code.host.stop import StopRequest
 from rl_code.run import origin
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
@@ -269,30 +268,32 @@ def test_a_method_with_parameters_needs_weights_that_have_them():
         assert "use dense, window, moba, which have none" in str(raised.value)
 
 
-def warm_start(workdir: Path, attention=None) -> tuple[RunConfig, dict]:
-    """The config of a warm start of one step of a small model, and the parameters it ends with."""
+def saved(workdir: Path, attention=None) -> tuple[RunConfig, dict]:
+    """The config of a run of a small model, and the parameters in the checkpoint of its workdir."""
     settings = quickstart.get_config("smoke")
     if attention is not None:
         settings.model.attention = attention
-    settings.sft.update(steps=1, demonstrations=20)
     config = build(RunConfig, settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "tiny", narrow_preset(num_layers=4))
-        with Run(config, workdir) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-            return config, arrays.flatten(sft.warm_start(run, stop).model)
+        with Run(config, workdir) as run, jax.set_mesh(run.mesh):
+            model = run.init_model()
+    with Checkpoints(workdir, {}, keep=1) as checkpoints:
+        checkpoints.save(1, {"model": model}, {})
+    return config, arrays.flatten(model)
 
 
 @pytest.fixture(scope="module")
 def with_nsa(tmp_path_factory) -> tuple[Path, RunConfig, dict]:
-    """The workdir of a warm start with NSA, and what ``warm_start`` returns."""
+    """The workdir of a run with NSA, and what ``saved`` returns."""
     workdir = tmp_path_factory.mktemp("with_nsa")
-    return workdir, *warm_start(workdir, dict(name="nsa", length=8, stride=4, block=8))
+    return workdir, *saved(workdir, dict(name="nsa", length=8, stride=4, block=8))
 
 
 @pytest.mark.long
 def test_a_method_with_parameters_starts_from_a_run_that_has_them(with_nsa):
     workdir, config, trained = with_nsa
-    found = origin.find(str(workdir / "sft"))
+    found = origin.find(str(workdir))
     shape = found.shape(None, None)
     methods = config.model.methods()
     found.check_methods(methods, shape)
@@ -308,8 +309,8 @@ def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path
     if kind == "files":
         found = origin.find(str(Path(__file__).parents[2] / "models" / "golden" / "llama_tied"))
     else:
-        warm_start(tmp_path)
-        found = origin.find(str(tmp_path / "sft"))
+        saved(tmp_path)
+        found = origin.find(str(tmp_path))
     shape = found.shape(None, None)
     mesh = make_mesh(MeshConfig())
     before = arrays.flatten(found.load(shape, mesh))
@@ -336,7 +337,7 @@ def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path
 @pytest.mark.long
 def test_a_method_without_parameters_takes_over_a_model_that_has_some(with_nsa):
     workdir, config, trained = with_nsa
-    found = origin.find(str(workdir / "sft"))
+    found = origin.find(str(workdir))
     dense = dataclasses.replace(found.shape(None, None), attention=(METHODS["dense"](),))
     mesh = make_mesh(config.mesh)
     with pytest.raises(ConfigError, match=r"attention_0\.gates\.value: expected nothing"):

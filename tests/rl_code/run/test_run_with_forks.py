@@ -24,10 +24,13 @@ from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from tests.models.small import narrow_preset
+from tests.rl_code.run.lookups import constant_rate
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
 FORKS = dict(continuations=2, borders=2)
+STEPS = 3
+LEARNED = dict(advantage="monte_carlo", continuations=True)
 
 
 def settings_of(steps=2, mode="one_step", forks=FORKS, **train_keys):
@@ -39,8 +42,8 @@ def settings_of(steps=2, mode="one_step", forks=FORKS, **train_keys):
     settings.limits.update(turns=3, tokens=256, turn_tokens=16)
     settings.rollout.engine.update(slots=4, prompt_length=160, prefill_tokens=64, decode_steps=4)
     settings.train.update(steps=steps, tasks_per_step=2, group_size=2, micro_batches=1)
-    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
-    settings.train.pack.update(rows=16, slots=512, targets=256, drop_uninformative=False)
+    constant_rate(settings)
+    settings.train.pack.update(rows=6, slots=512, targets=256, drop_uninformative=False)
     settings.train.loss.update(entropy_coef=0.1)
     settings.checkpoint.update(every=2)
     with settings.unlocked():
@@ -56,25 +59,25 @@ def config_of(*arguments, **keys) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_kv_heads=1))
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The workdir of a run that trains on its continuations, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+        patch.setitem(PRESETS, "tiny", narrow_preset(num_kv_heads=1))
         workdir = tmp_path_factory.mktemp("forked")
-        train(config_of(4, advantage="monte_carlo", continuations=True), workdir)
+        train(config_of(STEPS, **LEARNED), workdir)
     return workdir
 
 
 @pytest.mark.long
 def test_every_group_has_its_continuations_once(recorded):
     report = audit.check(recorded / STORE, 1)
-    assert report.problems == [] and report.consumed == 4
+    assert report.problems == [] and report.consumed == STEPS
     store = GroupStore(recorded / STORE)
-    for step in range(4):
+    for step in range(STEPS):
         for record in store.read(step):
             group = record.group
             assert [t.index for t in group.trajectories] == [0, 1]
@@ -102,11 +105,11 @@ def test_every_group_has_its_continuations_once(recorded):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["one_step", "in_flight"])
 def test_continuations_are_sampled_again_and_training_is_replayed(recorded, tmp_path, mode):
-    workdir, config = recorded, config_of(4, advantage="monte_carlo", continuations=True)
+    workdir, config = recorded, config_of(STEPS, mode=mode, **LEARNED)
     if mode == "in_flight":
-        workdir, config = tmp_path, config_of(4, mode="in_flight", continuations=True)
+        workdir = tmp_path
         train(config, workdir)
-    for step in (1, 3):
+    for step in (1, 2):
         found = find(workdir, step, "1")
         places = range(len(found.record.group.all))
         again = list(play_again(config, workdir, found, places))
@@ -114,16 +117,15 @@ def test_continuations_are_sampled_again_and_training_is_replayed(recorded, tmp_
         assert any(one.now.fork for one in again)
         assert [one.now.fork for one in again] == [one.recorded.fork for one in again]
     with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
-        assert [step.same for step in replay(run)] == [True] * 4
+        assert [step.same for step in replay(run)] == [True] * STEPS
 
 
 @pytest.mark.long
 def test_a_run_that_was_stopped_ends_with_the_same_weights(recorded, tmp_path):
-    keys = dict(advantage="monte_carlo", continuations=True)
-    train(config_of(2, **keys), tmp_path)
-    train(config_of(4, **keys), tmp_path)
+    train(config_of(2, **LEARNED), tmp_path)
+    train(config_of(STEPS, **LEARNED), tmp_path)
     stores = [GroupStore(folder / STORE) for folder in (recorded, tmp_path)]
-    sums = [[store.consumption(step)["weights"] for step in range(4)] for store in stores]
+    sums = [[store.consumption(step)["weights"] for step in range(STEPS)] for store in stores]
     assert sums[0] == sums[1]
 
 
@@ -134,7 +136,7 @@ def test_a_process_reward_model_is_trained_resumed_and_pays(recorded, tmp_path):
             ProcessModelConfig,
             dict(
                 runs=(str(recorded),),
-                backbone=f"{recorded}@4",
+                backbone=f"{recorded}@{STEPS}",
                 optimizer=dict(learning_rate=1e-2),
                 steps=steps,
                 held_out=0.5,

@@ -85,7 +85,7 @@ def make_config(steps: int, *, memory: bool = False, **changes) -> RunConfig:
         4,
         prompt=280,
         limits=dict(turns=5, tokens=1000),
-        pack=dict(rows=10, slots=1100, targets=200),
+        pack=dict(rows=3, slots=1100, targets=200),
         **LOOKUP,
     )
     if memory:
@@ -103,7 +103,7 @@ def make_config(steps: int, *, memory: bool = False, **changes) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_kv_heads=1))
 
 
 def groups_of(workdir, step):
@@ -123,16 +123,16 @@ def check_replays(config, workdir, steps):
 def test_a_run_with_summaries_is_resumed_and_replayed_to_the_token(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = dict(asynchrony=dict(mode="one_step"))
-    config = make_config(4, **changes)
+    config = make_config(3, **changes)
     train(config, whole)
     train(make_config(2, **changes), parts)
     train(config, parts)
     rows = read_metrics(whole)
     fresh = [row for row in rows if row["rollout/staleness_mean"] == 0.0]
-    assert len(rows) == 4 and len(fresh) == 1
+    assert len(rows) == 3 and len(fresh) == 1
     assert all(row["policy/mismatch_max"] < 1e-4 for row in fresh)
     assert all(row["episode/summaries"] > 0 for row in rows)
-    for step in range(4):
+    for step in range(3):
         for one, other in zip(
             trajectories_of(whole, step), trajectories_of(parts, step), strict=True
         ):
@@ -143,16 +143,16 @@ def test_a_run_with_summaries_is_resumed_and_replayed_to_the_token(tmp_path):
     for t in summarised:
         assert len(summary_turns(t)) == len(t.contexts) - 1
         assert max(len(t.whole(index)) for index in range(len(t.contexts))) <= 320
-    check_replays(config, parts, 4)
-    for again in play_again(config, whole, find(whole, 3, "1"), (0, 1, 2, 3)):
+    check_replays(config, parts, 3)
+    for again in play_again(config, whole, find(whole, 2, "1"), (0, 3)):
         assert again.difference is None
 
 
 @pytest.mark.long
 def test_a_fork_may_begin_to_have_summaries_and_leave_them_untrained(tmp_path):
     plain, begun = tmp_path / "plain", tmp_path / "begun"
-    train(make_config(2, summaries=None), plain)
-    config = make_config(4)
+    train(make_config(1, summaries=None), plain)
+    config = make_config(3)
     parts = dataclasses.replace(config.train.parts, summaries="none")
     packing = dataclasses.replace(config.train.pack, untrained=("summaries",))
     learned = dataclasses.replace(config.train, parts=parts, pack=packing)
@@ -160,14 +160,14 @@ def test_a_fork_may_begin_to_have_summaries_and_leave_them_untrained(tmp_path):
     fork(plain, begun, 1, config)
     train(config, begun)
     rows = read_metrics(begun)
-    assert [row.get("episode/summaries", 0) > 0 for row in rows] == [False, True, True, True]
+    assert [row.get("episode/summaries", 0) > 0 for row in rows] == [False, True, True]
     # targets are what was sampled, without the summaries
-    for step in (1, 2, 3):
+    for step in (1, 2):
         found = trajectories_of(begun, step)
         summaries = sum(turn.end - turn.start for t in found for turn in summary_turns(t))
         sampled = sum(int(t.sampled.sum()) for t in found)
         assert summaries and rows[step]["train/tokens"] == sampled - summaries
-    check_replays(config, begun, 4)
+    check_replays(config, begun, 3)
 
 
 def kill_at(patch: pytest.MonkeyPatch, *places: tuple[str, int]) -> list[tuple[str, int]]:
@@ -211,23 +211,23 @@ def kept_by_hand(workdir, step: int, most: int) -> dict[str, str]:
 @pytest.mark.long
 def test_a_run_that_credits_stores_is_killed_resumed_and_replayed(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    config = make_config(6, memory=True)
+    config = make_config(4, memory=True)
     train(config, whole)
     with monkeypatch.context() as patch:
-        left = kill_at(patch, ("deliver", 2), ("consume", 3), ("deliver", 4))
+        left = kill_at(patch, ("deliver", 1), ("consume", 2), ("deliver", 3))
         while left:
             with pytest.raises(OSError, match="killed"):
                 train(config, parts)
         train(config, parts)
     rows = read_metrics(whole)
     left_out = [
-        sum(LEFT_OUT in group.task.meta for group in groups_of(whole, step)) for step in range(6)
+        sum(LEFT_OUT in group.task.meta for group in groups_of(whole, step)) for step in range(4)
     ]
     assert left_out[:2] == [0, 0] and sum(left_out) > 0
     assert [row.get("memory/credited", 0) for row in rows] == left_out
     for name in ("train/tokens", "batch/rows", "memory/credited"):
         assert [row.get(name) for row in rows] == [row.get(name) for row in read_metrics(parts)]
-    for step in range(6):
+    for step in range(4):
         # what an episode reads is what the steps up to the last but one left, killed or not
         notes = kept_by_hand(whole, step - 2, config.memory.rule.settings["most"])
         for one, other in zip(groups_of(whole, step), groups_of(parts, step), strict=True):
@@ -235,10 +235,10 @@ def test_a_run_that_credits_stores_is_killed_resumed_and_replayed(tmp_path, monk
             assert one.task.meta == other.task.meta
             for t, again in zip(one.trajectories, other.trajectories, strict=True):
                 np.testing.assert_array_equal(t.tokens, again.tokens)
-    check_replays(config, parts, 6)
+    check_replays(config, parts, 4)
     (step, number) = next(
         (step, number)
-        for step in range(6)
+        for step in range(4)
         for number, group in enumerate(groups_of(whole, step))
         if LEFT_OUT in group.task.meta
     )
