@@ -195,6 +195,9 @@ def test_all_blocks_are_dense_causal_attention(x64):
         assert relative(one, expected) < 1e-12
 
 
+QUERIES = 16
+
+
 @functools.cache
 def small(kind: str):
     """(a kernel of few queries, its inputs, its picks and orders), the same for all tests.
@@ -202,10 +205,10 @@ def small(kind: str):
     That for GPUs gathers its queries itself.
     """
     size, heads = (64, 8) if kind == "gpu" else (8, 2)
-    given = dict(picks=choose(1, 24, 1, 4, 3), size=size)
-    given["q_order"], given["k_order"] = orders(1, 24, 4 * size)
+    given = dict(picks=choose(1, QUERIES, 1, 4, 3), size=size)
+    given["q_order"], given["k_order"] = orders(1, QUERIES, 4 * size)
     dtype = jnp.bfloat16 if kind == "gpu" else jnp.float32
-    arrays = normal(0, (1, 24, heads, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
+    arrays = normal(0, (1, QUERIES, heads, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
     return functools.partial(selected_attention, **given, **KERNELS[kind]), arrays, given
 
 
@@ -214,7 +217,7 @@ def small(kind: str):
 def test_an_empty_place_may_hold_anything(small_tiles, kind):
     function, arrays, given = small(kind)
     empty = given["k_order"] < np.iinfo(np.int32).max
-    asking = np.arange(24)[None] != ALONE  # which sees nothing
+    asking = np.arange(QUERIES)[None] != ALONE  # which sees nothing
     masked_places_may_hold_anything(function, arrays, [asking, empty, empty])
 
 
