@@ -317,7 +317,6 @@ def test_a_short_run_survives_a_kill_dying_sandboxes_and_a_full_disk(tmp_path):
         f"--workdir={tmp_path}",
         "--config.model.preset=tests.models.small:NARROW",
         "--config.sft=None",
-        "--config.limits.turns=3",
         # one block of a view: each of each layer is a condition that is compiled
         "--config.rollout.engine.view_block=288",
         *("--kills=1", f"--full_disks={int(has_namespaces())}", "--sandbox_deaths=0.2"),
