@@ -44,7 +44,7 @@ def config_of(
     with settings.unlocked():
         settings.limits.tools_s = 300.0
         del settings.reward
-        settings.reward = dict(signals=("tests.rl_code.harness.even_tokens:even_tokens",))
+        settings.reward = dict(signals=("tests.rl_code.harness.eighth_tokens:eighth_tokens",))
         settings.train.parts = dict(summaries=summaries)
         settings.harness = dict(name="program", command=command)
         for name, value in changes.items():
