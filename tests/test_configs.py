@@ -173,8 +173,8 @@ def test_the_quickstart_takes_a_step_with_methods_of_every_kind(tmp_path, monkey
     """One layer of each."""
     indexer = dict(name="dsa", picks=100, index_heads=2, index_size=16, index_loss=0.1)
     layers = (IN_LAYERS["nsa"], "sinks", "mla", indexer)
-    # A method that keeps a state goes with less: tests/rl_code/run/test_states_config.py. MoBA is in
-    # the test below, and so is it with gated_documents in test_run_with_documents.
+    # A method that keeps a state goes with less: tests/rl_code/run/test_states_config.py. MoBA and
+    # gated_documents are in the test below.
     others = {*ELSEWHERE, "moba", "gated_documents", "squid", "gated_delta"}
     assert {*METHODS} - others == {"nsa", "sinks", "mla", "dsa"}
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=len(layers), num_kv_heads=1))
@@ -197,12 +197,10 @@ def test_the_quickstart_takes_a_step_with_methods_of_every_kind(tmp_path, monkey
 
 
 @pytest.mark.long
-def test_the_long_context_agent_takes_a_step(tmp_path, monkeypatch):
+def test_the_long_context_agent_takes_a_step(tmp_path):
     """Other methods with documents are in ``test_run_with_documents``."""
-    reader = dataclasses.replace(PRESETS["tiny_reader"], num_layers=2)
-    monkeypatch.setitem(PRESETS, "tiny_reader", reader)
     given = long_context.get_config("smoke")
-    given.model.attention = (long_context.LOCAL, long_context.METHODS["moba"])
+    given.model.attention = (long_context.LOCAL, "gated_documents", long_context.METHODS["moba"])
     given.documents = long_context.DOCUMENTS
     given.sft.update(steps=1)
     given.train.update(steps=1)
