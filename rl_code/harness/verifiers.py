@@ -136,6 +136,14 @@ def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     place: taskset, env, select and folder, as in a task's meta. Raises HarnessError.
     """
+    said = listed(python, place)
+    if "error" in said:
+        raise HarnessError(f"tasks.taskset = {place['taskset']!r}: {said['error']}")
+    return said["rows"]
+
+
+def listed(python: str, place: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a process of its own (``verifiers_driver.listed``)."""
     python = find_python(python)
     host = EnvironmentHost
     with tempfile.TemporaryDirectory(prefix="verifiers_") as folder:
@@ -152,7 +160,4 @@ def list_rows(python: str, place: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise HarnessError(f"{host.key} = {python!r} cannot be started: {error}") from error
     if done.returncode:
         raise HarnessError(host.missing(python, done.stderr.strip()[-LAST_WORDS:]))
-    said = json.loads(done.stdout)
-    if "error" in said:
-        raise HarnessError(f"tasks.taskset = {place['taskset']!r}: {said['error']}")
-    return said["rows"]
+    return json.loads(done.stdout)

@@ -14,8 +14,10 @@ from benchmarks import model as bench_model
 from benchmarks.budgets import RESULTS, Lines, read
 from benchmarks.device_jobs import JOBS, CannotRun, DeviceJob
 from launch import on_device
+from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh
 from tests import programs
+from tests.models.small import SHALLOW
 
 # What is asked of each job; the others are these with other flags of XLA, or are tested with the
 # bench that they call.
@@ -61,6 +63,7 @@ def rehearse(job: DeviceJob, folder) -> list[dict]:
 def test_a_job_writes_what_it_is_asked_for(name, tmp_path, monkeypatch):
     one = make_mesh(MeshConfig(data=1, tensor=1), jax.devices()[:1])
     monkeypatch.setattr(bench_model, "all_devices", lambda: one)
+    monkeypatch.setitem(PRESETS, "tiny", SHALLOW)
     (job,) = (job for job in JOBS if job.name == name)
     lines = rehearse(job, tmp_path)
     assert ASKED[name] <= {key for line in lines for key in line}

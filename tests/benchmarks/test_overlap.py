@@ -33,11 +33,11 @@ def test_a_short_run(tmp_path):
         "--steps=1",
         "--warmup=1",
     ]
-    done = small_bench.run("overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}")
+    done = small_bench.run("overlap", *small, "--wait_s=0.02", f"--json={tmp_path / 'a.json'}")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert set(rows) == {"everything kept"}
     row = rows["everything kept"]
     # nothing works while one phase waits; the prompts are computed while two do
     assert row["busy_one_phase"] < 0.05 < row["busy_two_phases"] <= 1.0
-    assert row["one_phase_s"] > 0.1 and row["two_phases_s"] > 0.1 and row["residual_mib"] > 0
+    assert row["one_phase_s"] > 0.02 and row["two_phases_s"] > 0.02 and row["residual_mib"] > 0

@@ -209,7 +209,7 @@ def test_shares_are_the_tokens_in_common():
     [
         ("documents", 16, 1, CONFIGS[1], False),
         ("cache", 4, 1, CONFIGS[2], False),
-        ("packed", 2, 2, SMALL, True),
+        ("packed", 1, 1, SMALL, True),
         ("cached documents", 4, 2, SMALL, False),
     ],
 )
@@ -232,7 +232,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     "unit, kind, heads, kv_heads, selection, scale, gradients",
     [
         ("wgmma", "cache", 4, 2, SMALL, 1, False),
-        ("wgmma", "packed", 4, 2, SMALL, 1, True),
+        ("wgmma", "packed", 2, 1, SMALL, 1, True),
         ("tcgen05", "one", 1, 1, CONFIGS[1], 3, False),
     ],
 )
@@ -287,7 +287,7 @@ def test_values_that_are_not_finite_reach_only_those_who_see_them(kind, turn):
 @pytest.mark.long
 def test_what_comes_later_changes_no_bit_of_what_is_before():
     rows, seen = row("one", SMALL), 57  # within a block, a tile of queries and a tile of keys
-    qkv = inputs(rows, SMALL, 4, 2, 8, dtype=jnp.float32)
+    qkv = inputs(rows, SMALL, 2, 1, 8, dtype=jnp.float32)
     attend = jax.jit(rows.attend(SMALL, **TPU))
     # the last stretch that the query sees ends with it
     later = np.arange(qkv[1].shape[1]) * SMALL.stride + SMALL.length > seen

@@ -45,6 +45,7 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     settings.suites = ()
     settings.sft = None
     settings.tokenizer.update(texts=20, vocab_size=300)
+    settings.limits.update(turns=3, tokens=224, turn_tokens=32)
     settings.rollout.engine.update(pages=60, decode_steps=4)
     settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=1)
     settings.train.pack.update(rows=8, drop_uninformative=False)
@@ -95,7 +96,7 @@ def test_evaluations_beside_the_actor_leave_training_as_it_is(recorded, tmp_path
     suite = build(RunConfig, asynchrony.get_config("smoke")).suites[0]
     evaluated = dataclasses.replace(
         plain,
-        suites=(dataclasses.replace(suite, count=3, samples=2),),
+        suites=(dataclasses.replace(suite, count=2, samples=1),),
         evaluate=EvaluateConfig(every=1),
     )
     train(evaluated, tmp_path)

@@ -26,7 +26,8 @@ from tests import programs
 from tests.rl_code.repeatable import repeatable
 
 KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 2
-STEPS = 3
+SFT_STEPS, STEPS = 2, 3
+MODEL = "tests.models.small:SHALLOW"
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
     f"--config.train.steps={STEPS}",
@@ -34,21 +35,26 @@ FLAGS = (
     "--config.train.micro_batches=4",
     "--config.train.optimizer.warmup_steps=1",
     "--config.checkpoint.every=1",
+    f"--config.sft.steps={SFT_STEPS}",
     "--config.sft.checkpoint_every=1",
-    "--config.model.preset=tests.models.small:NARROW",
+    f"--config.model.preset={MODEL}",
+    # one block of a view: each of each layer is a condition that is compiled
+    "--config.rollout.engine.view_block=288",
     "--config.limits.turns=3",
 )
 
 
-def _start(workdir: Path) -> subprocess.Popen:
+def _start(workdir: Path, fresh: bool = False) -> subprocess.Popen:
+    """A run that is compiled as users do. fresh: with an order of hashes of its own, on which nothing
+    may depend; others share one.
+    """
     with open(workdir.with_suffix(".log"), "ab") as log:
-        # compiled as users do, and with an order of hashes of its own, on which nothing may depend
-        settings = dict(fresh=True, quickly=False, stdout=log, stderr=log, start_new_session=True)
+        settings = dict(fresh=fresh, quickly=False, stdout=log, stderr=log, start_new_session=True)
         return programs.start("launch.train", *FLAGS, f"--workdir={workdir}", **settings)
 
 
-def _finish(workdir: Path) -> None:
-    process = _start(workdir)
+def _finish(workdir: Path, fresh: bool = False) -> None:
+    process = _start(workdir, fresh)
     assert process.wait(500) == 0, workdir.with_suffix(".log").read_text()[-3000:]
 
 
@@ -62,7 +68,7 @@ def _kill(workdir: Path, moment: float) -> None:
     last step.
     """
     process = _start(workdir)
-    progress = moment * (4 + STEPS)
+    progress = moment * (SFT_STEPS + STEPS)
     deadline = time.monotonic() + 400
     while process.poll() is None and time.monotonic() < deadline:
         if _rows(workdir / "sft") + _rows(workdir) >= int(progress):
@@ -75,7 +81,7 @@ def _kill(workdir: Path, moment: float) -> None:
 
 def _state(workdir: Path):
     given = quickstart.get_config("smoke")
-    given.model.preset = "tests.models.small:NARROW"
+    given.model.preset = MODEL
     config = build(RunConfig, given)
     with Run(config, workdir) as run, jax.set_mesh(run.mesh):
         restored = checkpoint.load(workdir, init_state(run.init_model(), config.train.optimizer))
@@ -88,7 +94,7 @@ def _state(workdir: Path):
 def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
-    _finish(whole)
+    _finish(whole, fresh=True)
 
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)

@@ -128,15 +128,29 @@ def test_evaluations_change_nothing_else(tmp_path, played, mode, k):
         assert without_evaluations(tmp_path / "with") == deterministic(tmp_path / "without")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(What was played in a run that nothing interrupts, its folder); it is made once."""
+    made = []
+
+    def record(played):
+        if not made:
+            workdir = tmp_path_factory.mktemp("whole")
+            train(configured(), workdir)
+            made.append(([*played], workdir))
+            played.clear()
+        return made[0]
+
+    return record
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("at", "suite"), [(4, "held_out"), (2, "other"), (STEPS, "other")])
 def test_a_run_that_is_killed_while_it_evaluates_ends_as_one_that_was_not(
-    tmp_path, played, monkeypatch, at, suite
+    tmp_path, played, whole, monkeypatch, at, suite
 ):
     config = configured()
-    train(config, tmp_path / "whole")
-    everything = list(played)
-    played.clear()
+    everything, unbroken = whole(played)
     play = Run.evaluate
 
     def struck(run, of, model, *, step, **how):
@@ -150,9 +164,9 @@ def test_a_run_that_is_killed_while_it_evaluates_ends_as_one_that_was_not(
             train(config, tmp_path / "killed")
     train(config, tmp_path / "killed")
     assert played == everything  # what was complete was not played again
-    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
-    assert deterministic(tmp_path / "killed") == deterministic(tmp_path / "whole")
-    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(unbroken)
+    assert deterministic(tmp_path / "killed") == deterministic(unbroken)
+    assert results(tmp_path / "killed") == results(unbroken)
     assert audit.check(tmp_path / "killed" / STORE, 1).problems == []
 
 

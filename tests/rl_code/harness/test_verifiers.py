@@ -8,21 +8,23 @@ VERIFIERS_PYTHON=path/to/python, or one that is installed for them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import http.server
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs import verifiers as config_file
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError, build
+from rl_code.harness import verifiers as verifiers_lib
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
 from rl_code.harness.verifiers import EnvironmentHost, Verifiers
@@ -85,20 +87,51 @@ def package() -> str:
     return python
 
 
-# a process that imports the package, which takes seconds, lists the tasks
-listed = functools.cache(lambda given: rows_of(**json.loads(given)))
+class ListingHost(EnvironmentHost):
+    """Lists tasks too, and stays when who uses it is closed: importing the package takes seconds."""
+
+    driver = Path(__file__).with_name("listing_driver.py")
+
+    def listed(self, python, place):
+        answers = queue.Queue()
+        job = SimpleNamespace(place=place, base_url="", api_key="", model="")
+        self.start(job, answers.put)
+        return answers.get()
+
+    def describe(self, job):
+        return {"place": job.place} if hasattr(job, "place") else super().describe(job)
+
+    def ending(self, said):
+        return said["listed"] if "listed" in said else super().ending(said)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def host(package):
+    made = ListingHost(package)
+    yield made
+    EnvironmentHost.close(made)
 
 
 @pytest.fixture
-def real_rows(package):
+def one_process(host, monkeypatch):
+    """All tasks of the package are listed and played by one process."""
+    monkeypatch.setattr(verifiers_lib, "listed", host.listed)
+    monkeypatch.setattr(verifiers_lib, "EnvironmentHost", lambda python: host)
+
+
+@pytest.fixture
+def real_rows(package, one_process):
     """Tasks of the environments of these tests, of the package's own."""
 
     def rows(taskset="sums", episodes=(), **settings):
         """episodes: settings of env that say what happens in an episode, but not which tasks there
         are.
         """
-        given = dict(python=package, taskset=taskset, folder=str(ENVIRONMENTS), **settings)
-        return [in_environment(task, **dict(episodes)) for task in listed(json.dumps(given))]
+        found = rows_of(package, taskset, str(ENVIRONMENTS), **settings)
+        return [in_environment(task, **dict(episodes)) for task in found]
 
     return rows
 
@@ -440,7 +473,15 @@ def test_what_the_package_refuses_is_named(real_rows):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("traced_once")
+def test_tasks_of_the_package_are_listed_by_a_process_of_its_own(package, host, monkeypatch):
+    alone = rows_of(package, "guessed_sums", str(ENVIRONMENTS), **EVALUATED)
+    monkeypatch.setattr(verifiers_lib, "listed", host.listed)
+    assert rows_of(package, "guessed_sums", str(ENVIRONMENTS), **EVALUATED) == alone
+    assert len(alone) == 19
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("traced_once", "one_process")
 def test_a_run_trains_on_an_environment_of_the_package(package, tmp_path):
     train(build(RunConfig, smoke(package)), tmp_path)
     rows = read_metrics(tmp_path)

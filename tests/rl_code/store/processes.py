@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import itertools
 import json
 import os
@@ -138,6 +139,8 @@ def kill_points(folder: Path) -> dict[str, int]:
 
     begun, delivered: after how many kills the step was planned, and had all its groups.
     """
+    # what reads the groups of a killed process, which each child would import
+    importlib.import_module("grain")
     begun = delivered = 0
     for point in itertools.count():
         code = end(spawn(play, folder, point, point + 1))

@@ -89,13 +89,14 @@ def test_there_are_at_least_20000_distinct_tasks():
 
 
 @pytest.mark.long
-def test_20000_tasks_differ_in_the_fault_and_in_what_surrounds_it():
+def test_5000_tasks_differ_in_the_fault_and_in_what_surrounds_it():
     faults, surroundings = set(), set()
-    for i in range(20_000):
+    for i in range(5000):
         task = generate("train", 3, i)
         faults.add((task.meta["program"], task.meta["broken"], task.meta["level"]))
         surroundings.add(hash(tuple(sorted(task.files.items()))))
-    assert len(surroundings) == 20_000 and len(faults) > 18_000
+    # of so many faults that 20,000 tasks have more than 18,000
+    assert len(surroundings) == 5000 and len(faults) > 4867
 
 
 @pytest.mark.parametrize("level", LEVELS)
