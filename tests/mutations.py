@@ -53,6 +53,22 @@ FAULTS = [
         "tests/rl_code/checkpoint/test_checkpoint.py",
     ),
     Fault(
+        "moments of the optimizer begin anew",
+        "rl_code/checkpoint/checkpoint.py",
+        "            self._known.add(restored.step)\n            if broken",
+        "            restored = dataclasses.replace(restored, state=jax.tree_util.tree_map_with_path(\n"
+        "                lambda at, x: x * 0 if 'opt_state' in str(at) else x, restored.state))\n"
+        "            self._known.add(restored.step)\n            if broken",
+        "tests/rl_code/test_kill.py",
+    ),
+    Fault(
+        "a file has its name before its content",
+        "rl_code/host/files.py",
+        "        _write(aside, data, synced, private)\n        return",
+        "        _write(path, data, synced, private)\n        os.link(path, aside)\n        return",
+        "tests/rl_code/test_files.py",
+    ),
+    Fault(
         "a group is lost",
         "rl_code/schedule.py",
         "enumerate(self._draw())",
