@@ -16,8 +16,7 @@ class Late:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith(
-            "_"
-        ):  # pytest looks at all that a file holds: _mock_name, __wrapped__
+        # pytest looks at all that a file holds
+        if attribute.startswith(("__", "_pytest", "_mock")):
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
