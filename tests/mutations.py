@@ -59,7 +59,7 @@ FAULTS = [
         "            restored = dataclasses.replace(restored, state=jax.tree_util.tree_map_with_path(\n"
         "                lambda at, x: x * 0 if 'opt_state' in str(at) else x, restored.state))\n"
         "            self._known.add(restored.step)\n            if broken",
-        "tests/rl_code/test_kill.py",
+        "tests/rl_code/recording/test_replay_training.py -k interrupted_run",
     ),
     Fault(
         "a file has its name before its content",

@@ -98,14 +98,14 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path):
 
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
-    # Anywhere, and last where training goes on from a checkpoint of its own.
-    trained = (SFT_STEPS + STEPS - 1) / (SFT_STEPS + STEPS)
+    # Anywhere, and last while it trains: recording/test_replay_training.py interrupts a run behind
+    # every checkpoint.
+    trained = (SFT_STEPS + 1) / (SFT_STEPS + STEPS)
     moments = sorted(rng.uniform(0, trained) for _ in range(KILLS - 1))
     moments.append(rng.uniform(trained, 1))
     print(f"kill points {moments} of seed {seed}")
     for moment in moments:
         _kill(killed, moment)
-    assert any(0 < step < STEPS for step in checkpoint.steps(killed))
     _finish(killed)
 
     one = _state(whole)
