@@ -31,17 +31,18 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         # every name of a module, a function or a constant is one token
         config.tokenizer.update(vocab_size=576)
         config.reward.signals = (asked(),)
-        config.metrics = dict(extra=(dict(name="experiments.tab_jumps.metrics:TabJumps", asked=HABITS),))
+        extra = dict(name="experiments.tab_jumps.metrics:TabJumps", asked=HABITS)
+        config.metrics = dict(extra=(extra,))
         config.tasks = moments(seed=2)
         # One warm start for all seeds, on moments of its own.
         config.sft.tasks = moments(seed=0)
     # a page has 100 tokens on average, and a place six
     config.limits.update(tokens=192, turn_tokens=10)
     config.rollout.engine.update(prompt_length=180, prefill_rows=8, prefill_tokens=64)
-    config.sft.update(slots=512, rows=10, weight_of_read=0.25)
+    config.sft.update(slots=512, rows=6, weight_of_read=0.25)
     config.train.pack.update(slots=512, targets=128)
     if arg == "":
-        config.sft.update(steps=400, checkpoint_every=100, demonstrations=20_000)
+        config.sft.update(steps=360, checkpoint_every=60, demonstrations=20_000)
         config.train.update(steps=60)
         config.checkpoint.update(every=15)
     return config
