@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def moments(seed: int) -> dict:
-    """The moments of a seed. Seed 0 is for demonstrations, and 1 for what is compared in the end."""
+    """The moments of a seed: 0 is for demonstrations, and 1 for what is compared in the end."""
     return dict(name="jumps", split="train", seed=seed)
 
 

@@ -5,9 +5,9 @@
 The editor starts it and speaks with it over standard input and output. It answers
 textDocument/inlineCompletion, finds the next edit (the command rlCode.nextEdit), and reports to the
 endpoint's /feedback what was shown, accepted, rejected and retained. With --jumps_at the next edit
-may be in any open file: a second model, which may be served elsewhere, says where. The key is read from the
-environment, since others can read the words of a command. Reports that the endpoint has not
-acknowledged are kept in --outbox, and the next start sends those of a program that was killed.
+may be in any open file: a second model, which may be served elsewhere, says where. The key is read
+from the environment, since others can read the words of a command. Reports that the endpoint has
+not acknowledged are kept in --outbox, and the next start sends those of a program that was killed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from people.editor.clock import Clock
@@ -193,9 +193,8 @@ class Jumps:
 
     def _event(self, answer: str, kind: str, value: float, why: str = "") -> None:
         extra = {"why": why} if why else {}
-        self._report(
-            Event(uuid.uuid4().hex, answer, kind, self._clock.now(), value, None, extra)
-        )  # fmt: skip
+        key = uuid.uuid4().hex
+        self._report(Event(key, answer, kind, self._clock.now(), value, None, extra))
 
 
 def _found(place: Place, names: Mapping[str, str], answer: str) -> Jump:

@@ -69,7 +69,7 @@ class EditorConfig:
     jumps_outbox: Path | None = None
 
     def client(self, patience_s: float, url: str = "") -> Client:
-        """Each thread needs its own. url: of another endpoint. Raises ValueError for a wrong url."""
+        """Each thread needs its own. url: another endpoint. Raises ValueError for a wrong url."""
         return Client(url or self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
 
     def reporter(self) -> Reporter:

@@ -234,8 +234,7 @@ TRAINED: dict[str, Kind] = {
     )
 }
 HELD_OUT: dict[str, Kind] = {
-    one.__name__: one
-    for one in (renamed_constant, moved_function, dropped_parameter, new_default)
+    one.__name__: one for one in (renamed_constant, moved_function, dropped_parameter, new_default)
 }
 # Kinds after which nothing has to be edited.
 NEEDLESS = frozenset({"comment", "body", "changed_default", "new_default"})

@@ -1,5 +1,5 @@
-"""The page that a model reads to say where the next edit is: recent edits, and the lines of the open
-files that they may concern.
+"""The page that a model reads to say where the next edit is: recent edits, and the lines of the
+open files that they may concern.
 
     edit store.py:3
     -def load(path):
@@ -92,9 +92,7 @@ def outline(edits: Sequence[Edit], files: Mapping[str, str]) -> Iterator[tuple[P
     the edits themselves wrote are left out.
     """
     about = frozenset[str]().union(*(_about(edit, files.get(edit.path, "")) for edit in edits))
-    written = {
-        Place(edit.path, edit.line + i) for edit in edits for i in range(len(edit.added))
-    }
+    written = {Place(edit.path, edit.line + i) for edit in edits for i in range(len(edit.added))}
     first = edits[-1].path if edits else ""
     for path in sorted(files, key=lambda path: path != first):
         for number, (line, scope) in enumerate(_scoped(files[path]), start=1):
@@ -122,7 +120,9 @@ def _about(edit: Edit, text: str) -> frozenset[str]:
     if not defined:
         scopes = [scope for _, scope in _scoped(text)][: edit.line]
         defined = {scopes[-1]} if scopes and scopes[-1] else set()
-    old, new = ({n for line in side for n in _code_names(line)} for side in (edit.removed, edit.added))
+    old, new = (
+        {n for line in side for n in _code_names(line)} for side in (edit.removed, edit.added)
+    )
     return frozenset(defined | (old ^ new))
 
 
@@ -132,10 +132,10 @@ def _defines(line: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
-def _code_names(line: str) -> list[str]:
-    """Names of a line that may stand in other files; those of a comment tell nothing."""
-    code = line.partition("#")[0]
-    return [n for n in _NAME.findall(code) if len(n) > 1 and not keyword.iskeyword(n)]
+def _code_names(lines: Sequence[str]) -> set[str]:
+    """Names of lines that may stand in other files; those of a comment tell nothing."""
+    code = " ".join(line.partition("#")[0] for line in lines)
+    return {n for n in _NAME.findall(code) if len(n) > 1 and not keyword.iskeyword(n)}
 
 
 def _scoped(text: str) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,18 @@ PAGE = "page.txt"
 # Share of the demonstrations that suggest nothing, so that doing so is never out of reach.
 P_NOTHING = 0.1
 
-_MODULES = ("store", "views", "tasks", "forms", "cache", "model", "admin", "query", "tools", "hooks")
+_MODULES = (
+    "store",
+    "views",
+    "tasks",
+    "forms",
+    "cache",
+    "model",
+    "admin",
+    "query",
+    "tools",
+    "hooks",
+)
 _CALLERS = ("main", "run", "show", "test", "work", "call", "start", "tick", "build", "check")
 # Lines that a function without any use may have.
 _FILLERS = ("return None", "print('ok')", "return 0")
@@ -172,7 +183,7 @@ def _task(
 def _files(
     rng: random.Random, change: Change, modules: Sequence[str], callers: list[str]
 ) -> list[_File]:
-    """The files before the change: that of the definition, then two or three as they were opened."""
+    """The files before the change: that of the definition, then others as they were opened."""
     home = _File(f"{modules[0]}.py")
     _filler(rng, home, callers)
     home.add(*change.before)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from people.simulated.fit import embedded
-from people.simulated.jumper import JUMP_HABITS, JumpHabits, Jumper
+from people.simulated.jumper import JUMP_HABITS, Jumper, JumpHabits
 
 REMAINING = ("a.py:3", "b.py:1")
 
@@ -38,7 +38,9 @@ def test_persons_differ_and_one_person_does_the_same_again():
         for _ in range(2)
     )
     assert first == again
-    assert first != [Jumper(embedded(), habits, i, "g").takes("b.py:1", REMAINING) for i in range(30)]
+    assert first != [
+        Jumper(embedded(), habits, i, "g").takes("b.py:1", REMAINING) for i in range(30)
+    ]
 
 
 @pytest.mark.parametrize("wrong", [{"next": 1.5}, {"wrong": -0.1}, {"persons": -1.0}])
