@@ -17,7 +17,8 @@ import ml_collections
 from configs import tab
 
 # Who trains; others judge (docs/results/tab_jumps.md).
-HABITS = dict(habits="usual", people=64, seed=0)
+PEOPLE = "usual"
+HABITS = dict(habits=PEOPLE, people=64, seed=0)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 from absl import flags as absl_flags
 
-from configs.tab_jumps import HABITS
+from configs.tab_jumps import PEOPLE
 from experiments.tab import held_out
 from experiments.tab_jumps import report
 from launch import command, flags
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
             for name, sampler in samplers.items()
         }
     console = command.console()
-    console.print(report.rates(played, HABITS["habits"]), report.by_kind(played))
+    console.print(report.rates(played, PEOPLE), report.by_kind(played))
     console.print(report.rewards(played))
 
 

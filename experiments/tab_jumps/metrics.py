@@ -26,13 +26,15 @@ def counts(groups: Sequence[Group], asked: AskedToJump) -> np.ndarray:
     rows = np.zeros((len(pairs), 7))
     for row, (task, one) in zip(rows, pairs, strict=True):
         place, remaining = shown(task, one), task.meta["remaining"]
-        row[0] = place is not None
+        row[4] = bool(remaining)
+        if place is None:
+            row[5] = not remaining
+            row[6] = bool(suggested(one).strip())
+            continue
+        row[0] = True
         row[1] = asked.paid(task, one) > 0
         row[2] = str(place) in remaining
         row[3] = str(place) in remaining and place.path != task.meta["here"]
-        row[4] = bool(remaining)
-        row[5] = place is None and not remaining
-        row[6] = place is None and bool(suggested(one).strip())
     return rows
 
 

@@ -110,8 +110,16 @@ def page_names(paths: Mapping[str, str]) -> dict[str, str]:
 class Jumps:
     """Asks for the jumps of one editor, and follows one at a time."""
 
-    def __init__(self, client: Client, model: str, clock: Clock, report: Callable[[Event], None]):
-        self._client, self._model = client, model
+    def __init__(
+        self,
+        client: Client,
+        model: str,
+        clock: Clock,
+        report: Callable[[Event], None],
+        longest: int,
+    ):
+        """longest: the most characters of a page."""
+        self._client, self._model, self._longest = client, model, longest
         self._clock, self._report = clock, report
         self._log = EditLog()
         self._open: Jump | None = None
@@ -135,13 +143,17 @@ class Jumps:
         if not edits:
             return None
         files = {names[uri]: text[:_LONGEST] for uri, text in texts.items()}
-        page = jump_page.write(edits, files)
+        page = jump_page.write(edits, files, self._longest)
         async with self._one_at_a_time:
             changes = self._changes
             try:
-                settings = dict(session=session, max_tokens=MOST_TOKENS)
                 found = await asyncio.to_thread(
-                    self._client.suggest, page, "", self._model, **settings
+                    self._client.suggest,
+                    page,
+                    "",
+                    self._model,
+                    session=session,
+                    max_tokens=MOST_TOKENS,
                 )
             except ServerRefused as error:
                 logging.warning("no jump: %s", error)

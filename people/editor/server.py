@@ -52,7 +52,7 @@ class EditorConfig:
     model: str = "auto"
     # The most tokens of a suggestion.
     max_tokens: int = 64
-    # The most characters before and after the cursor that are sent.
+    # The most characters before and after the cursor that are sent; the former of a page, too.
     prefix: int = 6000
     suffix: int = 2000
     # The most other open files of which the first ``prefix`` characters are sent with a request, as
@@ -108,7 +108,8 @@ class EditorServer(LanguageServer):
         if config.jumps_at:
             self.reporters.append(config.reporter_of_jumps())
             client = config.client(patience_s=0.0, url=config.jumps_at)
-            self.jumps = Jumps(client, config.model, self.clock, self.reporters[1].report)
+            report = self.reporters[1].report
+            self.jumps = Jumps(client, config.model, self.clock, report, config.prefix)
         # The session of each open document: what a person does in one file from opening to closing
         # it is one task, as far as an editor tells.
         self.sessions: dict[str, str] = {}

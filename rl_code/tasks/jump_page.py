@@ -17,6 +17,7 @@ a model as it puts a hole of a file. Editors write the same pages (``people.edit
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,11 +72,11 @@ def edit_between(path: str, before: str, after: str) -> Edit | None:
     return Edit(path, same + 1, tuple(removed), tuple(added))
 
 
-def write(edits: Sequence[Edit], files: Mapping[str, str]) -> str:
+def write(edits: Sequence[Edit], files: Mapping[str, str], longest: int = 1 << 16) -> str:
     """The page of the latest edits.
 
     files: path -> text of each open file, as it is now. The order is that of the page; the file of
-    the last edit comes first.
+    the last edit comes first. longest: the most characters; the last lines are left out for it.
     """
     latest = edits[-EDITS:]
     parts = []
@@ -83,8 +84,15 @@ def write(edits: Sequence[Edit], files: Mapping[str, str]) -> str:
         parts.append(f"edit {edit.path}:{edit.line}")
         parts += [f"-{line[:_WIDTH]}" for line in edit.removed[:_CHANGED]]
         parts += [f"+{line[:_WIDTH]}" for line in edit.added[:_CHANGED]]
-    lines = [f"{place} {text}" for place, text in outline(latest, files)]
-    return "\n".join([*parts, "open", *lines[:_LINES], ""])
+    parts.append("open")
+    size = sum(len(part) + 1 for part in parts)
+    for place, text in itertools.islice(outline(latest, files), _LINES):
+        line = f"{place} {text}"
+        size += len(line) + 1
+        if size > longest:
+            break
+        parts.append(line)
+    return "\n".join([*parts, ""])
 
 
 def outline(edits: Sequence[Edit], files: Mapping[str, str]) -> Iterator[tuple[Place, str]]:

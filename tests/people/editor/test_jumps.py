@@ -40,7 +40,7 @@ class Editor:
         self.events = []
         self.clock = ManualClock(100.0)
         self.client = Fake(text)
-        self.jumps = Jumps(self.client, "auto", self.clock, self.events.append)
+        self.jumps = Jumps(self.client, "auto", self.clock, self.events.append, 6000)
         self.texts = {STORE: BEFORE, VIEWS: USES}
         self.change(STORE, AFTER)
 

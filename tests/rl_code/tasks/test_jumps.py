@@ -127,6 +127,8 @@ def test_a_page_is_bounded():
     edit = Edit("a.py", 1, tuple(["def load():"] * 50), ("def save():",))
     page = jump_page.write([edit] * 9, {"a.py": text})
     assert len(page.splitlines()) < 80 and max(map(len, page.splitlines())) < 100
+    short = jump_page.write([edit], {"a.py": text}, 600)
+    assert 500 < len(short) <= 600 and page.count("\nopen\na.py:2 x = load") == 1
 
 
 @pytest.mark.parametrize("answer", ["", "a.py", "a.py:0", "a.py:3", "b.py:1", "a.py:x", "a.py:1:1"])
