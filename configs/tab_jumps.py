@@ -42,9 +42,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.sft.tasks = moments(seed=0)
         # four of five demonstrated places are right, where there is one
         config.sft.demonstration = dict(p_right=0.8)
-    # a page has 100 tokens on average, and a place six
-    config.limits.update(tokens=192, turn_tokens=10)
-    config.rollout.engine.update(prompt_length=180, prefill_rows=8, prefill_tokens=64)
+    # a page has 100 tokens on average and 183 at most, of 6,000; a place has six
+    config.limits.update(tokens=224, turn_tokens=10)
+    config.rollout.engine.update(prompt_length=208, prefill_rows=8, prefill_tokens=64)
     config.sft.update(slots=512, rows=6, weight_of_read=0.1)
     config.train.pack.update(slots=512, targets=128)
     if arg == "":

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
         samplers = {name: run.sampler(model) for name, model in models.items()}
         played = {
             (name, split): held_out.fill(
-                run, sampler, report.moments(split, _MOMENTS.value), _SAMPLES
+                run, sampler, report.moments(run, split, _MOMENTS.value), _SAMPLES
             )
             for split in ("train", "test")
             for name, sampler in samplers.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from experiments.report import resampled, table
 from experiments.tab_jumps.asked import AskedToJump
 from experiments.tab_jumps.metrics import counts, shares
 from people.simulated.jumper import JUMP_HABITS
+from rl_code.environment.protocols.infill import Infill
+from rl_code.run.run import Run
 from rl_code.tasks import jumps
 from rl_code.types import Group, Task
 
@@ -25,14 +28,20 @@ _COLUMNS = {
 }
 # Seed of moments that neither demonstrations nor training draw from (configs/tab_jumps.py).
 SEED = 1
+_PROTOCOL = Infill()
 
 # Groups by (policy, split).
 type Played = Mapping[tuple[str, str], Sequence[Group]]
 
 
-def moments(split: str, count: int) -> list[Task]:
-    """Moments of a split that are compared."""
-    return [jumps.generate(split, SEED, i) for i in range(count)]
+def moments(run: Run, split: str, count: int) -> list[Task]:
+    """Moments of a split that are compared, without the few whose page is too long for the run."""
+    longest = run.config.rollout.engine.prompt_length
+    stream = (jumps.generate(split, SEED, i) for i in itertools.count())
+    fitting = (
+        task for task in stream if len(run.tokenizer.encode(_PROTOCOL.prompt(task, {}))) <= longest
+    )
+    return list(itertools.islice(fitting, count))
 
 
 def rates(played: Played, habits: str) -> rich.table.Table:

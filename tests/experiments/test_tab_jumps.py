@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import rich.console
 
@@ -95,4 +97,13 @@ def test_the_report_compares_policies_kinds_and_people():
     text = console.export_text()
     assert text.count("37.5 %") >= 2 and TASK.meta["kind"] in text
     assert all(name in text for name in JUMP_HABITS)
-    assert report.moments("test", 2)[1] == jumps.generate("test", report.SEED, 1)
+
+
+def test_moments_that_are_compared_fit_the_run():
+    lengths = [len(TOKENIZER.encode(Infill().prompt(task, {}))) for task in STREAM[:8]]
+    longest = sorted(lengths)[4]
+    engine = SimpleNamespace(prompt_length=longest)
+    config = SimpleNamespace(rollout=SimpleNamespace(engine=engine))
+    found = report.moments(SimpleNamespace(config=config, tokenizer=TOKENIZER), "train", 4)
+    fitting = [t for t, n in zip(STREAM, lengths, strict=False) if n <= longest]
+    assert found == fitting[:4] and report.SEED == 1
