@@ -36,7 +36,7 @@ type Played = Mapping[tuple[str, str], Sequence[Group]]
 
 def moments(run: Run, split: str, count: int) -> list[Task]:
     """Moments of a split that are compared, without the few whose page is too long for the run."""
-    longest = run.config.rollout.engine.prompt_length
+    longest = run.config.rollout.engine.prompt_length or run.config.limits.tokens
     stream = (jumps.generate(split, SEED, i) for i in itertools.count())
     fitting = (
         task for task in stream if len(run.tokenizer.encode(_PROTOCOL.prompt(task, {}))) <= longest

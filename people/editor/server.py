@@ -73,11 +73,11 @@ class EditorConfig:
         return Client(url or self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
 
     def reporter(self) -> Reporter:
-        """What reports events about suggestions. Raises OSError for a wrong outbox."""
+        """Reporter of events about suggestions. Raises OSError for a wrong outbox."""
         return Reporter(self.client(_PATIENCE_S), Outbox(self.outbox) if self.outbox else None)
 
     def reporter_of_jumps(self) -> Reporter:
-        """What reports events about jumps, to the endpoint that answered them."""
+        """Reporter of events about jumps, to the endpoint that answered them. Raises OSError."""
         outbox = Outbox(self.jumps_outbox) if self.jumps_outbox else None
         return Reporter(self.client(_PATIENCE_S, self.jumps_at), outbox)
 

@@ -253,6 +253,9 @@ def test_a_wrong_endpoint_is_said(server):
     assert found.returncode == 2
     assert "must be like http://127.0.0.1:8000/v1" in found.stderr
     assert "--served_at" in found.stderr
+    config = editor.EditorConfig(server.url, "key-7", jumps_at="localhost:8001")
+    with pytest.raises(ValueError, match="url='localhost:8001' must be like"):
+        editor.EditorServer(config)
 
 
 NEOVIM = """
