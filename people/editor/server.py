@@ -3,9 +3,11 @@ them.
 
     textDocument/inlineCompletion        the model's text at the cursor (LSP 3.18)
     workspace/executeCommand
-      rlCode.nextEdit [uri, position]    {uri, range, newText, answer}, or null
-      rlCode.accepted [uri, answer]      run by the editor after it inserted a suggestion
-      rlCode.dismissed [uri]             the person sent a suggestion away
+      rlCode.nextEdit [uri, position]    {uri, range, newText, answer}, or null; newText is null for
+                                         a jump to a line of any open file
+      rlCode.accepted [uri, answer]      run by the editor after it inserted a suggestion, or went
+                                         where a jump leads
+      rlCode.dismissed [uri]             the person sent a suggestion or a jump away
       rlCode.moveClock [seconds]         with a manual clock alone, for tests
 """
 
@@ -27,6 +29,7 @@ from pygls.protocol.json_rpc import RPCMessage, RPCRequest
 from pygls.workspace import TextDocument, Workspace
 
 from people.editor.clock import Clock, LoopClock, ManualClock
+from people.editor.jumps import Jump, Jumps
 from people.editor.next_edit import Rename, next_place, rename
 from people.editor.outbox import Outbox
 from people.editor.reporter import Reporter
@@ -36,6 +39,8 @@ from rl_code.text.lines import ending, split_lines
 
 # Seconds that the end of the editor may take for events that are not acknowledged yet.
 _FLUSH_S = 10.0
+# Seconds for which a report is tried again before a warning.
+_PATIENCE_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,7 @@ class EditorConfig:
     model: str = "auto"
     # The most tokens of a suggestion.
     max_tokens: int = 64
-    # The most characters before and after the cursor that are sent.
+    # The most characters before and after the cursor that are sent; the former of a page, too.
     prefix: int = 6000
     suffix: int = 2000
     # The most other open files of which the first ``prefix`` characters are sent with a request, as
@@ -57,10 +62,24 @@ class EditorConfig:
     outbox: Path | None = None
     # Seconds after which a suggestion would come too late to be of use.
     timeout_s: float = 10.0
+    # The endpoint that is asked for jumps to other files; "" for none. It may be another one, since
+    # what says where to go next is trained apart (configs/tab_jumps.py), and has an outbox of its
+    # own.
+    jumps_at: str = ""
+    jumps_outbox: Path | None = None
 
-    def client(self, patience_s: float) -> Client:
-        """Each thread needs its own. Raises ValueError for a wrong url."""
-        return Client(self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
+    def client(self, patience_s: float, url: str = "") -> Client:
+        """Each thread needs its own. url: another endpoint. Raises ValueError for a wrong url."""
+        return Client(url or self.url, self.key, timeout_s=self.timeout_s, patience_s=patience_s)
+
+    def reporter(self) -> Reporter:
+        """Reporter of events about suggestions. Raises OSError for a wrong outbox."""
+        return Reporter(self.client(_PATIENCE_S), Outbox(self.outbox) if self.outbox else None)
+
+    def reporter_of_jumps(self) -> Reporter:
+        """Reporter of events about jumps, to the endpoint that answered them. Raises OSError."""
+        outbox = Outbox(self.jumps_outbox) if self.jumps_outbox else None
+        return Reporter(self.client(_PATIENCE_S, self.jumps_at), outbox)
 
 
 class _Protocol(LanguageServerProtocol):
@@ -83,9 +102,14 @@ class EditorServer(LanguageServer):
         super().__init__("rl-code", "1", protocol_cls=_Protocol)
         self.config = config
         self.clock = LoopClock() if clock is None else clock
-        outbox = Outbox(config.outbox) if config.outbox else None
-        self.reporter = Reporter(config.client(patience_s=600.0), outbox)
-        self.tracker = Tracker(self.clock, self.reporter.report)
+        self.reporters = [config.reporter()]
+        self.tracker = Tracker(self.clock, self.reporters[0].report)
+        self.jumps: Jumps | None = None
+        if config.jumps_at:
+            self.reporters.append(config.reporter_of_jumps())
+            client = config.client(patience_s=0.0, url=config.jumps_at)
+            report = self.reporters[1].report
+            self.jumps = Jumps(client, config.model, self.clock, report, config.prefix)
         # The session of each open document: what a person does in one file from opening to closing
         # it is one task, as far as an editor tells.
         self.sessions: dict[str, str] = {}
@@ -131,9 +155,19 @@ class EditorServer(LanguageServer):
         newest = others[-self.config.open_files :]
         return {"documents": [one.source[: self.config.prefix] for one in newest]}
 
+    async def jump(self, document: TextDocument, line: int) -> Jump | None:
+        """Asks where to go from a line, counted from 0; None for nowhere."""
+        if self.jumps is None:
+            return None
+        opened = self.workspace.text_documents
+        paths = {uri: one.path for uri, one in opened.items()}
+        texts = {uri: one.source for uri, one in opened.items()}
+        session = self.sessions.get(document.uri, "")
+        return await self.jumps.ask(paths, texts, (document.uri, line + 1), session)
+
     def flush(self) -> None:
         """Reports what is not acknowledged yet; called at the end."""
-        if not self.reporter.close(_FLUSH_S):
+        if not all([one.close(_FLUSH_S) for one in self.reporters]):
             logging.warning("some events were not acknowledged within %g s", _FLUSH_S)
 
 
@@ -158,6 +192,8 @@ def _add_features(server: EditorServer) -> None:
     def did_change(params: types.DidChangeTextDocumentParams) -> None:
         uri = params.text_document.uri
         after = server.workspace.get_text_document(uri).source
+        if server.jumps is not None:
+            server.jumps.changed(uri, server.tracker.text(uri), after)
         if changed := rename(server.tracker.text(uri), after):
             # letter by letter: what was renamed before goes on being renamed
             before = server.renamed.get(uri)
@@ -168,6 +204,8 @@ def _add_features(server: EditorServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     def did_close(params: types.DidCloseTextDocumentParams) -> None:
         server.tracker.closed(params.text_document.uri)
+        if server.jumps is not None:
+            server.jumps.closed(params.text_document.uri)
         server.renamed.pop(params.text_document.uri, None)
         server.sessions.pop(params.text_document.uri, None)
 
@@ -196,7 +234,8 @@ def _add_features(server: EditorServer) -> None:
         )
         place = next_place(document.source, cursor, server.renamed.get(uri))
         if place is None:
-            return None
+            line = int(_part(position, "line"))
+            return _shown(await server.jump(document, line))
         found = await server.suggest(document, place.start, place.end)
         if found is None:
             return None
@@ -210,11 +249,15 @@ def _add_features(server: EditorServer) -> None:
 
     @server.command("rlCode.accepted")
     def accepted(uri: str, answer: str) -> bool:
+        if server.jumps is not None and server.jumps.accepted(answer):
+            return True
         return server.tracker.accepted(uri, answer)
 
     @server.command("rlCode.dismissed")
     def dismissed(uri: str) -> None:
         server.tracker.reject(uri, "dismissed")
+        if server.jumps is not None:
+            server.jumps.reject("dismissed")
 
     if isinstance(server.clock, ManualClock):
         clock = server.clock
@@ -226,6 +269,15 @@ def _add_features(server: EditorServer) -> None:
     @server.feature(types.SHUTDOWN)
     def shutdown(params: None) -> None:
         server.flush()
+
+
+def _shown(jump: Jump | None) -> dict[str, Any] | None:
+    """A jump as the editor reads it: the beginning of a line, and no text."""
+    if jump is None:
+        return None
+    start = {"line": jump.line - 1, "character": 0}
+    ends = {"start": start, "end": start}
+    return {"uri": jump.uri, "range": ends, "newText": None, "answer": jump.answer}
 
 
 def _part(position: Any, name: str) -> Any:

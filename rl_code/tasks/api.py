@@ -13,6 +13,7 @@ SOURCES = {
     "lookup": "rl_code.tasks.lookup_source:Lookup",
     "repositories": "rl_code.tasks.repository_source:Repositories",
     "infill": "rl_code.tasks.infill:Infill",
+    "jumps": "rl_code.tasks.jumps:Jumps",
     "holes": "rl_code.tasks.holes:Holes",
     "mbpp": "rl_code.tasks.mbpp:Mbpp",
     "humaneval": "rl_code.tasks.humaneval:HumanEval",

@@ -25,7 +25,7 @@ from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
 from rl_code.harness.agent import Agent
 from rl_code.harness.command_chat import CommandChat
-from rl_code.tasks import infill, lookup, repository_walks, walks_in_tools
+from rl_code.tasks import infill, jumps, lookup, repository_walks, walks_in_tools
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.tasks.walks_in_shell import ShellWords
@@ -73,6 +73,12 @@ class DemonstrationConfig:
         shares(self, *(field.name for field in dataclasses.fields(self)))
 
 
+# Texts for the hole of a task, by the task's source: (task, draws, probability that it is right).
+FILLED: dict[str, Callable[[Task, random.Random, float], str]] = {
+    infill.SOURCE: infill.demonstrate,
+    jumps.SOURCE: jumps.demonstrate,
+}
+
 # Tools that demonstrations call, by the way in which they are written (``Source.demonstrated``).
 # Those of repositories use what there is (``walks_in_tools.check_tools``), and what a source wrote
 # itself is its own matter.
@@ -81,6 +87,7 @@ NEEDS = {
     "lookup": ("edit_file", "submit"),
     repository_walks.SOURCE: (),
     infill.SOURCE: (),
+    jumps.SOURCE: (),
     PLAYED: (),
 }
 
@@ -165,7 +172,7 @@ def check_demonstrable(
     for way in ways:
         if way not in NEEDS:
             raise ValueError(f"demonstrated={way!r} must be some of {', '.join(NEEDS)}")
-        wanted = Infill if way == infill.SOURCE else Compact
+        wanted = Infill if way in FILLED else Compact
         if not isinstance(protocol, wanted) or not set(NEEDS[way]) <= tools.keys():
             called = f" with {', '.join(NEEDS[way])}" if NEEDS[way] else ""
             raise ValueError(
@@ -207,8 +214,8 @@ def demonstrate(
     ValueError for a task of a source that is not in KINDS nor of repositories, or when ``limits``
     leave no room for a first attempt.
     """
-    if task.meta.get("source") == infill.SOURCE:
-        text = infill.demonstrate(task, rng, config.p_right)
+    if fill := FILLED.get(task.meta.get("source", "")):
+        text = fill(task, rng, config.p_right)
         prompt = Segment(_INFILL.prompt(task, {}), False)
         return [prompt, Segment(_INFILL.message(text), True)]
     if task.meta.get("source") == repository_walks.SOURCE:
@@ -219,7 +226,7 @@ def demonstrate(
         prompt = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents, _MARKS))
         return [*prompt, *(Segment(text, sampled) for text, sampled in task.meta[PLAYED])]
     if task.meta.get("source") not in KINDS:
-        known = (*KINDS, repository_walks.SOURCE, infill.SOURCE)
+        known = (*KINDS, repository_walks.SOURCE, *FILLED)
         raise ValueError(
             f"{task.id}: only tasks of {', '.join(known)} can be demonstrated, not "
             f"{task.meta.get('source')!r}"

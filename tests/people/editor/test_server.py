@@ -48,15 +48,15 @@ def command(url: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def within(url: str) -> Iterator[int]:
+def within(url: str, **settings: str) -> Iterator[int]:
     """The port of a language server in a thread of this process: its program takes a second to
-    start. It ends with its only client.
+    start. It ends with its only client. settings: others of its config.
     """
 
     def serve() -> None:
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as given, connection.makefile("wb") as said:
-            config = editor.EditorConfig(url, "key-7")
+            config = editor.EditorConfig(url, "key-7", **settings)
             made = editor.EditorServer(config, clock.ManualClock())
             made.start_io(given, said)
             made.flush()
@@ -107,11 +107,11 @@ async def ask(client, position=CURSOR):
     return (await client.text_document_inline_completion_async(params)).items
 
 
-def change(client, version: int, text: str, start=CURSOR, end=CURSOR) -> None:
+def change(client, version: int, text: str, start=CURSOR, end=CURSOR, uri=URI) -> None:
     part = types.TextDocumentContentChangePartial(
         types.Range(types.Position(*start), types.Position(*end)), text
     )
-    document = types.VersionedTextDocumentIdentifier(version, URI)
+    document = types.VersionedTextDocumentIdentifier(version, uri)
     client.text_document_did_change(types.DidChangeTextDocumentParams(document, [part]))
 
 
@@ -206,11 +206,56 @@ def test_the_next_edit_after_a_rename_is_filled_in_by_the_model(server):
     assert len(server.of_kind("accepted")) == 1
 
 
+def test_the_next_edit_may_be_in_another_file_and_another_model_says_where(server):
+    other = "file:///nowhere/b.py"
+    uses = "from a import f\ndef g(x):\n    return f(x)\n"
+    asked = FakeServer(lambda prefix, suffix: "b.py:3")
+
+    async def conversation(client, capabilities):
+        opened = types.TextDocumentItem(other, "python", 1, uses)
+        client.text_document_did_open(types.DidOpenTextDocumentParams(opened))
+        cursor = {"line": 1, "character": 9}
+        # without an edit there is nothing to carry on
+        assert await execute(client, "rlCode.nextEdit", URI, cursor) is None
+        change(client, 2, ", y", (1, 7), (1, 7))
+        found = await execute(client, "rlCode.nextEdit", URI, cursor)
+        assert (found["uri"], found["newText"], found["answer"]) == (other, None, "cmpl-1")
+        assert found["range"]["start"] == {"line": 2, "character": 0}
+        await execute(client, "rlCode.moveClock", 2.0)
+        change(client, 2, ", 1", (2, 14), (2, 14), other)
+        found = await execute(client, "rlCode.nextEdit", URI, cursor)
+        assert await execute(client, "rlCode.accepted", other, found["answer"]) is True
+        assert await execute(client, "rlCode.accepted", other, found["answer"]) is False
+        await execute(client, "rlCode.nextEdit", URI, cursor)
+        await execute(client, "rlCode.dismissed", URI)
+
+    try:
+        with within(server.url, jumps_at=asked.url) as port:
+            talk(server.url, conversation, port)
+    finally:
+        asked.close()
+    pages = [body["prompt"] for path, body, _ in asked.requests if path == "/v1/completions"]
+    assert pages[0] == (
+        "edit a.py:2\n-def f(x):\n+def f(x, y):\nopen\nb.py:1 from a import f\n"
+        "b.py:3 g> return f(x)\n"
+    )
+    assert "edit b.py:3\n-    return f(x)\n+    return f(x, 1)\n" in pages[1]
+    assert len(asked.of_kind("shown")) == 3
+    assert [one["value"] for one in asked.of_kind("accepted")] == [2.0, 0.0]
+    assert [one["extra"] for one in asked.of_kind("rejected")] == [{"why": "dismissed"}]
+    # the other model was not asked, and hears nothing of it
+    assert not server.requests
+
+
 def test_a_wrong_endpoint_is_said(server):
     settings = dict(stdin=subprocess.DEVNULL, timeout=PATIENCE_S)
     found = programs.run("launch.lsp", "--served_at=localhost:8000", **settings)
     assert found.returncode == 2
     assert "must be like http://127.0.0.1:8000/v1" in found.stderr
+    assert "--served_at" in found.stderr
+    config = editor.EditorConfig(server.url, "key-7", jumps_at="localhost:8001")
+    with pytest.raises(ValueError, match="url='localhost:8001' must be like"):
+        editor.EditorServer(config)
 
 
 NEOVIM = """
@@ -287,7 +332,8 @@ def test_other_open_files_are_sent_as_documents(server):
         made = editor.EditorServer(
             editor.EditorConfig(server.url, "key-7", open_files=2, prefix=20)
         )
-        made.protocol._workspace = editor._Workspace(None)
+        # ``Late`` imports no name that begins with an underscore
+        made.protocol._workspace = sys.modules[type(made).__module__]._Workspace(None)
         for name in "abcd":
             item = types.TextDocumentItem(f"file:///{name}.py", "python", 1, f"{name} = 1\n" * 4)
             made.workspace.put_text_document(item)
