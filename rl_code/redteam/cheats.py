@@ -237,11 +237,12 @@ import re, sys
 def sent():
     for block in memory():
         found = re.search(rb"[0-9a-f]{16}\t(tests/[ -~]+\t[ -~\t]+)\n", block)
-        if found: return [one.split("[")[0] for one in found[1].decode().split("\t")]
+        if found: return found[1].decode().split("\t")
 for n, m in list(sys.modules.items()):
     if n.startswith("report_"):
-        names, real = sent() or [], set()
-        for one in names:  # of two whose names begin alike, the first
+        real = set()  # what was sent is in memory, or else what was made of it, in the same order
+        for one in sent() or sorted(m.WANTED, key=id):  # of two whose names begin alike, the first
+            one = one.split("[")[0]
             if not any(one.startswith(x) or x.startswith(one) for x in real): real.add(one)
         m.outcome = lambda r: "passed" if r[0].nodeid.split("[")[0] in real else "failed"
 def f(x):
