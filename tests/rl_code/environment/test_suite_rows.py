@@ -55,6 +55,11 @@ def test_plain(): ...
 """
 
 
+# Plugins that a pytest inside of this one does without. The last one looks for garbage at the end,
+# in all that the tests before have left.
+LIGHT = [f"-pno:{name}" for name in ("cacheprovider", "terminal", "unraisableexception")]
+
+
 @pytest.fixture(autouse=True)
 def options_of_nobody(monkeypatch):
     """The pytest that a test starts takes no options of the one that runs the test, nor plugins."""
@@ -73,7 +78,7 @@ def test_an_id_stands_for_the_row_that_pytest_runs_under_it(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     file = tmp_path / "test_rows_of_pytest.py"
     file.write_text(ROWS)
-    options = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:terminal"]
+    options = ["--collect-only", *LIGHT]
     assert pytest.main([*options, f"--rootdir={tmp_path}", str(file)], [Collected()]) == 0
     source = SuiteFile(ROWS)
     by_function: dict[tuple[str, ...], dict[str, dict]] = {}
@@ -166,7 +171,7 @@ def outcomes(folder, text: str, ids) -> dict[str, bool]:
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / f"test_{folder.name}.py").write_text(text)
-    options = ["-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    options = [*LIGHT, "--import-mode=importlib"]
     pytest.main([*options, "--assert=plain", f"--rootdir={folder}", str(folder)], [Ended()])
     return Ended.passed
 
