@@ -9,8 +9,6 @@ held out, four times each. Nothing is trained.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 from absl import flags as absl_flags
 
@@ -21,7 +19,6 @@ from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
 from rl_code.run.config import meshes
-from rl_code.run.workdir import CONFIG_FILE
 
 _MOMENTS = absl_flags.DEFINE_integer("moments", 256, "Moments of each of the two splits.", 2)
 # Answers to each.
@@ -29,9 +26,7 @@ _SAMPLES = 4
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
-        command.refuse("name the workdir of a run of configs/tab_jumps.py that has trained")
-    folder = Path(argv[1])
+    folder = held_out.workdir_of(argv, "configs/tab_jumps.py")
     flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         last, step = run.saved_model(folder)

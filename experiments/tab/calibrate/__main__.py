@@ -21,16 +21,14 @@ from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
 from rl_code.run.config import meshes
-from rl_code.run.workdir import CONFIG_FILE
 
 _READING = absl_flags.DEFINE_string("reading", str(CALIBRATED), "The file that is written.")
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
-        command.refuse("name the workdir of a run of configs/tab.py that has its warm start")
-    flags.use_virtual_devices(*meshes(kept_config.read(Path(argv[1]))))
-    with held_out.opened(Path(argv[1])) as run, jax.set_mesh(run.mesh):
+    folder = held_out.workdir_of(argv, "configs/tab.py")
+    flags.use_virtual_devices(*meshes(kept_config.read(folder)))
+    with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         sampler = run.sampler(sft.initial_model(run))
         groups = held_out.fill(run, sampler, held_out.holes(run, 256), 4)
     shown = shown_by(groups)

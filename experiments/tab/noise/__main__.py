@@ -11,8 +11,6 @@ so nothing is trained. Prints a table; the figure is noise.png in the folder.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 from absl import flags as absl_flags
 
@@ -22,15 +20,12 @@ from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
 from rl_code.run.config import meshes
-from rl_code.run.workdir import CONFIG_FILE
 
 _GROUPS = absl_flags.DEFINE_integer("groups", 64, "Groups of each of the three sets.", 2)
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 2 or not (Path(argv[1]) / CONFIG_FILE).is_file():
-        command.refuse("name the workdir of a finished run of configs/tab.py")
-    folder = Path(argv[1])
+    folder = held_out.workdir_of(argv, "configs/tab.py")
     flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         last, step = run.saved_model(folder)
