@@ -19,6 +19,7 @@ from absl import logging as absl_logging
 from launch import asks_for_help, endings, hear_interrupts, usage
 from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import INTERRUPTED
+from rl_code.run.workdir import CONFIG_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 _OURS = tuple(
@@ -93,6 +94,18 @@ def refuse(text: str) -> NoReturn:
     """Ends the program because its command line is wrong; starting it again does not help."""
     print(text, file=sys.stderr)
     sys.exit(2)
+
+
+def workdir_of(argv: Sequence[str], config: str) -> Path:
+    """The workdir of a run of ``config``, a command's only argument. Ends the program with code 2
+    where it is none.
+    """
+    wanted = f"the workdir of a run of {config} that has its warm start"
+    if len(argv) != 2:
+        refuse(f"{len(argv) - 1} arguments were given; the only one is {wanted}")
+    if not (Path(argv[1]) / CONFIG_FILE).is_file():
+        refuse(f"{argv[1]} holds no run; name {wanted}")
+    return Path(argv[1])
 
 
 def object_of(flag: str, text: str) -> dict[str, Any]:

@@ -7,29 +7,15 @@ from pathlib import Path
 
 import jax
 
-from launch import command
 from models.transformer import Transformer
 from rl_code.config.named import Named
 from rl_code.recording import kept_config
 from rl_code.run.run import Run
-from rl_code.run.workdir import CONFIG_FILE
 from rl_code.tasks.api import find_source
 from rl_code.types import Group, Task
 
 # The seed of the source that neither demonstrations nor training draw from (configs/tab.py).
 SEED = 1
-
-
-def workdir_of(argv: Sequence[str], config: str) -> Path:
-    """The workdir of a run of ``config``, a command's only argument. Ends the program with code 2
-    where it is none.
-    """
-    wanted = f"the workdir of a run of {config} that has its warm start"
-    if len(argv) != 2:
-        command.refuse(f"{len(argv) - 1} arguments were given; the only one is {wanted}")
-    if not (Path(argv[1]) / CONFIG_FILE).is_file():
-        command.refuse(f"{argv[1]} holds no run; name {wanted}")
-    return Path(argv[1])
 
 
 def opened(workdir: Path) -> Run:

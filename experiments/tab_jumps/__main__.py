@@ -26,7 +26,7 @@ _SAMPLES = 4
 
 
 def main(argv: list[str]) -> None:
-    folder = held_out.workdir_of(argv, "configs/tab_jumps.py")
+    folder = command.workdir_of(argv, "configs/tab_jumps.py")
     flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         last, step = run.saved_model(folder)

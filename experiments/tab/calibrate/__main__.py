@@ -26,7 +26,7 @@ _READING = absl_flags.DEFINE_string("reading", str(CALIBRATED), "The file that i
 
 
 def main(argv: list[str]) -> None:
-    folder = held_out.workdir_of(argv, "configs/tab.py")
+    folder = command.workdir_of(argv, "configs/tab.py")
     flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         sampler = run.sampler(sft.initial_model(run))

@@ -25,7 +25,7 @@ _GROUPS = absl_flags.DEFINE_integer("groups", 64, "Groups of each of the three s
 
 
 def main(argv: list[str]) -> None:
-    folder = held_out.workdir_of(argv, "configs/tab.py")
+    folder = command.workdir_of(argv, "configs/tab.py")
     flags.use_virtual_devices(*meshes(kept_config.read(folder)))
     with held_out.opened(folder) as run, jax.set_mesh(run.mesh):
         last, step = run.saved_model(folder)
