@@ -11,9 +11,9 @@ from models.families import FAMILIES
 from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.grammar import grammar_of_message
-from rl_code.environment.protocols.protocol import Protocol, own_template, results_text
+from rl_code.environment.protocols.marked import Marked
+from rl_code.environment.protocols.protocol import own_template, results_text
 from rl_code.environment.protocols.reading import (
-    THOUGHT,
     Reading,
     Written,
     read_bare,
@@ -25,11 +25,11 @@ from rl_code.environment.protocols.tags import Function
 from rl_code.environment.tools.schema import Arguments
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
-from rl_code.types import Task, ToolCall, ToolResult
+from rl_code.types import ToolCall, ToolResult
 
 
 @dataclasses.dataclass(frozen=True)
-class Chat(Protocol):
+class Chat(Marked):
     """Turns in a model family's own chat template, with its own way of writing calls.
 
     Text around the calls is ignored, and so are calls inside of thoughts; only with "bare" must the
@@ -70,10 +70,6 @@ class Chat(Protocol):
                 own.render_tool_results(["answer"] * count)
         return dataclasses.replace(self, own=own)
 
-    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
-        return self.conversation(task.messages, schemas, True) + task.prefill
-
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -84,25 +80,18 @@ class Chat(Protocol):
             return self.own.render(messages, schemas, opening)
         return render(self.family, messages, schemas, opening)
 
-    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
-        reading = self._read(text)
-        if reading.calls:
-            return [_call(written, self.calls, tools) for written in reading.calls]
-        form = f"write {_FORMS[self.calls]}. Call submit when the work is done"
-        if reading.thinking:
-            return [
-                ToolCall("", {}, f"the thought never ends; close it with {THOUGHT}, then {form}")
-            ]
-        return [ToolCall("", {}, f"no tool call; {form}")]
+    @property
+    def form(self) -> str:
+        return f"write {_FORMS[self.calls]}"
 
-    def has_call(self, text: str) -> bool:
-        return bool(self._read(text).calls)
-
-    def thinking(self, text: str) -> bool:
-        return self._read(text).thinking
-
-    def before_calls(self, text: str) -> str:
-        return self._read(text).before(text)
+    def _call(self, written: Written, tools: Mapping[str, Tool]) -> ToolCall:
+        """As ``Marked._call``. Values have the types of the tool's schema where they can."""
+        if written.value is None:
+            return ToolCall("", {}, f"{written.error}; {self.form}")
+        called = _function if self.calls in ("tags", "pairs") else _object
+        call = called(written.value, self.calls, tools)
+        error = call.error or written.error
+        return ToolCall(call.name, {}, error) if error else call
 
     def settled(self, text: str) -> bool:
         return all(
@@ -163,21 +152,6 @@ _READERS = {"json": read_json, "tags": read_tags, "pairs": read_pairs, "bare": r
 _KEYS = {"json": ("arguments", "parameters"), "bare": ("parameters", "arguments")}
 # Other keys of a call that say nothing, as some models write them.
 _SILENT = frozenset(("id", "type", "index"))
-
-
-def _call(written: Written, form: str, tools: Mapping[str, Tool]) -> ToolCall:
-    """A call as it stands in a message. Values have the types of the tool's schema where they can;
-    others stay, for the check of arguments to name.
-    """
-    if written.value is None:
-        return ToolCall("", {}, f"{written.error}; write {_FORMS[form]}")
-    call = (
-        _function(written.value, form, tools)
-        if form in ("tags", "pairs")
-        else _object(written.value, form, tools)
-    )
-    error = call.error or written.error
-    return ToolCall(call.name, {}, error) if error else call
 
 
 def _function(function: Function, form: str, tools: Mapping[str, Tool]) -> ToolCall:

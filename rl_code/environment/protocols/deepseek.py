@@ -27,11 +27,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rl_code.environment.protocols.grammar import grammar_of_deepseek
+from rl_code.environment.protocols.marked import as_messages
 from rl_code.environment.protocols.protocol import check_declaration, declared
 from rl_code.environment.protocols.reading import THINK, THOUGHT
 from rl_code.environment.protocols.sections import Layout, Sectioned
-from rl_code.environment.tools.tool import Tool
-from rl_code.types import Task, ToolResult
+from rl_code.types import ToolResult
 
 _BEGIN, _END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 _USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -91,10 +91,6 @@ class DeepSeek(Sectioned):
     def thinks(self) -> bool:
         return self.thoughts
 
-    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
-        return self.conversation(task.messages, schemas, True) + task.prefill
-
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -127,12 +123,7 @@ class DeepSeek(Sectioned):
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         """As ``Protocol.observation``. What answers no call of a function is said by the user."""
-        named = max((at for at, one in enumerate(results, start=1) if one.name), default=0)
-        messages = [
-            {"role": "tool" if at < named else "user", "content": one.content}
-            for at, one in enumerate(results)
-        ]
-        return self._turns(messages, True)
+        return self._turns(as_messages(results), True)
 
     def _turns(self, messages: Sequence[Mapping[str, Any]], opening: bool) -> str:
         """Messages behind those of the system. opening: whether the next one is opened."""

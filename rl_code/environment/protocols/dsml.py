@@ -32,12 +32,20 @@ from typing import Any, ClassVar, Literal, get_args
 
 from models.marks import unquote, unquote_all
 from rl_code.environment.protocols.grammar import grammar_of_dsml
-from rl_code.environment.protocols.protocol import Protocol, check_declaration, declared
-from rl_code.environment.protocols.reading import THINK, THOUGHT, Reading, Written, scan
+from rl_code.environment.protocols.marked import Marked, as_messages, complained
+from rl_code.environment.protocols.protocol import check_declaration, declared
+from rl_code.environment.protocols.reading import (
+    THINK,
+    THOUGHT,
+    Reading,
+    Written,
+    behind_space,
+    scan,
+)
 from rl_code.environment.tools.schema import Arguments, json_decoder
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
-from rl_code.types import Task, ToolCall, ToolResult
+from rl_code.types import ToolCall, ToolResult
 
 _DSML = "｜DSML｜"
 _BEGIN, _END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
@@ -53,7 +61,6 @@ _PARAMETER = re.compile(f'<{_DSML}parameter name="({_NAME})" string="(true|false
 # The beginning of a parameter, or its end; and the tags that may stand behind an end.
 _EDGE = re.compile(f'<{_DSML}parameter name="|(</{_DSML}parameter>)')
 _BEHIND = re.compile(rf"\s*+(?:<{_DSML}parameter |{_INVOKED})")
-_NO_SPACE = re.compile(r"\S")
 _JSON = json_decoder(repeated=False)
 _FORM = f"end the message with calls between {_CALLS} and {_CALLED}, as invoke and parameter tags"
 _DECLARATION = f"""## Tools
@@ -77,7 +84,7 @@ Mode = Literal["thinking", "chat"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Dsml(Protocol):
+class Dsml(Marked):
     """Turns and calls in the format of DeepSeek-V3.2. A chat template that came with a tokenizer is
     not used.
     """
@@ -87,7 +94,6 @@ class Dsml(Protocol):
     # The text that declares functions; their schemas, one a line, take the place of {functions}.
     declaration: str = _DECLARATION
     stop_tokens: tuple[str, ...] = dataclasses.field(default=(_END,), kw_only=True)
-    converses: ClassVar[bool] = True
     tells_marks: ClassVar[bool] = True
     SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = (
         *("<｜▁pad▁｜>", _BEGIN, _END, _USER, _ASSISTANT, _DSML, THINK, THOUGHT),
@@ -98,10 +104,6 @@ class Dsml(Protocol):
             known = " or ".join(map(repr, get_args(Mode)))
             raise ValueError(f"mode={self.mode!r} must be {known}")
         check_declaration(self.declaration)
-
-    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
-        return self.conversation(task.messages, schemas, True) + task.prefill
 
     def conversation(
         self,
@@ -117,28 +119,13 @@ class Dsml(Protocol):
             told += "\n\n" + declared(self.declaration, schemas)
         return _BEGIN + told + self._turns(messages[first is not None :], opening, _ASSISTANT)
 
-    def parse(self, text: str, task: Task | None, tools: Mapping[str, Tool]) -> list[ToolCall]:
-        reading = self._read(text)
-        if reading.calls:
-            return [_call(written, tools) for written in reading.calls]
-        if reading.thinking:
-            return [
-                ToolCall("", {}, f"the thought never ends; close it with {THOUGHT}, then {_FORM}")
-            ]
-        return [ToolCall("", {}, f"no tool call; {_FORM}. Call submit when the work is done")]
-
-    def has_call(self, text: str) -> bool:
-        return bool(self._read(text).calls)
-
-    def thinking(self, text: str) -> bool:
-        return self._read(text).thinking
+    @property
+    def form(self) -> str:
+        return _FORM
 
     def settled(self, text: str) -> bool:
         values = [call.value for call in self._read(text).calls]
         return all(value is None or value.settled for value in values)
-
-    def before_calls(self, text: str) -> str:
-        return unquote(self._read(text).before(text))
 
     def grammar(
         self,
@@ -155,12 +142,7 @@ class Dsml(Protocol):
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         """As ``Protocol.observation``. What answers no call of a function is said by the user."""
-        named = max((at for at, one in enumerate(results, start=1) if one.name), default=0)
-        messages = [
-            {"role": "tool" if at < named else "user", "content": one.content}
-            for at, one in enumerate(results)
-        ]
-        return self._turns(messages, True, "")
+        return self._turns(as_messages(results), True, "")
 
     @property
     def _thinks(self) -> bool:
@@ -210,6 +192,24 @@ class Dsml(Protocol):
 
         return scan(text, self._thinks, call_at, _MARKS)
 
+    def _call(self, written: Written, tools: Mapping[str, Tool]) -> ToolCall:
+        name = "" if written.value is None else unquote(written.value.name)
+        if written.error:
+            return ToolCall(name, {}, f"the call is malformed: {written.error}; {_FORM}")
+        known = Arguments(tools[name].schema if name in tools else {})
+        values = {}
+        for key, (value, is_text) in written.value.parameters.items():
+            key = unquote(key)
+            if is_text:
+                values[key] = unquote(value)
+                continue
+            try:
+                values[key] = known.normal(key, unquote_all(_JSON.decode(value)))
+            except (ValueError, RecursionError, MemoryError) as error:
+                wrong = f"the value of {one_line(key, 40)!r} is not valid JSON ({error})"
+                return ToolCall(name, {}, f'{wrong}; a text has string="true"')
+        return ToolCall(name, values)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Invoke:
@@ -241,14 +241,14 @@ def _invokes(text: str, at: int, nested: bool) -> list[Written]:
     """As ``_calls``, from behind the tag that opens them. nested: as for ``_end_of_value``."""
     found: list[Written] = []
     while True:
-        at = _behind_space(text, at)
+        at = behind_space(text, at)
         if at == len(text):
-            return _complained(found, at, f"{_CALLED} is missing")
+            return complained(found, at, f"{_CALLED} is missing")
         if text.startswith(_CALLED, at):
             rest = text[at + len(_CALLED) :].strip()
             if rest:
-                return _complained(found, at, f"{one_line(rest, 40)!r} stands behind the calls")
-            return found or _complained(found, at, "no call stands between the tags")
+                return complained(found, at, f"{one_line(rest, 40)!r} stands behind the calls")
+            return found or complained(found, at, "no call stands between the tags")
         head = _INVOKE.match(text, at)
         if head is None:
             wrong = f"{one_line(text[at : at + 200], 40)!r} stands where a call must begin"
@@ -259,20 +259,6 @@ def _invokes(text: str, at: int, nested: bool) -> list[Written]:
             return found
 
 
-def _behind_space(text: str, at: int) -> int:
-    """The next place without white space."""
-    found = _NO_SPACE.search(text, at)
-    return found.start() if found else len(text)
-
-
-def _complained(found: Sequence[Written], at: int, error: str) -> list[Written]:
-    """Calls with a complaint about what follows them: it stands at the last one, so that each call
-    has one result.
-    """
-    *others, last = found or [Written(at)]
-    return [*others, dataclasses.replace(last, error=error)]
-
-
 def _parameters(
     text: str, at: int, nested: bool
 ) -> tuple[Mapping[str, tuple[str, bool]], int, str]:
@@ -281,7 +267,7 @@ def _parameters(
     """
     found: dict[str, tuple[str, bool]] = {}
     while True:
-        at = _behind_space(text, at)
+        at = behind_space(text, at)
         if text.startswith(_INVOKED, at):
             return found, at + len(_INVOKED), ""
         head = _PARAMETER.match(text, at)
@@ -313,28 +299,6 @@ def _end_of_value(text: str, at: int, nested: bool) -> re.Match[str] | None:
         elif _BEHIND.match(text, edge.end()):
             return edge
     return None
-
-
-def _call(written: Written, tools: Mapping[str, Tool]) -> ToolCall:
-    """A call as it stands in a message. Values that the schema does not take stay, for the check of
-    arguments to name.
-    """
-    name = "" if written.value is None else unquote(written.value.name)
-    if written.error:
-        return ToolCall(name, {}, f"the call is malformed: {written.error}; {_FORM}")
-    known = Arguments(tools[name].schema if name in tools else {})
-    values = {}
-    for key, (value, is_text) in written.value.parameters.items():
-        key = unquote(key)
-        if is_text:
-            values[key] = unquote(value)
-            continue
-        try:
-            values[key] = known.normal(key, unquote_all(_JSON.decode(value)))
-        except (ValueError, RecursionError, MemoryError) as error:
-            wrong = f"the value of {one_line(key, 40)!r} is not valid JSON ({error})"
-            return ToolCall(name, {}, f'{wrong}; a text has string="true"')
-    return ToolCall(name, values)
 
 
 def _said(message: Mapping[str, Any], thinks: bool) -> str:

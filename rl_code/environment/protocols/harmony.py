@@ -83,10 +83,6 @@ class Harmony(Protocol):
         if self.date and not re.fullmatch(r"\d{4}-\d\d-\d\d", self.date):
             raise ValueError(f"date={self.date!r} must be a day such as '2025-06-28', or ''")
 
-    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
-        return self.conversation(task.messages, schemas, True) + task.prefill
-
     def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -157,10 +153,7 @@ class Harmony(Protocol):
         lines += ["Knowledge cutoff: 2024-06"]
         lines += [f"Current date: {self.date}"] if self.date else []
         lines += ["", f"Reasoning: {self.reasoning}", ""]
-        lines += [
-            "# Valid channels: analysis, commentary, final. Channel must be included for every"
-        ]
-        lines[-1] += " message."
+        lines += [_CHANNELS]
         if calls:
             lines += ["Calls to these tools must go to the commentary channel: 'functions'."]
         return _message("system", "\n".join(lines))

@@ -25,8 +25,7 @@ from typing import Any, ClassVar
 
 from rl_code.environment.protocols.grammar import grammar_of_kimi
 from rl_code.environment.protocols.sections import Layout, Sectioned
-from rl_code.environment.tools.tool import Tool
-from rl_code.types import Task, ToolResult
+from rl_code.types import ToolResult
 
 _END, _MIDDLE = "<|im_end|>", "<|im_middle|>"
 _OPENING = f"<|im_assistant|>assistant{_MIDDLE}"
@@ -65,10 +64,6 @@ class Kimi(Sectioned):
         *("[PAD]", "[EOS]", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", _MIDDLE, _END),
         *(_LAYOUT.begin, _LAYOUT.end, _LAYOUT.call, _ARGUMENTS, _LAYOUT.called),
     )
-
-    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
-        return self.conversation(task.messages, schemas, True) + task.prefill
 
     def conversation(
         self,

@@ -68,8 +68,11 @@ class Protocol:
         """Raises ValueError when calls of these tools cannot be written."""
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        """All text before the first sampled token; it ends in ``task.prefill``."""
-        raise NotImplementedError
+        """All text before the first sampled token; it ends in ``task.prefill``. Raises ValueError
+        where the task's conversation has no place.
+        """
+        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
+        return self.conversation(task.messages, schemas, True) + task.prefill
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         """The calls of one assistant message in order, at least one; those that are malformed have

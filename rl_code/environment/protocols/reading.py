@@ -19,7 +19,7 @@ CALL, CALLED = "<tool_call>", "</tool_call>"
 _FUNCTION = "<function="
 _PYTHON_TAG = "<|python_tag|>"
 _MARK = re.compile(f"{THINK}|{CALL}")
-_AFTER = re.compile(r"\s*")
+_AFTER = re.compile(r"\s*+")
 # The name of a call that is followed by pairs, and one that a message was cut behind.
 _NAMED = re.compile(r"\s*+([^<>\n]{0,200}+)\s*+(?=<arg_key>|</tool_call>)")
 _CUT = re.compile(r"\n*+[\w.:-]{0,200}+\s*+(<[/\w]{0,10}+)?\Z")
@@ -64,7 +64,7 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
 
     def call_at(start: int) -> tuple[list[Written], int]:
         at = start + len(CALL)
-        body = _AFTER.match(text, at).end()
+        body = behind_space(text, at)
         if body == len(text):
             return [Written(start, error="the call is not closed")], body
         if text[body] not in "{[":
@@ -77,7 +77,7 @@ def read_json(text: str, *, thinking: bool = False) -> Reading:
             value, end = _JSON.raw_decode(text, body)
         except (ValueError, RecursionError, MemoryError):
             return [Written(start, error=_broken(text[at:]))], len(text)
-        behind = _AFTER.match(text, end).end()
+        behind = behind_space(text, end)
         if text.startswith(CALLED, behind):
             return [Written(start, value)], behind + len(CALLED)
         close = closes.behind(end)
@@ -97,7 +97,7 @@ def read_tags(text: str, *, thinking: bool = False) -> Reading:
     def call_at(start: int) -> tuple[list[Written], int]:
         nonlocal functions
         at = start + len(CALL)
-        body = _AFTER.match(text, at).end()
+        body = behind_space(text, at)
         beginning = text[body : body + len(_FUNCTION)]
         if functions is None and beginning == _FUNCTION:
             functions = {one.start: one for one in read_functions(text, start)}
@@ -149,14 +149,14 @@ def read_bare(text: str, *, thinking: bool = False) -> Reading:
     if at is None:
         return Reading(thinking=True)
     while True:
-        at = _AFTER.match(text, at).end()
+        at = behind_space(text, at)
         if text.startswith(THINK, at):
             at = _behind_thought(text, at)
             if at is None:
                 return Reading(thinking=True)
             continue
         body = at + len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG, at) else at
-        body = _AFTER.match(text, body).end()
+        body = behind_space(text, body)
         if text.startswith("{", body):
             return Reading([_whole(text, at, body)])
         at = _behind_thought(text, at)
@@ -224,6 +224,11 @@ class _Finder:
             self._next = self._text.find(self._word, at)
             self._searched = at
         return self._next
+
+
+def behind_space(text: str, at: int) -> int:
+    """The next place without white space."""
+    return _AFTER.match(text, at).end()
 
 
 def _quoted(text: str, start: int, end: int) -> bool:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from models.marks import unquote, unquote_all
-from rl_code.environment.protocols.protocol import Protocol
-from rl_code.environment.protocols.reading import THINK, THOUGHT, Reading, Written, scan
+from rl_code.environment.protocols.marked import Marked, complained
+from rl_code.environment.protocols.reading import THINK, Reading, Written, behind_space, scan
 from rl_code.environment.tools.schema import Arguments, json_decoder
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
-from rl_code.types import Task, ToolCall
+from rl_code.types import ToolCall
 
 _JSON = json_decoder(repeated=False)
-_SPACE = re.compile(r"\s*+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +56,10 @@ class _Said:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sectioned(Protocol):
+class Sectioned(Marked):
     """A protocol whose calls stand in a section."""
 
     layout: ClassVar[Layout]
-    converses: ClassVar[bool] = True
     tells_marks: ClassVar[bool] = True
 
     @property
@@ -69,25 +67,9 @@ class Sectioned(Protocol):
         """True if messages begin inside of thoughts."""
         return False
 
-    def parse(self, text: str, task: Task | None, tools: Mapping[str, Tool]) -> list[ToolCall]:
-        reading = self._read(text)
-        told = self.layout.told
-        if reading.calls:
-            return [_call(written, tools, told) for written in reading.calls]
-        if reading.thinking:
-            return [
-                ToolCall("", {}, f"the thought never ends; close it with {THOUGHT}, then {told}")
-            ]
-        return [ToolCall("", {}, f"no tool call; {told}. Call submit when the work is done")]
-
-    def has_call(self, text: str) -> bool:
-        return bool(self._read(text).calls)
-
-    def thinking(self, text: str) -> bool:
-        return self._read(text).thinking
-
-    def before_calls(self, text: str) -> str:
-        return unquote(self._read(text).before(text))
+    @property
+    def form(self) -> str:
+        return self.layout.told
 
     def _read(self, text: str) -> Reading:
         def call_at(start: int) -> tuple[list[Written], int]:
@@ -95,6 +77,17 @@ class Sectioned(Protocol):
 
         marks = "|".join(map(re.escape, (THINK, self.layout.begin, self.layout.call)))
         return scan(text, self.thinks, call_at, re.compile(marks))
+
+    def _call(self, written: Written, tools: Mapping[str, Tool]) -> ToolCall:
+        said = written.value or _Said("", "", {})
+        name = unquote(said.name)
+        if written.error:
+            wrong = f"the call is malformed: {written.error}; {self.form}"
+            return ToolCall(name, {}, wrong, said.id)
+        known = Arguments(tools[name].schema if name in tools else {})
+        values = unquote_all(said.arguments)
+        found = {key: known.normal(key, each) for key, each in values.items()}
+        return ToolCall(name, found, id=said.id)
 
 
 def _calls(text: str, start: int, layout: Layout) -> list[Written]:
@@ -109,14 +102,14 @@ def _inside(text: str, at: int, layout: Layout) -> list[Written]:
     """As ``_calls``, from behind the mark that opens the section."""
     found: list[Written] = []
     while True:
-        at = _behind_space(text, at)
+        at = behind_space(text, at)
         if at == len(text):
-            return _complained(found, at, f"{layout.end} is missing")
+            return complained(found, at, f"{layout.end} is missing")
         if text.startswith(layout.end, at):
             rest = text[at + len(layout.end) :].strip()
             if rest:
-                return _complained(found, at, f"{one_line(rest, 40)!r} stands behind the calls")
-            return found or _complained(found, at, "no call stands in the section")
+                return complained(found, at, f"{one_line(rest, 40)!r} stands behind the calls")
+            return found or complained(found, at, "no call stands in the section")
         one, at = _one(text, at, layout)
         found.append(one)
         if one.error:
@@ -132,42 +125,14 @@ def _one(text: str, at: int, layout: Layout) -> tuple[Written, int]:
     names = head.groupdict()
     said = _Said(names["name"], names.get("id", ""), {})
     try:
-        value, end = _JSON.raw_decode(text, _behind_space(text, head.end()))
+        value, end = _JSON.raw_decode(text, behind_space(text, head.end()))
     except (ValueError, RecursionError, MemoryError) as error:
         return Written(at, said, f"the arguments are not valid JSON ({error})"), at
     if not isinstance(value, dict):
         return Written(at, said, "the arguments must be a JSON object"), at
-    end = _behind_space(text, end)
+    end = behind_space(text, end)
     if layout.tail and text.startswith(layout.tail, end):
-        end = _behind_space(text, end + len(layout.tail))
+        end = behind_space(text, end + len(layout.tail))
     if not text.startswith(layout.called, end):
         return Written(at, said, f"{layout.called} is missing behind the arguments"), at
     return Written(at, dataclasses.replace(said, arguments=value)), end + len(layout.called)
-
-
-def _complained(found: Sequence[Written], at: int, error: str) -> list[Written]:
-    """Calls with a complaint about what follows them: it stands at the last one, so that each call
-    has one result.
-    """
-    *others, last = found or [Written(at)]
-    return [*others, dataclasses.replace(last, error=error)]
-
-
-def _call(written: Written, tools: Mapping[str, Tool], told: str) -> ToolCall:
-    """A call as it stands in a message. Values that the schema does not take stay, for the check of
-    arguments to name.
-    """
-    said = written.value or _Said("", "", {})
-    name = unquote(said.name)
-    if written.error:
-        return ToolCall(name, {}, f"the call is malformed: {written.error}; {told}", said.id)
-    known = Arguments(tools[name].schema if name in tools else {})
-    values = unquote_all(said.arguments)
-    found = {key: known.normal(key, each) for key, each in values.items()}
-    return ToolCall(name, found, id=said.id)
-
-
-def _behind_space(text: str, at: int) -> int:
-    """The next place without white space."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
