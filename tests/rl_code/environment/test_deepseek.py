@@ -19,6 +19,7 @@ from rl_code.environment.tools.api import check, find_tools
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.requests import Message
 from rl_code.types import Task, ToolCall, ToolResult
+from tests.rl_code.environment.required import check_required
 
 GOLDEN = json.loads(
     (Path(__file__).parent / "golden" / "deepseek.json").read_text(encoding="utf-8")
@@ -173,8 +174,6 @@ def test_arguments_hold_any_text():
 @pytest.mark.parametrize("marks", [DeepSeek.SPECIAL_TOKENS, (END, "<｜▁pad▁｜>")])
 def test_required_calls_stand_behind_a_thought_at_most(protocol, marks):
     tokenizer = Tokenizer.train(["a"], 300, marks, eos=END, pad="<｜▁pad▁｜>")
-    grammars = ChatText(protocol, tokenizer).grammars
-    functions = [ALL["submit"].schema, ALL["read_file"].schema]
     thought = "I see.\n</think>\n\n" if protocol is R1 else ""
     made = call("read_file", '{"path": "a```", "first_line": 7}')
     cases = (
@@ -184,18 +183,11 @@ def test_required_calls_stand_behind_a_thought_at_most(protocol, marks):
         (section(call("read_file", "{}")), False, False),
         ("Hello.", False, False),
     )
-    for many in (True, False):
-        grammar = protocol.grammar(functions, grammars.special, many=many)
-        for said, *allowed in cases:
-            ids = tokenizer.encode(thought + said)
-            (answer,) = grammars.start(grammar, 1)
-            assert (answer.read(ids) == len(ids)) == allowed[not many]
-            if allowed[not many]:
-                assert answer.allowed()[tokenizer.token_id(END)]
-                assert not any(one.error for one in protocol.parse(thought + said, TASK, ALL))
+    cases = [(thought + said, *allowed) for said, *allowed in cases]
+    check_required(protocol, tokenizer, ALL, TASK, cases, END)
     if protocol is R1:
         with pytest.raises(ValueError, match="no message is JSON"):
-            protocol.grammar(functions, grammars.special, content="{}")
+            protocol.grammar([], lambda mark: "", content="{}")
 
 
 def test_what_cannot_be_written_is_named():

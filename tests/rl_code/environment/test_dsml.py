@@ -21,6 +21,7 @@ from rl_code.environment.tools.api import check, find_tools
 from rl_code.harness.endpoint.chat_text import ChatText, declared_tools
 from rl_code.harness.endpoint.requests import Message
 from rl_code.types import Task, ToolCall, ToolResult
+from tests.rl_code.environment.required import check_required
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "dsml.json").read_text(encoding="utf-8"))
 DSML, CHAT = PROTOCOLS["dsml"], Dsml(mode="chat")
@@ -323,8 +324,6 @@ def test_a_client_gets_the_calls_and_the_text_before_them():
 @pytest.mark.parametrize("marks", [Dsml.SPECIAL_TOKENS, (END, "<｜User｜>")])
 def test_required_calls_stand_behind_a_thought_at_most(protocol, marks):
     tokenizer = Tokenizer.train(["a"], 300, (*marks, "<|mark|>"), eos=END, pad="<|mark|>")
-    grammars = ChatText(protocol, tokenizer).grammars
-    functions = [ALL["submit"].schema, ALL["read_file"].schema]
     thought = "I see.</think>" if protocol is DSML else ""
     made = invoke("read_file", parameter("path", "a </b> c"), parameter("first_line", "7", "false"))
     cases = (
@@ -336,23 +335,12 @@ def test_required_calls_stand_behind_a_thought_at_most(protocol, marks):
         (block(invoke("read_file")), False, False),
         ("Hello.", False, False),
     )
-    for many in (True, False):
-        grammar = protocol.grammar(functions, grammars.special, many=many)
-        for said, *allowed in cases:
-            ids = tokenizer.encode(thought + said)
-            (answer,) = grammars.start(grammar, 1)
-            assert (answer.read(ids) == len(ids)) == allowed[not many]
-            if allowed[not many]:
-                assert answer.allowed()[tokenizer.token_id(END)]
-                assert not any(call.error for call in protocol.parse(thought + said, TASK, ALL))
+    cases = [(thought + said, *allowed) for said, *allowed in cases]
+    content = ("", "") if protocol is DSML else ('{"type": "object"}', "{}")
+    check_required(protocol, tokenizer, ALL, TASK, cases, END, content)
     if protocol is DSML:
         with pytest.raises(ValueError, match="no message is JSON"):
-            protocol.grammar(functions, grammars.special, content="{}")
-    else:
-        grammar = protocol.grammar(functions, grammars.special, content='{"type": "object"}')
-        (answer,) = grammars.start(grammar, 1)
-        ids = tokenizer.encode("{}")
-        assert answer.read(ids) == len(ids)
+            protocol.grammar([], lambda mark: "", content="{}")
 
 
 NAMELESS = {"function": {"name": "f", "arguments": {'a"': 1}}}

@@ -21,6 +21,7 @@ from rl_code.environment.tools.tool import Result
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.requests import Message
 from rl_code.types import Task, ToolCall, ToolResult
+from tests.rl_code.environment.required import check_required
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "kimi.json").read_text(encoding="utf-8"))
 KIMI = PROTOCOLS["kimi_k2"]
@@ -208,8 +209,6 @@ def test_arguments_hold_any_text():
 @pytest.mark.parametrize("marks", [Kimi.SPECIAL_TOKENS, ("<|im_end|>", "[EOS]", "[PAD]")])
 def test_required_calls_stand_behind_a_thought_at_most(marks):
     tokenizer = Tokenizer.train(["a"], 300, marks, eos="[EOS]", pad="[PAD]")
-    grammars = ChatText(KIMI, tokenizer).grammars
-    functions = [ALL["submit"].schema, ALL["read_file"].schema]
     made = call("functions.read_file:11", '{"path": "a </b>", "first_line": 7}')
     cases = (
         (section(made), True, True),
@@ -219,15 +218,7 @@ def test_required_calls_stand_behind_a_thought_at_most(marks):
         (section(call("functions.read_file:0", "{}")), False, False),
         (f"Hello. {section(made)}", False, False),
     )
-    for many in (True, False):
-        grammar = KIMI.grammar(functions, grammars.special, many=many, content='{"type": "array"}')
-        for said, *allowed in (*cases, ("[]", True, True)):
-            ids = tokenizer.encode(said)
-            (answer,) = grammars.start(grammar, 1)
-            assert (answer.read(ids) == len(ids)) == allowed[not many]
-            if allowed[not many] and said != "[]":
-                assert answer.allowed()[tokenizer.token_id("[EOS]")]
-                assert not any(one.error for one in KIMI.parse(said, TASK, ALL))
+    check_required(KIMI, tokenizer, ALL, TASK, cases, "[EOS]", ('{"type": "array"}', "[]"))
 
 
 def test_roles_without_a_place_are_named():
