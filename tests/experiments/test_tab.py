@@ -11,30 +11,18 @@ from experiments.tab.asked import Asked, calibrated, suggested
 from experiments.tab.metrics import Shown, Tab, shown
 from models.tokenizer import Tokenizer
 from rl_code.config.named import Named
-from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.infill import Infill
-from rl_code.environment.tools.api import find_tools
-from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks import infill
-from rl_code.types import Group, Limits
+from rl_code.types import Group
+from tests.experiments.suggesting import suggest
 
-LIMITS = Limits(turns=1, tokens=512, turn_tokens=64, test_runs=0, command_s=5.0)
 TOKENIZER = Tokenizer.train(["return x"] * 8, 330, Infill.SPECIAL_TOKENS)
 TASK = infill.generate("train", 0, 1, (2,))
 ASKED = Named("experiments.tab.asked:Asked")
 
 
 def episode(text: str, index: int = 0, task=TASK):
-    """A whole episode that suggests a text, without any sandbox."""
-    reward = find_reward(RewardConfig((SignalConfig(ASKED, label="asked"),)))
-    one = Episode(
-        task, group=0, index=index, protocol=Infill(), tools=find_tools([Named("suggest")]),
-        tokenizer=TOKENIZER, pool=None, limits=LIMITS, reward=reward,
-    )  # fmt: skip
-    one.start()
-    tokens = [*TOKENIZER.encode(text), TOKENIZER.token_id("<|eot|>")]
-    assert one.step(tokens, [-0.5] * len(tokens), [0] * len(tokens)) is None
-    return one.finish()
+    return suggest(text, task, ASKED, TOKENIZER, index)
 
 
 def test_an_episode_of_one_message_is_paid_by_what_the_person_does():

@@ -13,14 +13,11 @@ from experiments.tab_jumps.metrics import TabJumps
 from models.tokenizer import Tokenizer
 from people.simulated.jumper import JUMP_HABITS
 from rl_code.config.named import Named
-from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.infill import Infill
-from rl_code.environment.tools.api import find_tools
-from rl_code.rewards.combine import RewardConfig, SignalConfig, find_reward
 from rl_code.tasks import jumps
-from rl_code.types import Group, Limits
+from rl_code.types import Group
+from tests.experiments.suggesting import suggest
 
-LIMITS = Limits(turns=1, tokens=1024, turn_tokens=64, test_runs=0, command_s=5.0)
 TOKENIZER = Tokenizer.train(["views.py:3"] * 8, 330, Infill.SPECIAL_TOKENS)
 STREAM = [jumps.generate("train", 1, i) for i in range(40)]
 TASK = next(task for task in STREAM if task.meta["remaining"])
@@ -29,16 +26,7 @@ ASKED = Named("experiments.tab_jumps.asked:AskedToJump")
 
 
 def episode(text: str, index: int = 0, task=TASK):
-    """A whole episode that answers with a text, without any sandbox."""
-    reward = find_reward(RewardConfig((SignalConfig(ASKED, label="asked"),)))
-    one = Episode(
-        task, group=0, index=index, protocol=Infill(), tools=find_tools([Named("suggest")]),
-        tokenizer=TOKENIZER, pool=None, limits=LIMITS, reward=reward,
-    )  # fmt: skip
-    one.start()
-    tokens = [*TOKENIZER.encode(text), TOKENIZER.token_id("<|eot|>")]
-    assert one.step(tokens, [-0.5] * len(tokens), [0] * len(tokens)) is None
-    return one.finish()
+    return suggest(text, task, ASKED, TOKENIZER, index)
 
 
 def wrong_place(task) -> str:
