@@ -117,7 +117,8 @@ class EditorServer(LanguageServer):
         self.renamed: dict[str, Rename] = {}
         self._client = config.client(patience_s=0.0)
         self._one_at_a_time = asyncio.Lock()
-        _add_features(self)
+        _add_documents(self)
+        _add_commands(self)
 
     async def suggest(self, document: TextDocument, start: int, end: int) -> Suggestion | None:
         """Asks for the text that replaces characters ``start`` to ``end``. None where the server
@@ -171,8 +172,8 @@ class EditorServer(LanguageServer):
             logging.warning("some events were not acknowledged within %g s", _FLUSH_S)
 
 
-def _add_features(server: EditorServer) -> None:
-    """Register the handlers of the messages that the editor may send."""
+def _add_documents(server: EditorServer) -> None:
+    """Registers the handlers of what the protocol itself says of documents."""
 
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
@@ -226,15 +227,21 @@ def _add_features(server: EditorServer) -> None:
             [types.InlineCompletionItem(found.text, range=here, command=told)]
         )
 
+    @server.feature(types.SHUTDOWN)
+    def shutdown(params: None) -> None:
+        server.flush()
+
+
+def _add_commands(server: EditorServer) -> None:
+    """Registers the commands that an editor may carry out beside the protocol."""
+
     @server.command("rlCode.nextEdit")
     async def next_edit(uri: str, position: Any) -> dict[str, Any] | None:
         document = server.workspace.get_text_document(uri)
-        cursor = document.offset_at_position(
-            types.Position(int(_part(position, "line")), int(_part(position, "character")))
-        )
+        line, character = (int(_part(position, name)) for name in ("line", "character"))
+        cursor = document.offset_at_position(types.Position(line, character))
         place = next_place(document.source, cursor, server.renamed.get(uri))
         if place is None:
-            line = int(_part(position, "line"))
             return _shown(await server.jump(document, line))
         found = await server.suggest(document, place.start, place.end)
         if found is None:
@@ -265,10 +272,6 @@ def _add_features(server: EditorServer) -> None:
         @server.command("rlCode.moveClock")
         def move_clock(seconds: float) -> None:
             clock.move(float(seconds))
-
-    @server.feature(types.SHUTDOWN)
-    def shutdown(params: None) -> None:
-        server.flush()
 
 
 def _shown(jump: Jump | None) -> dict[str, Any] | None:
