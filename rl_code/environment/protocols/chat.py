@@ -46,7 +46,6 @@ class Chat(Marked):
     calls: Literal["json", "tags", "pairs", "bare"]
     # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
-    converses: ClassVar[bool] = True
     # The marks of ChatML, which most families write, and those that end and fill up texts.
     SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = (
         *("<|pad|>", "<|eot|>"),
