@@ -19,6 +19,7 @@ WHOLE_RUNS = {
     "people/feedback/test_kills.py",
     "rl_code/learner/test_expert_parallel.py",
     "rl_code/recording/test_replay_signals.py",
+    "rl_code/recording/test_values.py",
     "rl_code/learner/test_meshes.py",
     "rl_code/learner/test_padding.py",
     "rl_code/learner/test_sequence_parallel.py",

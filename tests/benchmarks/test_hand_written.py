@@ -69,6 +69,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(hand_written, "_BLOCK", 5)
 
 
+@pytest.mark.long
 def test_it_samples_the_tokens_of_the_engine(model, groups, samples):
     numbers = np.array([group.trajectories[0].group for group in groups])
     key = jax.random.key_data(KEY)

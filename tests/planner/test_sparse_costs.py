@@ -180,6 +180,7 @@ def rows_tokens() -> Tokens:
     return Tokens(segments=zeros + 1, branches=zeros, documents=zeros, order=at)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_xla")
 def test_an_update_of_nsa_does_the_products_that_are_counted(monkeypatch):
     """With gradients. In XLA the window takes two products forward and five backward, as the chosen

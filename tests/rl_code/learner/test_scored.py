@@ -202,6 +202,7 @@ def test_a_row_of_several_gives_the_scores_and_the_update_of_each_alone(build):
     assert results[0][1]["train/labels"] == 6.5
 
 
+@pytest.mark.long
 def test_a_model_learns_labels_that_its_tokens_tell(build):
     rng = np.random.default_rng(0)
     examples = []

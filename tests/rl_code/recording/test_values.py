@@ -83,7 +83,7 @@ def weights(workdir: Path) -> list[str]:
     return [store.consumption(step)["weights"] for step in store.consumed()]
 
 
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_pretraining_keeps_the_policy_and_the_record_replays(whole, backbone):
     config = config_of(backbone)
     made = weights(whole)
@@ -102,7 +102,7 @@ def test_pretraining_keeps_the_policy_and_the_record_replays(whole, backbone):
 # the struck step, and the checkpoint from which it is made again: in the middle of pretraining, and
 # after it
 @pytest.mark.parametrize("backbone, at, saved", [("shared", 2, 2), ("separate", 4, 4)], **INDIRECT)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_an_interrupted_run_ends_as_one_that_was_not(
     whole, backbone, at, saved, tmp_path, monkeypatch
 ):
