@@ -11,7 +11,13 @@ of its sequence, and SiLU. The result passes through RMSNorm and the gate SiLU(z
 Rows are computed in chunks (the WY form of the paper, section 3.3): inside a chunk by a unit
 triangular system, from chunk to chunk by the state. In packed rows every run of one segment and
 branch begins a chunk. Its first state, and the inputs of its first convolutions, are those at the
-end of the run that it continues, at any depth of a tree; zero where it continues none.
+end of the run that it continues, at any depth of a tree; zero where it continues none
+(``attention.chunks``).
+
+Where the tokens of rows are cut over devices, a state is linear in the one that its device begins
+with: S = A S_0 + B. Every device computes A and B of its own chunks at the same time as all others,
+A as further columns of the state, which no value changes. Then the states at the borders go from
+device to device, and each adds what S_0 gives to its results.
 
 In pages, every page keeps the state and the last inputs of the convolution behind its last token.
 So whatever shares, copies, moves or restores pages does the same with states: a prefix is shared up
@@ -33,6 +39,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.chunks import CHUNK, Chunks, cut_rows
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -43,18 +50,16 @@ from attention.methods.method import (
     Turn,
 )
 from attention.products import project
-from pallas_kernels.tokens import Tokens, nodes
+from pallas_kernels.tokens import Tokens
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader
     from attention.cache.writer import PageWriter
     from attention.layout import Layout
+    from attention.ring import Ring
 
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-
-# Tokens of a chunk in rows, and at most in pages.
-CHUNK = 64
 
 
 class Sizes(NamedTuple):
@@ -65,21 +70,6 @@ class Sizes(NamedTuple):
     values_of_key: int
     key_size: int
     value_size: int
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """Rows cut into chunks of one run each."""
-
-    # The slot of the row of every place of a chunk, -1 for none.
-    slots: Int[Array, "B N*C"]
-    # The place of every slot, past the last one for padding.
-    places: Int[Array, "B T"]
-    # The slot of the token before each one on its path, -1 for none.
-    previous: Int[Array, "B T"]
-    # The chunk from whose last state each chunk begins, counted from 1; 0 for a state of zeros.
-    parents: Int[Array, "B N"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,22 +152,30 @@ class GatedDelta(Method):
         self, parameters: Parameters, inputs: tuple[jax.Array, ...], layout: Layout
     ) -> Float[Array, "B T K RV"]:
         """The results of whole rows. ``inputs``: of this device's heads."""
-        chunks: Chunks = layout.prepared_for(self)
+        ring = layout.ring
+        prepared: Chunks = layout.prepared_for(self)
+        chunks = prepared.part(ring)
         x, z, b, a = self._split(parameters, *inputs)
         # padding may hold anything
-        real = layout.tokens.segments > 0
+        real = layout.queries.segments > 0
         x, b, a = (
             jnp.where(real.reshape(*real.shape, *(1,) * (y.ndim - 2)), y, 0) for y in (x, b, a)
         )
+        if ring is not None:
+            x = jnp.concatenate([_last_before(ring, x, prepared.tails), x], axis=1)
         window = [x]
         for _ in range(self.width - 1):
             window.insert(0, _taken(window[0], chunks.previous))
-        q, k, v, g, beta = self._recurrent(parameters, jnp.stack(window, axis=-1), b, a)
+        windows = jnp.stack([y[:, x.shape[1] - b.shape[1] :] for y in window], axis=-1)
+        q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
         cut = (_taken(y, chunks.slots) for y in (q, k, v, g, beta))
         count = chunks.parents.shape[1]
         cut = [y.reshape(y.shape[0], count, -1, *y.shape[2:]) for y in cut]
         first = jnp.zeros((x.shape[0], *self._state(q, v)), q.dtype)
-        out, _ = chunked(*cut, first, chunks.parents)
+        if ring is None:
+            out, _ = chunked(*cut, first, chunks.parents)
+        else:
+            out = _chunked_over(ring, cut, first, chunks)
         out = out.reshape(out.shape[0], -1, *out.shape[3:])
         return self._gated(parameters, _taken(out, chunks.places), z)
 
@@ -220,16 +218,13 @@ class GatedDelta(Method):
 
     # --- Rows ----------------------------------------------------------------------------------
 
+    def cut_keys(self) -> tuple[str, ...]:
+        return ("state",)
+
     def prepare(self, layout: Layout) -> Chunks:
         # a row without branches that begins at slot 0 has one run, and padding behind it
         runs = layout.runs or 2
-        count = -(-layout.tokens.shape[1] // CHUNK)
-        # where sequences begin at multiples of a chunk, none is cut by the border of another
-        count += runs if layout.align % CHUNK else 0
-        tokens, last = nodes(layout.tokens)
-        fields = tokens.segments, tokens.branches, last, tokens.order
-        found = jax.vmap(lambda *row: _cut(*row, runs, count))(*fields)
-        return jax.tree.map(lambda x: x.astype(jnp.int32), Chunks(*found))
+        return cut_rows(layout.tokens, runs, layout.parts, layout.align, self.width)
 
     # --- Pages ---------------------------------------------------------------------------------
 
@@ -325,46 +320,44 @@ def _taken(x: jax.Array, slots: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(x, slots)
 
 
-def _cut(segments, branches, last, order, runs: int, count: int):
-    """One row of ``Chunks``: its fields. Arguments [T]; runs: J, count: N."""
-    size = order.shape[0]
-    slots = jnp.arange(size)
-    changes = (segments != jnp.roll(segments, 1)) | (branches != jnp.roll(branches, 1))
-    changes = changes.at[0].set(True)
-    run = jnp.cumsum(changes) - 1
-    (first,) = jnp.nonzero(changes, size=runs, fill_value=size)
+def _last_before(
+    ring: Ring, x: Float[Array, "B L K W"], tails: Int[Array, "B P M w"]
+) -> Float[Array, "B M*w K W"]:
+    """The last inputs of the open runs in front of this device's part; x: those of its own slots.
 
-    def of_run(x):
-        return x.at[first].get(mode="fill", fill_value=0)
+    tails: ``Chunks.tails`` of all parts.
+    """
+    begin = jax.lax.axis_index(ring.axis) * x.shape[1]
+    own = jnp.where(tails >= begin, tails - begin, -1).reshape(tails.shape[0], -1)
+    found = _taken(x, own).reshape(*tails.shape[:2], -1, *x.shape[2:])
+    # of each place all devices but one have zeros
+    return jax.lax.psum_scatter(found, ring.axis, scatter_dimension=1)
 
-    segment, branch, until, start = map(of_run, (segments, branches, last, order))
-    length = jax.ops.segment_sum(jnp.ones_like(slots), run, num_segments=runs)
-    length = jnp.where(segment > 0, length, 0)
-    # the run that each one continues: of those that it sees the one that ends last
-    before = (length > 0)[None] & (segment[None] == segment[:, None])
-    before &= (branch[None] < branch[:, None]) & (branch[:, None] <= until[None])
-    ends = jnp.where(before, (start + length)[None], -1)
-    parent = jnp.where(jnp.any(before, axis=1), jnp.argmax(ends, axis=1), -1)
-    some = parent >= 0
-    # every run has chunks of its own
-    chunks = -(-length // CHUNK)
-    behind = jnp.cumsum(chunks)
-    begin = behind - chunks
-    number = jnp.arange(count)
-    of_chunk = jnp.minimum(jnp.searchsorted(behind, number, side="right"), runs - 1)
-    continued = jnp.where(some, behind[parent], 0)
-    parents = jnp.where(number == begin[of_chunk], continued[of_chunk], number)
-    parents = jnp.where(number < behind[-1], parents, 0)
-    inside = (number - begin[of_chunk])[:, None] * CHUNK + jnp.arange(CHUNK)
-    there = (inside < length[of_chunk][:, None]) & (number < behind[-1])[:, None]
-    chunk_slots = jnp.where(there, first[of_chunk][:, None] + inside, -1).reshape(-1)
-    own = jnp.minimum(run, runs - 1)
-    places = jnp.where(
-        (segments > 0) & (run < runs), begin[own] * CHUNK + slots - first[own], count * CHUNK
-    )
-    final = jnp.where(some, first[parent] + length[parent] - 1, -1)
-    previous = jnp.where(slots == first[own], final[own], slots - 1)
-    return chunk_slots, places, jnp.where(segments > 0, previous, -1), parents
+
+def _chunked_over(
+    ring: Ring, cut: list[jax.Array], first: Float[Array, "B K R H V"], chunks: Chunks
+) -> Float[Array, "B N C K R V"]:
+    """The results of ``chunked`` where runs begin with states of the devices before.
+
+    cut: (q, k, v, g, beta) of this device's chunks. first: zeros. chunks: those of this device.
+    """
+    size, width = first.shape[-2:]
+    one = jnp.broadcast_to(jnp.eye(size, dtype=first.dtype), (*first.shape[:-1], size))
+    first = jnp.concatenate([first, one], axis=-1)
+    out, states = chunked(*cut, first, chunks.parents)
+    states = jnp.concatenate([first[:, None], states], axis=1)
+    ends = _taken(states, chunks.exits)
+
+    def turn(opened, _):
+        begun = _taken(opened, chunks.sources)
+        behind = ends[..., :width] + _matmul(ends[..., width:], begun)
+        return ring.handed_on(behind), None
+
+    opened = jnp.zeros((*ends.shape[:-1], width), ends.dtype)
+    # after so many turns the first devices have their states
+    opened, _ = jax.lax.scan(turn, opened, None, length=ring.parts - 1)
+    begun = _taken(opened, chunks.roots)
+    return out[..., :width] + _einsum("bnckrh,bnkrhv->bnckrv", out[..., width:], begun)
 
 
 def step(
@@ -412,9 +405,9 @@ def chunked(
 ) -> tuple[Float[Array, "B N C K R V"], Float[Array, "B N K R H V"]]:
     """The recurrence by chunks: (results, the state behind every chunk).
 
-    first: the state 0. parents: the number of the state from which each chunk begins, counting
-    those behind chunks from 1; it is of a chunk before. Places without a token have zeros in k, g
-    and beta.
+    first: the state 0; it may have more columns than v, whose values are zeros. parents: the number
+    of the state from which each chunk begins, counting those behind chunks from 1; it is of a chunk
+    before. Places without a token have zeros in k, g and beta.
     """
     size = q.shape[2]
     within = jnp.tril(jnp.ones((size, size), bool))
@@ -433,6 +426,7 @@ def chunked(
     )
     width = v.shape[-1]
     values, corrections = solved[..., :width], solved[..., width:]
+    values = jnp.pad(values, [*((0, 0),) * 5, (0, first.shape[-1] - width)])
     scores = _einsum("bncki,bndki->bnkcd", q, k)[:, :, :, None] * decay
     end = total[..., -1:]
     to_end = jnp.exp(end - total)[..., None] * k_C
