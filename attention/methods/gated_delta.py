@@ -33,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
@@ -166,7 +167,7 @@ class GatedDelta(Method):
         window = [x]
         for _ in range(self.width - 1):
             window.insert(0, _taken(window[0], chunks.previous))
-        windows = jnp.stack([y[:, x.shape[1] - b.shape[1] :] for y in window], axis=-1)
+        windows = [y[:, x.shape[1] - b.shape[1] :] for y in window]
         q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
         cut = (_taken(y, chunks.slots) for y in (q, k, v, g, beta))
         count = chunks.parents.shape[1]
@@ -186,14 +187,16 @@ class GatedDelta(Method):
         b, a = jnp.split(ba, 2, axis=-1)
         return x, z.reshape(*b.shape, -1), b, a
 
-    def _recurrent(self, parameters: Parameters, x: Float[Array, "B T K W w"], b, a):
+    def _recurrent(self, parameters: Parameters, x: Sequence[Float[Array, "B T K W"]], b, a):
         """(q, k [B, T, K, H], v [B, T, K, R, V], logarithm of α and β [B, T, K, R]).
 
         x: the inputs of the convolution, its own token last.
         """
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        x, b, a = (y.astype(wide) for y in (x, b, a))
-        convolved = jnp.sum(x * parameters["convolution"].astype(wide), axis=-1)
+        wide = jnp.promote_types(b.dtype, jnp.float32)
+        b, a = (y.astype(wide) for y in (b, a))
+        weights = parameters["convolution"].astype(wide)
+        # not a sum over an axis of a few elements, which is many times slower on CPU
+        convolved = sum(y.astype(wide) * weights[..., at] for at, y in enumerate(x))
         convolved = jax.nn.silu(convolved)
         each = b.shape[-1]
         values = each * parameters["norm"].shape[0]
@@ -263,7 +266,7 @@ class GatedDelta(Method):
         # [B, width - 1 + T, K, W]
         whole = jnp.concatenate([jnp.moveaxis(earlier, 1, 2).astype(x.dtype), x], axis=1)
         count = x.shape[1]
-        windows = jnp.stack([whole[:, i : i + count] for i in range(self.width)], axis=-1)
+        windows = [whole[:, i : i + count] for i in range(self.width)]
         q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
         # padding leaves the state as it is
         g, beta, k = (jnp.where(real, y, 0) for y in (g, beta, k))
@@ -394,6 +397,69 @@ def recurrence(q, k, v, g, beta, state):
     return jnp.moveaxis(out, 0, 1), state
 
 
+@jax.custom_vjp
+def solve(
+    system: Float[Array, "*batch C C"], right: Float[Array, "*batch C W"]
+) -> Float[Array, "*batch C W"]:
+    """The x of (1 + system) x = right, where ``system`` is zero on its diagonal and above.
+
+    By products of blocks: XLA's own solver goes row by row, which is slow on CPU and on
+    accelerators.
+    """
+    return _solve_forward(system, right)[0]
+
+
+def _solve_forward(system, right):
+    inverse = _inverse(system)
+    x = _matmul(inverse, right)
+    return x, (inverse, x)
+
+
+def _solve_backward(residuals, given):
+    inverse, x = residuals
+    d_right = _matmul(jnp.swapaxes(inverse, -1, -2), given)
+    d_system = -_matmul(d_right, jnp.swapaxes(x, -1, -2))
+    return jnp.tril(d_system, -1), d_right
+
+
+solve.defvjp(_solve_forward, _solve_backward)
+
+# Rows of the blocks whose inverses are computed row by row.
+_SMALL = 8
+
+
+def _inverse(system: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
+    """The inverse of 1 + system; C: a power of two times a number up to ``_SMALL``."""
+    *batch, count, _ = system.shape
+    size = count
+    while size > _SMALL and size % 2 == 0:
+        size //= 2
+
+    def diagonal(size: int, below: bool = False) -> jax.Array:
+        """The blocks of ``size`` on the diagonal, or of each second one those to its left."""
+        cut = system.reshape(*batch, count // size, size, count // size, size)
+        step = 2 if below else 1
+        pairs = range(int(below), count // size, step)
+        return jnp.stack([cut[..., at, :, at - int(below), :] for at in pairs], axis=-3)
+
+    rows = []
+    blocks = diagonal(size)
+    for row in range(size):
+        own = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype)[row], blocks[..., row, :].shape)
+        for at, other in enumerate(rows):
+            own = own - blocks[..., row, at, None] * other
+        rows.append(own)
+    inverse = jnp.stack(rows, axis=-2)
+    while size < count:
+        # [[A, 0], [B, D]]: below the inverses of A and D stands -D^-1 B A^-1
+        first, second = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        below = -_matmul(_matmul(second, diagonal(size, below=True)), first)
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([upper, jnp.concatenate([below, second], axis=-1)], axis=-2)
+        size *= 2
+    return inverse[..., 0, :, :]
+
+
 def chunked(
     q: Float[Array, "B N C K H"],
     k: Float[Array, "B N C K H"],
@@ -415,15 +481,13 @@ def chunked(
     decay = jnp.exp(jnp.where(within, total[..., :, None] - total[..., None, :], -jnp.inf))
     keys = _einsum("bncki,bndki->bnkcd", k, k)[:, :, :, None]
     rates = jnp.moveaxis(beta, 2, -1)[..., None]  # [B, N, K, R, C, 1]
-    system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0) + jnp.eye(size, dtype=q.dtype)
+    system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0)
     values = rates * jnp.moveaxis(v, 2, 4)
     k_C = jnp.moveaxis(k, 2, 3)[:, :, :, None]  # [B, N, K, 1, C, H]
     q_C = jnp.moveaxis(q, 2, 3)[:, :, :, None]
     grown = jnp.exp(total)[..., None]
     right = jnp.concatenate([values, rates * grown * k_C], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(
-        system, right, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = solve(system, right)
     width = v.shape[-1]
     values, corrections = solved[..., :width], solved[..., width:]
     values = jnp.pad(values, [*((0, 0),) * 5, (0, first.shape[-1] - width)])
@@ -431,20 +495,70 @@ def chunked(
     end = total[..., -1:]
     to_end = jnp.exp(end - total)[..., None] * k_C
 
+    moved = (values, corrections, scores, q_C * grown, to_end, end)
+    out, states = _passed(first, parents, moved)
+    return jnp.moveaxis(out, 4, 2), states[:, 1:]
+
+
+@jax.custom_vjp
+def _passed(
+    first: Float[Array, "B K R H V"], parents: Int[Array, "B N"], parts: tuple[jax.Array, ...]
+) -> tuple[Float[Array, "B N K R C V"], Float[Array, "B N+1 K R H V"]]:
+    """(The results of chunks, ``first`` and the states behind them), one chunk after another.
+
+    parts: what ``_chunk`` takes beside a state, [B, N, ...] each. The transposed loop of autodiff
+    would copy the cotangents of all states with every chunk.
+    """
+    return _passed_forward(first, parents, parts)[0]
+
+
+def _passed_forward(first, parents, parts):
     def one(states, x):
-        number, parent, values, corrections, scores, queries, to_end, end = x
-        state = jax.vmap(lambda row, at: row[at])(states, parent)
-        changes = values - _matmul(corrections, state)
-        out = _matmul(queries, state) + _matmul(scores, changes)
-        added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
-        state = jnp.exp(end)[..., None] * state + added
+        number, parent, part = x
+        state, out = _chunk(_of_rows(states, parent), part)
         return states.at[:, number + 1].set(state), out
 
-    count = q.shape[1]
-    states = jnp.zeros((q.shape[0], count + 1, *first.shape[1:]), first.dtype).at[:, 0].set(first)
-    moved = [
-        jnp.moveaxis(x, 1, 0)
-        for x in (parents, values, corrections, scores, q_C * grown, to_end, end)
-    ]
-    states, out = jax.lax.scan(one, states, (jnp.arange(count), *moved))
-    return jnp.moveaxis(jnp.moveaxis(out, 0, 1), 4, 2), states[:, 1:]
+    count = parents.shape[1]
+    states = jnp.zeros((first.shape[0], count + 1, *first.shape[1:]), first.dtype)
+    xs = jnp.arange(count), *_by_chunk((parents, parts))
+    states, out = jax.lax.scan(one, states.at[:, 0].set(first), xs)
+    return (jnp.moveaxis(out, 0, 1), states), (states, parents, parts)
+
+
+def _passed_backward(residuals, given):
+    states, parents, parts = residuals
+    d_out, d_states = given
+
+    def one(d_states, x):
+        number, parent, part, d_out = x
+        _, pull = jax.vjp(_chunk, _of_rows(states, parent), part)
+        more, d_part = pull((d_states[:, number + 1], d_out))
+        add = jax.vmap(lambda row, at, x: row.at[at].add(x))
+        return add(d_states, parent, more), d_part
+
+    xs = jnp.arange(parents.shape[1]), *_by_chunk((parents, parts, d_out))
+    # those that begin with a state come behind it
+    d_states, d_parts = jax.lax.scan(one, d_states, xs, reverse=True)
+    d_parts = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), d_parts)
+    return d_states[:, 0], None, d_parts
+
+
+_passed.defvjp(_passed_forward, _passed_backward)
+
+
+def _by_chunk(tree):
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tree)
+
+
+def _of_rows(states: Float[Array, "B N K R H V"], numbers: Int[Array, " B"]) -> jax.Array:
+    """The state of each row with its number."""
+    return jax.vmap(lambda row, at: row[at])(states, numbers)
+
+
+def _chunk(state: Float[Array, "B K R H V"], part: tuple[jax.Array, ...]):
+    """(The state behind a chunk, its results), from the state before it."""
+    values, corrections, scores, queries, to_end, end = part
+    changes = values - _matmul(corrections, state)
+    out = _matmul(queries, state) + _matmul(scores, changes)
+    added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
+    return jnp.exp(end)[..., None] * state + added, out
