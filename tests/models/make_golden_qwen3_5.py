@@ -5,7 +5,8 @@ In an environment of its own (made with renderers 0.1.12):
     python -m venv /some/where && /some/where/bin/pip install renderers transformers httpx
     /some/where/bin/python tests/models/make_golden_qwen3_5.py
 
-What is left out: the sentences around declared functions, which are this project's, and thoughts.
+What is left out: the sentences around declared functions, which are this project's, white space
+around results, which ``renderers`` takes away, and thoughts.
 ``renderers`` opens the assistant's turn inside of a thought, the template here does not.
 """
 
@@ -41,7 +42,7 @@ def called(content: str, *calls) -> dict:
 
 
 ASKED = {"role": "user", "content": "  fix it\n"}
-RESULTS = [{"role": "tool", "content": text} for text in ("ok\n", "12 é", "")]
+RESULTS = [{"role": "tool", "content": text} for text in ("ok", "12 é", "")]
 SYSTEM = {"role": "system", "content": "Be brief.\n"}
 ANSWER = {"role": "assistant", "content": "So.\n"}
 # each ends with a question, before which no thought stays
