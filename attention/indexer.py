@@ -92,14 +92,44 @@ def choose(found: Scoring, q_tokens: Tokens, k_tokens: Tokens, count: int) -> In
             ranked = scores(queries, keys[:, 0], weights[..., 0])
             ranked = jnp.where(jnp.isfinite(ranked), ranked, jnp.inf)
             ranked = jnp.where(mask, ranked, -jnp.inf)
-            best, places = jax.lax.top_k(ranked, count)
-            places = jnp.sort(jnp.where(best > -jnp.inf, places, _MOST), axis=-1)
-            return jnp.where(places == _MOST, -1, places.astype(jnp.int32))
+            return best_places(ranked, count)
 
         each = keys.shape[0] * (queries.shape[1] + 1)
         return _by_chunks(chunk, (queries, weights, q_row), each)
 
     return jax.lax.map(row, jax.lax.stop_gradient((*found, q_tokens, k_tokens)))
+
+
+def best_places(ranked: Float[Array, "C n"], count: int) -> Int[Array, "C count"]:
+    """The places of the ``count`` greatest numbers of each row, in order, -1 where fewer are above
+    -inf. Of equal numbers the first place is taken.
+
+    The smallest of them is found bit by bit: on CPU ``top_k`` and a sort of the places take 2.5
+    times as long for 2,048 of 4,096 numbers.
+    """
+    bits = jnp.finfo(ranked.dtype).bits
+    unsigned = jnp.dtype(f"uint{bits}")
+    # whole numbers in the same order, in which 0 and -0 are equal
+    number = jax.lax.bitcast_convert_type(jnp.where(ranked == 0, 0.0, ranked), unsigned)
+    top = jnp.array(1 << (bits - 1), unsigned)
+    number = jnp.where(number & top, ~number, number | top)
+
+    def one(step, smallest):
+        tried = smallest | (top >> step.astype(unsigned))
+        enough = jnp.sum(number >= tried[:, None], axis=-1) >= count
+        return jnp.where(enough, tried, smallest)
+
+    smallest = jax.lax.fori_loop(0, bits, one, jnp.zeros(ranked.shape[0], unsigned))[:, None]
+    greater = number > smallest
+    left = count - jnp.sum(greater, axis=-1, keepdims=True)
+    equal = number == smallest
+    chosen = greater | (equal & (jnp.cumsum(equal, axis=-1) <= left))
+    chosen &= ranked > -jnp.inf
+    # the place at which so many have been chosen
+    so_far = jnp.cumsum(chosen, axis=-1, dtype=jnp.int32)
+    wanted = jnp.arange(1, count + 1, dtype=jnp.int32)
+    places = jax.vmap(lambda row: jnp.searchsorted(row, wanted))(so_far)
+    return jnp.where(places == ranked.shape[1], -1, places.astype(jnp.int32))
 
 
 def attend_chosen(

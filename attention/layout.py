@@ -54,6 +54,8 @@ class Layout:
     runs: int = dataclasses.field(default=0, metadata=dict(static=True))
     # The number of which the first slot of every sequence is a multiple, see ``lay_out``.
     align: int = dataclasses.field(default=1, metadata=dict(static=True))
+    # Over how many devices the tokens of rows are cut, or will be.
+    parts: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     def cut(self, ring: Ring | None) -> Layout:
         """The layout with this device's part of the queries, from inside a ``shard_map``."""
@@ -189,7 +191,7 @@ def lay_out(
                 f"must be a multiple of it"
             )
     methods = tuple(dict.fromkeys(methods))
-    _check_states(methods, runs, align, queries, documents, parts)
+    _check_states(methods, runs, align, queries, documents)
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
     # an accelerator has a kernel for short rows too, which keeps no scores in memory
     short = choice.here() == "cpu" and tokens.shape[1] <= SHORT and parts == 1
@@ -217,7 +219,8 @@ def lay_out(
     blocks = {size: cut(size) for size in sizes}
     # without branches a run, or the padding behind one, begins at no more places than these
     most = runs if runs > 0 or align == 0 else 2 * -(-tokens.shape[1] // align)
-    layout = Layout(tokens, asking, masks, blocks, (), methods, runs=most, align=align)
+    given = dict(runs=most, align=align, parts=parts)
+    layout = Layout(tokens, asking, masks, blocks, (), methods, **given)
     return dataclasses.replace(layout, prepared=tuple(method.prepare(layout) for method in methods))
 
 
@@ -227,7 +230,6 @@ def _check_states(
     align: int,
     queries: int | None,
     documents: bool,
-    parts: int,
 ) -> None:
     """Raises ValueError for rows that a method with a state, or with projections of its own, cannot
     compute; arguments of ``lay_out``.
@@ -244,11 +246,6 @@ def _check_states(
         )
     if documents:
         raise ValueError(f"{states[0]} has a state, and no document could be computed alone")
-    if parts > 1:
-        raise ValueError(
-            f"{states[0]} has a state that does not pass from device to device: context={parts} "
-            "must be 1"
-        )
 
 
 @jax.tree_util.register_dataclass

@@ -63,6 +63,11 @@ class Ring:
         there = [(i, (i + 1) % self.parts) for i in range(self.parts)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, there), tree)
 
+    def handed_on(self, x: jax.Array) -> jax.Array:
+        """The array of the device before this one, for the first one zeros."""
+        there = [(i, i + 1) for i in range(self.parts - 1)]
+        return jax.lax.ppermute(x, self.axis, there)
+
     def after(self, x: jax.Array) -> jax.Array:
         """The beginning of the next device's part, for the last one zeros."""
         there = [(i + 1, i) for i in range(self.parts - 1)]

@@ -7,7 +7,8 @@ Nothing is timed if anything is wrong (``benchmarks.correctness``). --json takes
 
 For each length there is one sequence of random keys, in float32 on CPU and in bfloat16 elsewhere.
 Heads are split over the devices. NSA and MoBA have the settings of their papers, and the window has
-512 keys. Squid has 16 documents and a tail of a sixteenth of the sequence.
+512 keys. Methods with projections of their own have random ones (``benchmarks.mixing``), and no
+check beside the tests. Squid has 16 documents and a tail of a sixteenth of the sequence.
 
 Memory is that of the compiled program: its arguments, results and temporaries. FLOPs are those of
 its matrix products, without those of kernels. They are compared with the fewest FLOPs that the
@@ -20,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -39,7 +41,7 @@ from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.squid import Squid
 from attention.methods.window import Window
-from benchmarks import correctness, decode
+from benchmarks import correctness, decode, mixing
 from benchmarks.results import define_counts, hardware, is_too_large, save
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
@@ -68,7 +70,7 @@ DOCUMENTS = 16
 PEER = "jax.nn"
 CUDNN = "cudnn"
 PEERS = (PEER, CUDNN)
-OURS = ("dense", "window", "moba", "nsa", "squid")
+OURS = ("dense", "window", "moba", "nsa", "squid", *mixing.METHODS)
 # A program that needs more than this share of the free memory is not run. The allocator keeps freed
 # memory, which may take as much again.
 SHARE = 0.5
@@ -113,17 +115,17 @@ def main() -> None:
         decode=[],
     )
     _check(report, options, console)
+    with jax.set_mesh(make_mesh(MeshConfig(1, 1), jax.devices()[:1])):
+        for length in map(int, options.lengths):
+            for row in time_decoding(length, options, report["dtype"], console):
+                report["decode"].append(row)
+                save(report)
     tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
     with jax.set_mesh(make_mesh(MeshConfig(data=1, tensor=tensor))):
         for length in map(int, options.lengths):
             for row in time_rows(length, options, tensor, console):
                 report["rows"].append(row)
                 # a program that takes all memory ends the process
-                save(report)
-    with jax.set_mesh(make_mesh(MeshConfig(1, 1), jax.devices()[:1])):
-        for length in map(int, options.lengths):
-            for row in time_decoding(length, options, report["dtype"], console):
-                report["decode"].append(row)
                 save(report)
     console.print(table(report["rows"]))
     console.print(decode.table(report["decode"]))
@@ -182,6 +184,12 @@ def time_decoding(
         console.print(f"{length} tokens: decoding, {name}", style="dim")
         sizes = (length, options.decode_rows, shape, dtype, options.repeats)
         yield decode.measure(name, method, *sizes)
+    for name, method in mixing.METHODS.items():
+        if options.contenders and name not in options.contenders:
+            continue
+        console.print(f"{length} tokens: decoding, {name}", style="dim")
+        sizes = (length, options.decode_rows, _hidden(shape), dtype, options.repeats)
+        yield mixing.measure_decoding(name, method, *sizes)
 
 
 def contenders(length: int, options) -> Iterator[Contender]:
@@ -245,6 +253,19 @@ def contenders(length: int, options) -> Iterator[Contender]:
     tokens = dataclasses.replace(single, documents=jnp.asarray(documents, jnp.int32)[None])
     pairs = np.where(documents > 0, slots % size + 1, slots + 1)
     yield ours("squid", Squid(), tokens, per_pair * pairs.sum())
+    shape = _hidden(LayerShape(h, n, kv, h))
+    for name, method in mixing.METHODS.items():
+        layout = lay_out((method,), single, align=0)
+        parameters, inputs = mixing.drawn(method, shape, 1, length, dtype)
+        run = mixing.runner(method, shape)
+        bound = mixing.least_flops(method, shape, layout)
+        trips = attention_trips((method,), single)
+        yield Contender(name, run, (parameters, *inputs), bound, trips, (layout,))
+
+
+def _hidden(shape: LayerShape) -> LayerShape:
+    """A layer whose heads together are as wide as hidden states."""
+    return dataclasses.replace(shape, embed_dim=shape.num_heads * shape.head_dim)
 
 
 def alike(key: jax.Array, shape: tuple[int, ...], count: int, dtype) -> jax.Array:
@@ -292,7 +313,8 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
     given = (*contender.arguments, *contender.given)
     if gradients:
         # that of a sum, all ones, would be a constant that the compiler folds for seconds
-        given = (jax.random.normal(jax.random.key(0), given[0].shape, given[0].dtype), *given)
+        out = jax.eval_shape(contender.run, *given)
+        given = (jax.random.normal(jax.random.key(0), out.shape, out.dtype), *given)
     compiled = jax.jit(both if gradients else contender.run).lower(*given).compile()
     memory = compiled.memory_analysis()
     row["bytes"] = (
@@ -321,7 +343,7 @@ def _about(contender: Contender, length: int, gradients: bool) -> dict:
 
 def table(rows: list[dict]) -> rich.table.Table:
     """One line per program, with its speed against the peer and against our dense attention at the
-    same length.
+    same length: by CPU seconds on CPU, whose cores other processes may share.
     """
     view = rich.table.Table(title="whole rows", title_justify="left")
     for name in COLUMNS:
@@ -336,6 +358,7 @@ COLUMNS = (
     "contender",
     "pass",
     "seconds [range]",
+    "CPU s",
     f"x {PEER}",
     "x dense",
     "memory MiB",
@@ -347,16 +370,13 @@ COLUMNS = (
 
 def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
     """The cells of ``table``, line by line."""
-    times = {
-        (row["contender"], row["tokens"], row["gradients"]): row.get("seconds") for row in rows
-    }
+    times = {(row["contender"], row["tokens"], row["gradients"]): decode.cost(row) for row in rows}
     for row in rows:
         ratios = []
         for other in (PEER, "dense"):
-            reference = times.get((other, row["tokens"], row["gradients"]))
-            ratios.append(
-                f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-"
-            )
+            reference = times.get((other, row["tokens"], row["gradients"]), math.nan)
+            ratio = reference / decode.cost(row)
+            ratios.append("-" if math.isnan(ratio) else f"{ratio:.2f}")
         took = (
             f"{row['seconds']:.4g} [{row['fastest']:.4g}, {row['slowest']:.4g}]"
             if "seconds" in row
@@ -369,6 +389,7 @@ def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
             row["contender"],
             "forward, backward" if row["gradients"] else "forward",
             took,
+            f"{row['cpu_seconds']:.4g}" if "cpu_seconds" in row else "-",
             *ratios,
             f"{row['bytes'] / 2**20:,.0f}" if "bytes" in row else "-",
             f"{row['least'] / row['seconds'] / 1e12:.3g}" if "seconds" in row else "-",

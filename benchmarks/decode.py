@@ -6,6 +6,7 @@ definition (2502.11089, table 4), so that bytes over seconds compares with a dev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import jax
@@ -20,7 +21,7 @@ from planner.timing import spread
 
 # Tokens of a page of a method without blocks.
 PAGE = 64
-COLUMNS = ("tokens", "method", "takes", "ms [range]", "MB read", "GB/s", "x dense")
+COLUMNS = ("tokens", "method", "takes", "ms [range]", "CPU ms", "MB read", "GB/s", "x dense")
 
 
 def measure(
@@ -76,6 +77,13 @@ def _implementation(
     return ", ".join(f"{x.part}: {x.implementation}" for x in found if x.phase == "decode")
 
 
+def cost(row: dict) -> float:
+    """The seconds by which a row is compared with others: of the CPU where they are known. NaN for
+    a row that did not run.
+    """
+    return row.get("cpu_seconds", row.get("seconds", math.nan))
+
+
 def table(rows: list[dict]) -> rich.table.Table:
     """One line for each method and length, with its speed against dense at that length."""
     view = rich.table.Table(title="decoding one token", title_justify="left")
@@ -88,15 +96,16 @@ def table(rows: list[dict]) -> rich.table.Table:
 
 def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
     """The cells of ``table``, line by line."""
-    dense = {row["tokens"]: row["seconds"] for row in rows if row["method"] == "dense"}
+    dense = {row["tokens"]: cost(row) for row in rows if row["method"] == "dense"}
     for row in rows:
         milliseconds = (1e3 * row[name] for name in ("seconds", "fastest", "slowest"))
-        ratio = dense[row["tokens"]] / row["seconds"] if row["tokens"] in dense else None
+        ratio = dense[row["tokens"]] / cost(row) if row["tokens"] in dense else None
         yield (
             str(row["tokens"]),
             row["method"],
             row["implementation"],
             "{:.3f} [{:.3f}, {:.3f}]".format(*milliseconds),
+            f"{1e3 * row['cpu_seconds']:.3f}" if "cpu_seconds" in row else "-",
             f"{row['bytes'] / 1e6:,.1f}",
             f"{row['bytes'] / row['seconds'] / 1e9:,.1f}",
             "-" if ratio is None else f"{ratio:.2f}",

@@ -2,6 +2,7 @@
 
 python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench grouped --device=gpu [--pairs=65536 --experts=128 --matrix=2048,768]
+python -m launch.bench agreement --folders=weights/a,weights/b
 python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --rival=hand]
 python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
@@ -27,6 +28,7 @@ import jax
 from absl import flags, logging
 
 from benchmarks import (
+    agreement,
     asynchrony,
     attention,
     documents,
@@ -48,6 +50,7 @@ from models.sharding import MeshConfig
 BENCHES = {
     "attention": attention.main,
     "grouped": grouped.main,
+    "agreement": agreement.main,
     "rl_step": rl_step.main,
     "async": asynchrony.main,
     "overlap": overlap.main,

@@ -18,18 +18,31 @@ MOST_CALLS = 1000
 
 def spread(run: Callable[[], Any], repeats: int) -> dict[str, float]:
     """Seconds of one call, of ``repeats`` timed runs: the median ("seconds"), and the "fastest" and
-    "slowest". Two calls before them compile the program and find how many calls a run needs.
+    "slowest". Two calls before them compile the program and find how many calls a run needs; where
+    that is one, the second is the first of the runs.
+
+    Where the process's CPU is the device, "cpu_seconds" is the median of its seconds on all cores,
+    which other processes beside it change less.
     """
     jax.block_until_ready(run())
-    calls = min(MOST_CALLS, math.ceil(LEAST_S / _seconds(run, 1)))
-    found = sorted(_seconds(run, calls) for _ in range(repeats))
-    return dict(seconds=statistics.median(found), fastest=found[0], slowest=found[-1])
+    second = _seconds(run, 1)
+    calls = min(MOST_CALLS, math.ceil(LEAST_S / second[0]))
+    found = [second] if calls == 1 else []
+    found += [_seconds(run, calls) for _ in range(repeats - len(found))]
+    seconds = sorted(x for x, _ in found)
+    times = dict(seconds=statistics.median(seconds), fastest=seconds[0], slowest=seconds[-1])
+    if jax.default_backend() == "cpu":
+        times["cpu_seconds"] = statistics.median(x for _, x in found)
+    return times
 
 
-def _seconds(run: Callable[[], Any], calls: int) -> float:
-    """Seconds of one of several calls, which a device makes one after another."""
-    begin = time.perf_counter()
+def _seconds(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+    """(Seconds, seconds of the process's CPU) of one of several calls, which a device makes one
+    after another.
+    """
+    begin, cpu = time.perf_counter(), time.process_time()
     for _ in range(calls):
         last = run()
     jax.block_until_ready(last)
-    return max(1e-9, (time.perf_counter() - begin) / calls)
+    spent = time.perf_counter() - begin, time.process_time() - cpu
+    return max(1e-9, spent[0] / calls), max(1e-9, spent[1] / calls)

@@ -11,7 +11,13 @@ of its sequence, and SiLU. The result passes through RMSNorm and the gate SiLU(z
 Rows are computed in chunks (the WY form of the paper, section 3.3): inside a chunk by a unit
 triangular system, from chunk to chunk by the state. In packed rows every run of one segment and
 branch begins a chunk. Its first state, and the inputs of its first convolutions, are those at the
-end of the run that it continues, at any depth of a tree; zero where it continues none.
+end of the run that it continues, at any depth of a tree; zero where it continues none
+(``attention.chunks``).
+
+Where the tokens of rows are cut over devices, a state is linear in the one that its device begins
+with: S = A S_0 + B. Every device computes A and B of its own chunks at the same time as all others,
+A as further columns of the state, which no value changes. Then the states at the borders go from
+device to device, and each adds what S_0 gives to its results.
 
 In pages, every page keeps the state and the last inputs of the convolution behind its last token.
 So whatever shares, copies, moves or restores pages does the same with states: a prefix is shared up
@@ -27,12 +33,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.chunks import CHUNK, Chunks, cut_rows
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -43,18 +51,16 @@ from attention.methods.method import (
     Turn,
 )
 from attention.products import project
-from pallas_kernels.tokens import Tokens, nodes
+from pallas_kernels.tokens import Tokens
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader
     from attention.cache.writer import PageWriter
     from attention.layout import Layout
+    from attention.ring import Ring
 
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 _matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-
-# Tokens of a chunk in rows, and at most in pages.
-CHUNK = 64
 
 
 class Sizes(NamedTuple):
@@ -65,21 +71,6 @@ class Sizes(NamedTuple):
     values_of_key: int
     key_size: int
     value_size: int
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """Rows cut into chunks of one run each."""
-
-    # The slot of the row of every place of a chunk, -1 for none.
-    slots: Int[Array, "B N*C"]
-    # The place of every slot, past the last one for padding.
-    places: Int[Array, "B T"]
-    # The slot of the token before each one on its path, -1 for none.
-    previous: Int[Array, "B T"]
-    # The chunk from whose last state each chunk begins, counted from 1; 0 for a state of zeros.
-    parents: Int[Array, "B N"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,22 +153,30 @@ class GatedDelta(Method):
         self, parameters: Parameters, inputs: tuple[jax.Array, ...], layout: Layout
     ) -> Float[Array, "B T K RV"]:
         """The results of whole rows. ``inputs``: of this device's heads."""
-        chunks: Chunks = layout.prepared_for(self)
+        ring = layout.ring
+        prepared: Chunks = layout.prepared_for(self)
+        chunks = prepared.part(ring)
         x, z, b, a = self._split(parameters, *inputs)
         # padding may hold anything
-        real = layout.tokens.segments > 0
+        real = layout.queries.segments > 0
         x, b, a = (
             jnp.where(real.reshape(*real.shape, *(1,) * (y.ndim - 2)), y, 0) for y in (x, b, a)
         )
+        if ring is not None:
+            x = jnp.concatenate([_last_before(ring, x, prepared.tails), x], axis=1)
         window = [x]
         for _ in range(self.width - 1):
             window.insert(0, _taken(window[0], chunks.previous))
-        q, k, v, g, beta = self._recurrent(parameters, jnp.stack(window, axis=-1), b, a)
+        windows = [y[:, x.shape[1] - b.shape[1] :] for y in window]
+        q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
         cut = (_taken(y, chunks.slots) for y in (q, k, v, g, beta))
         count = chunks.parents.shape[1]
         cut = [y.reshape(y.shape[0], count, -1, *y.shape[2:]) for y in cut]
         first = jnp.zeros((x.shape[0], *self._state(q, v)), q.dtype)
-        out, _ = chunked(*cut, first, chunks.parents)
+        if ring is None:
+            out, _ = chunked(*cut, first, chunks.parents)
+        else:
+            out = _chunked_over(ring, cut, first, chunks)
         out = out.reshape(out.shape[0], -1, *out.shape[3:])
         return self._gated(parameters, _taken(out, chunks.places), z)
 
@@ -188,14 +187,16 @@ class GatedDelta(Method):
         b, a = jnp.split(ba, 2, axis=-1)
         return x, z.reshape(*b.shape, -1), b, a
 
-    def _recurrent(self, parameters: Parameters, x: Float[Array, "B T K W w"], b, a):
+    def _recurrent(self, parameters: Parameters, x: Sequence[Float[Array, "B T K W"]], b, a):
         """(q, k [B, T, K, H], v [B, T, K, R, V], logarithm of α and β [B, T, K, R]).
 
         x: the inputs of the convolution, its own token last.
         """
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        x, b, a = (y.astype(wide) for y in (x, b, a))
-        convolved = jnp.sum(x * parameters["convolution"].astype(wide), axis=-1)
+        wide = jnp.promote_types(b.dtype, jnp.float32)
+        b, a = (y.astype(wide) for y in (b, a))
+        weights = parameters["convolution"].astype(wide)
+        # not a sum over an axis of a few elements, which is many times slower on CPU
+        convolved = sum(y.astype(wide) * weights[..., at] for at, y in enumerate(x))
         convolved = jax.nn.silu(convolved)
         each = b.shape[-1]
         values = each * parameters["norm"].shape[0]
@@ -220,16 +221,13 @@ class GatedDelta(Method):
 
     # --- Rows ----------------------------------------------------------------------------------
 
+    def cut_keys(self) -> tuple[str, ...]:
+        return ("state",)
+
     def prepare(self, layout: Layout) -> Chunks:
         # a row without branches that begins at slot 0 has one run, and padding behind it
         runs = layout.runs or 2
-        count = -(-layout.tokens.shape[1] // CHUNK)
-        # where sequences begin at multiples of a chunk, none is cut by the border of another
-        count += runs if layout.align % CHUNK else 0
-        tokens, last = nodes(layout.tokens)
-        fields = tokens.segments, tokens.branches, last, tokens.order
-        found = jax.vmap(lambda *row: _cut(*row, runs, count))(*fields)
-        return jax.tree.map(lambda x: x.astype(jnp.int32), Chunks(*found))
+        return cut_rows(layout.tokens, runs, layout.parts, layout.align, self.width)
 
     # --- Pages ---------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class GatedDelta(Method):
         # [B, width - 1 + T, K, W]
         whole = jnp.concatenate([jnp.moveaxis(earlier, 1, 2).astype(x.dtype), x], axis=1)
         count = x.shape[1]
-        windows = jnp.stack([whole[:, i : i + count] for i in range(self.width)], axis=-1)
+        windows = [whole[:, i : i + count] for i in range(self.width)]
         q, k, v, g, beta = self._recurrent(parameters, windows, b, a)
         # padding leaves the state as it is
         g, beta, k = (jnp.where(real, y, 0) for y in (g, beta, k))
@@ -325,46 +323,44 @@ def _taken(x: jax.Array, slots: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(x, slots)
 
 
-def _cut(segments, branches, last, order, runs: int, count: int):
-    """One row of ``Chunks``: its fields. Arguments [T]; runs: J, count: N."""
-    size = order.shape[0]
-    slots = jnp.arange(size)
-    changes = (segments != jnp.roll(segments, 1)) | (branches != jnp.roll(branches, 1))
-    changes = changes.at[0].set(True)
-    run = jnp.cumsum(changes) - 1
-    (first,) = jnp.nonzero(changes, size=runs, fill_value=size)
+def _last_before(
+    ring: Ring, x: Float[Array, "B L K W"], tails: Int[Array, "B P M w"]
+) -> Float[Array, "B M*w K W"]:
+    """The last inputs of the open runs in front of this device's part; x: those of its own slots.
 
-    def of_run(x):
-        return x.at[first].get(mode="fill", fill_value=0)
+    tails: ``Chunks.tails`` of all parts.
+    """
+    begin = jax.lax.axis_index(ring.axis) * x.shape[1]
+    own = jnp.where(tails >= begin, tails - begin, -1).reshape(tails.shape[0], -1)
+    found = _taken(x, own).reshape(*tails.shape[:2], -1, *x.shape[2:])
+    # of each place all devices but one have zeros
+    return jax.lax.psum_scatter(found, ring.axis, scatter_dimension=1)
 
-    segment, branch, until, start = map(of_run, (segments, branches, last, order))
-    length = jax.ops.segment_sum(jnp.ones_like(slots), run, num_segments=runs)
-    length = jnp.where(segment > 0, length, 0)
-    # the run that each one continues: of those that it sees the one that ends last
-    before = (length > 0)[None] & (segment[None] == segment[:, None])
-    before &= (branch[None] < branch[:, None]) & (branch[:, None] <= until[None])
-    ends = jnp.where(before, (start + length)[None], -1)
-    parent = jnp.where(jnp.any(before, axis=1), jnp.argmax(ends, axis=1), -1)
-    some = parent >= 0
-    # every run has chunks of its own
-    chunks = -(-length // CHUNK)
-    behind = jnp.cumsum(chunks)
-    begin = behind - chunks
-    number = jnp.arange(count)
-    of_chunk = jnp.minimum(jnp.searchsorted(behind, number, side="right"), runs - 1)
-    continued = jnp.where(some, behind[parent], 0)
-    parents = jnp.where(number == begin[of_chunk], continued[of_chunk], number)
-    parents = jnp.where(number < behind[-1], parents, 0)
-    inside = (number - begin[of_chunk])[:, None] * CHUNK + jnp.arange(CHUNK)
-    there = (inside < length[of_chunk][:, None]) & (number < behind[-1])[:, None]
-    chunk_slots = jnp.where(there, first[of_chunk][:, None] + inside, -1).reshape(-1)
-    own = jnp.minimum(run, runs - 1)
-    places = jnp.where(
-        (segments > 0) & (run < runs), begin[own] * CHUNK + slots - first[own], count * CHUNK
-    )
-    final = jnp.where(some, first[parent] + length[parent] - 1, -1)
-    previous = jnp.where(slots == first[own], final[own], slots - 1)
-    return chunk_slots, places, jnp.where(segments > 0, previous, -1), parents
+
+def _chunked_over(
+    ring: Ring, cut: list[jax.Array], first: Float[Array, "B K R H V"], chunks: Chunks
+) -> Float[Array, "B N C K R V"]:
+    """The results of ``chunked`` where runs begin with states of the devices before.
+
+    cut: (q, k, v, g, beta) of this device's chunks. first: zeros. chunks: those of this device.
+    """
+    size, width = first.shape[-2:]
+    one = jnp.broadcast_to(jnp.eye(size, dtype=first.dtype), (*first.shape[:-1], size))
+    first = jnp.concatenate([first, one], axis=-1)
+    out, states = chunked(*cut, first, chunks.parents)
+    states = jnp.concatenate([first[:, None], states], axis=1)
+    ends = _taken(states, chunks.exits)
+
+    def turn(opened, _):
+        begun = _taken(opened, chunks.sources)
+        behind = ends[..., :width] + _matmul(ends[..., width:], begun)
+        return ring.handed_on(behind), None
+
+    opened = jnp.zeros((*ends.shape[:-1], width), ends.dtype)
+    # after so many turns the first devices have their states
+    opened, _ = jax.lax.scan(turn, opened, None, length=ring.parts - 1)
+    begun = _taken(opened, chunks.roots)
+    return out[..., :width] + _einsum("bnckrh,bnkrhv->bnckrv", out[..., width:], begun)
 
 
 def step(
@@ -401,6 +397,69 @@ def recurrence(q, k, v, g, beta, state):
     return jnp.moveaxis(out, 0, 1), state
 
 
+@jax.custom_vjp
+def solve(
+    system: Float[Array, "*batch C C"], right: Float[Array, "*batch C W"]
+) -> Float[Array, "*batch C W"]:
+    """The x of (1 + system) x = right, where ``system`` is zero on its diagonal and above.
+
+    By products of blocks: XLA's own solver goes row by row, which is slow on CPU and on
+    accelerators.
+    """
+    return _solve_forward(system, right)[0]
+
+
+def _solve_forward(system, right):
+    inverse = _inverse(system)
+    x = _matmul(inverse, right)
+    return x, (inverse, x)
+
+
+def _solve_backward(residuals, given):
+    inverse, x = residuals
+    d_right = _matmul(jnp.swapaxes(inverse, -1, -2), given)
+    d_system = -_matmul(d_right, jnp.swapaxes(x, -1, -2))
+    return jnp.tril(d_system, -1), d_right
+
+
+solve.defvjp(_solve_forward, _solve_backward)
+
+# Rows of the blocks whose inverses are computed row by row.
+_SMALL = 8
+
+
+def _inverse(system: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
+    """The inverse of 1 + system; C: a power of two times a number up to ``_SMALL``."""
+    *batch, count, _ = system.shape
+    size = count
+    while size > _SMALL and size % 2 == 0:
+        size //= 2
+
+    def diagonal(size: int, below: bool = False) -> jax.Array:
+        """The blocks of ``size`` on the diagonal, or of each second one those to its left."""
+        cut = system.reshape(*batch, count // size, size, count // size, size)
+        step = 2 if below else 1
+        pairs = range(int(below), count // size, step)
+        return jnp.stack([cut[..., at, :, at - int(below), :] for at in pairs], axis=-3)
+
+    rows = []
+    blocks = diagonal(size)
+    for row in range(size):
+        own = jnp.broadcast_to(jnp.eye(size, dtype=system.dtype)[row], blocks[..., row, :].shape)
+        for at, other in enumerate(rows):
+            own = own - blocks[..., row, at, None] * other
+        rows.append(own)
+    inverse = jnp.stack(rows, axis=-2)
+    while size < count:
+        # [[A, 0], [B, D]]: below the inverses of A and D stands -D^-1 B A^-1
+        first, second = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        below = -_matmul(_matmul(second, diagonal(size, below=True)), first)
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([upper, jnp.concatenate([below, second], axis=-1)], axis=-2)
+        size *= 2
+    return inverse[..., 0, :, :]
+
+
 def chunked(
     q: Float[Array, "B N C K H"],
     k: Float[Array, "B N C K H"],
@@ -412,9 +471,9 @@ def chunked(
 ) -> tuple[Float[Array, "B N C K R V"], Float[Array, "B N K R H V"]]:
     """The recurrence by chunks: (results, the state behind every chunk).
 
-    first: the state 0. parents: the number of the state from which each chunk begins, counting
-    those behind chunks from 1; it is of a chunk before. Places without a token have zeros in k, g
-    and beta.
+    first: the state 0; it may have more columns than v, whose values are zeros. parents: the number
+    of the state from which each chunk begins, counting those behind chunks from 1; it is of a chunk
+    before. Places without a token have zeros in k, g and beta.
     """
     size = q.shape[2]
     within = jnp.tril(jnp.ones((size, size), bool))
@@ -422,35 +481,84 @@ def chunked(
     decay = jnp.exp(jnp.where(within, total[..., :, None] - total[..., None, :], -jnp.inf))
     keys = _einsum("bncki,bndki->bnkcd", k, k)[:, :, :, None]
     rates = jnp.moveaxis(beta, 2, -1)[..., None]  # [B, N, K, R, C, 1]
-    system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0) + jnp.eye(size, dtype=q.dtype)
+    system = jnp.where(jnp.tril(within, -1), rates * keys * decay, 0)
     values = rates * jnp.moveaxis(v, 2, 4)
     k_C = jnp.moveaxis(k, 2, 3)[:, :, :, None]  # [B, N, K, 1, C, H]
     q_C = jnp.moveaxis(q, 2, 3)[:, :, :, None]
     grown = jnp.exp(total)[..., None]
     right = jnp.concatenate([values, rates * grown * k_C], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(
-        system, right, left_side=True, lower=True, unit_diagonal=True
-    )
+    solved = solve(system, right)
     width = v.shape[-1]
     values, corrections = solved[..., :width], solved[..., width:]
+    values = jnp.pad(values, [*((0, 0),) * 5, (0, first.shape[-1] - width)])
     scores = _einsum("bncki,bndki->bnkcd", q, k)[:, :, :, None] * decay
     end = total[..., -1:]
     to_end = jnp.exp(end - total)[..., None] * k_C
 
+    moved = (values, corrections, scores, q_C * grown, to_end, end)
+    out, states = _passed(first, parents, moved)
+    return jnp.moveaxis(out, 4, 2), states[:, 1:]
+
+
+@jax.custom_vjp
+def _passed(
+    first: Float[Array, "B K R H V"], parents: Int[Array, "B N"], parts: tuple[jax.Array, ...]
+) -> tuple[Float[Array, "B N K R C V"], Float[Array, "B N+1 K R H V"]]:
+    """(The results of chunks, ``first`` and the states behind them), one chunk after another.
+
+    parts: what ``_chunk`` takes beside a state, [B, N, ...] each. The transposed loop of autodiff
+    would copy the cotangents of all states with every chunk.
+    """
+    return _passed_forward(first, parents, parts)[0]
+
+
+def _passed_forward(first, parents, parts):
     def one(states, x):
-        number, parent, values, corrections, scores, queries, to_end, end = x
-        state = jax.vmap(lambda row, at: row[at])(states, parent)
-        changes = values - _matmul(corrections, state)
-        out = _matmul(queries, state) + _matmul(scores, changes)
-        added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
-        state = jnp.exp(end)[..., None] * state + added
+        number, parent, part = x
+        state, out = _chunk(_of_rows(states, parent), part)
         return states.at[:, number + 1].set(state), out
 
-    count = q.shape[1]
-    states = jnp.zeros((q.shape[0], count + 1, *first.shape[1:]), first.dtype).at[:, 0].set(first)
-    moved = [
-        jnp.moveaxis(x, 1, 0)
-        for x in (parents, values, corrections, scores, q_C * grown, to_end, end)
-    ]
-    states, out = jax.lax.scan(one, states, (jnp.arange(count), *moved))
-    return jnp.moveaxis(jnp.moveaxis(out, 0, 1), 4, 2), states[:, 1:]
+    count = parents.shape[1]
+    states = jnp.zeros((first.shape[0], count + 1, *first.shape[1:]), first.dtype)
+    xs = jnp.arange(count), *_by_chunk((parents, parts))
+    states, out = jax.lax.scan(one, states.at[:, 0].set(first), xs)
+    return (jnp.moveaxis(out, 0, 1), states), (states, parents, parts)
+
+
+def _passed_backward(residuals, given):
+    states, parents, parts = residuals
+    d_out, d_states = given
+
+    def one(d_states, x):
+        number, parent, part, d_out = x
+        _, pull = jax.vjp(_chunk, _of_rows(states, parent), part)
+        more, d_part = pull((d_states[:, number + 1], d_out))
+        add = jax.vmap(lambda row, at, x: row.at[at].add(x))
+        return add(d_states, parent, more), d_part
+
+    xs = jnp.arange(parents.shape[1]), *_by_chunk((parents, parts, d_out))
+    # those that begin with a state come behind it
+    d_states, d_parts = jax.lax.scan(one, d_states, xs, reverse=True)
+    d_parts = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), d_parts)
+    return d_states[:, 0], None, d_parts
+
+
+_passed.defvjp(_passed_forward, _passed_backward)
+
+
+def _by_chunk(tree):
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tree)
+
+
+def _of_rows(states: Float[Array, "B N K R H V"], numbers: Int[Array, " B"]) -> jax.Array:
+    """The state of each row with its number."""
+    return jax.vmap(lambda row, at: row[at])(states, numbers)
+
+
+def _chunk(state: Float[Array, "B K R H V"], part: tuple[jax.Array, ...]):
+    """(The state behind a chunk, its results), from the state before it."""
+    values, corrections, scores, queries, to_end, end = part
+    changes = values - _matmul(corrections, state)
+    out = _matmul(queries, state) + _matmul(scores, changes)
+    added = _matmul(jnp.swapaxes(to_end, -1, -2), changes)
+    return jnp.exp(end)[..., None] * state + added, out

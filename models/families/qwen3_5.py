@@ -14,6 +14,33 @@ from models.families.family import Experts
 from models.families.parameters import QK_NORM, llama_like
 from models.model_config import ModelConfig, MoE
 
+# The turns of Qwen3-Coder with other new lines: two in front of calls behind text, none between the
+# last result and the end of its turn, and none around a message. The published template takes white
+# space away around results too; here they are put behind a message as they are.
+_SYSTEM = '{%- set system = messages[0].content | trim if messages[0].role == "system" else "" -%}'
+_TURNS = r"""
+{%- for message in messages if message.role != "system" -%}
+  {%- if message.role == "tool" -%}
+    {{- "<|im_start|>user" if loop.first or loop.previtem.role != "tool" else "" -}}
+    {{- "\n<tool_response>\n" + message.content + "\n</tool_response>" -}}
+    {{- "<|im_end|>\n" if loop.last or loop.nextitem.role != "tool" else "" -}}
+  {%- else -%}
+    {%- set content = message.content | trim -%}
+    {{- "<|im_start|>" + message.role + "\n" + content -}}
+    {%- for call in message.tool_calls | default([], true) -%}
+      {{- "\n" if not loop.first else "\n\n" if content else "" -}}
+      {{- "<tool_call>\n<function=" + call.function.name + ">\n" -}}
+      {%- for name, value in call.function.arguments | items -%}
+        {{- "<parameter=" + name + ">\n" + text(value) + "\n</parameter>\n" -}}
+      {%- endfor -%}
+      {{- "</function>\n</tool_call>" -}}
+    {%- endfor -%}
+    {{- "<|im_end|>\n" -}}
+  {%- endif -%}
+{%- endfor -%}
+{{- "<|im_start|>assistant\n" if add_generation_prompt else "" -}}
+"""
+
 
 def _shape(
     embed: int,
@@ -59,8 +86,8 @@ FAMILY = dataclasses.replace(
     nested=("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     parameters=llama_like(QK_NORM, hybrid.STATE),
     experts=None,
-    template=qwen3_coder.FAMILY.template,
-    protocol=qwen3_coder.FAMILY.protocol,
+    template=_SYSTEM + (qwen3_coder.SYSTEM_TURN + _TURNS).strip(),
+    protocol="qwen3_5",
     call_format=qwen3_coder.FAMILY.call_format,
     harmless={**qwen3_next.FAMILY.harmless, "attn_output_gate": (True, None)},
     regrouped=hybrid.BY_SECTIONS,

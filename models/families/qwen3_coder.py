@@ -9,8 +9,8 @@ import dataclasses
 
 from models.families import qwen3
 
-_TEMPLATE = r"""
-{%- set system = messages[0].content if messages[0].role == "system" else "" -%}
+# The turn of the system, of the text ``system``, with functions declared in it.
+SYSTEM_TURN = r"""
 {%- macro text(value) %}{{ value if value is string else value | tojson }}{% endmacro -%}
 {%- if system or tools -%}
   {{- "<|im_start|>system\n" + system -}}
@@ -43,6 +43,9 @@ _TEMPLATE = r"""
   {%- endif -%}
   {{- "<|im_end|>\n" -}}
 {%- endif -%}
+"""
+_SYSTEM = '{%- set system = messages[0].content if messages[0].role == "system" else "" -%}'
+_TURNS = r"""
 {%- for message in messages if message.role != "system" -%}
   {%- if message.role == "tool" -%}
     {{- "<|im_start|>user\n" if loop.first or loop.previtem.role != "tool" else "" -}}
@@ -67,7 +70,7 @@ _TEMPLATE = r"""
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     presets={},
-    template=_TEMPLATE.strip(),
+    template=(_SYSTEM + SYSTEM_TURN + _TURNS).strip(),
     protocol="qwen3_coder",
     call_format="tags",
 )

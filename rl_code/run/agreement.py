@@ -415,7 +415,6 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
     refused = {
         "documents": (config.documents, None),
         **drafts,
-        "mesh.context": (config.mesh.context, None, 1),
         "rollout.weights": (config.rollout.weights, None),
     }
     _refuse(refused, f"beside layers that keep a state, as {type(states[0]).__name__} does")

@@ -42,6 +42,20 @@ def parameters(method: DSA, dtype=jnp.float64) -> dict[str, jax.Array]:
     }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_best_places_are_those_of_a_stable_sort(x64, dtype):
+    rng = np.random.default_rng(0)
+    # few different numbers, 0 with both signs, and rows with fewer numbers than places
+    ranked = rng.choice([-2.5, -1e-30, -0.0, 0.0, 1e-30, 3.0, np.inf, -np.inf], (6, 40))
+    ranked[0, 5:] = -np.inf
+    ranked[1] = rng.normal(size=40)
+    order = np.argsort(-ranked, axis=-1, kind="stable")[:, :9]
+    there = np.take_along_axis(ranked, order, axis=-1) > -np.inf
+    wanted = np.sort(np.where(there, order, 40), axis=-1)
+    found = jax.jit(indexer.best_places, static_argnums=1)(jnp.asarray(ranked, dtype), 9)
+    np.testing.assert_array_equal(found, np.where(wanted == 40, -1, wanted))
+
+
 def definition(method: DSA, p: dict[str, jax.Array], y: jax.Array):
     """(The layer of one sequence [T, D], the divergence of each query), one query and head after
     another, by the report's equations.

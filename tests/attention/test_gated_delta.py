@@ -10,14 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
+from attention.chunks import CHUNK
 from attention.layout import lay_out
-from attention.methods.gated_delta import CHUNK, chunked, recurrence
+from attention.methods.gated_delta import chunked, recurrence
+from attention.ring import Ring
 from models.paged import model_cache
+from pallas_kernels.tokens import Tokens
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, WIDTH, random_tokens, run
 from tests.attention.rows import normal, relative, separate
 from tests.attention.test_methods import CASES
+from tests.attention.trees import TREES, Node, pack_trees, random_tree
 from tests.models.small import small_model
 
 METHOD = CASES["gated_delta"][0]
@@ -100,6 +105,80 @@ def test_a_layer_is_its_definition_in_float64(x64):
     assert relative(found, wanted) < 1e-10
 
 
+def in_blocks(lengths: list[int], size: int, block: int) -> Tokens:
+    """One row of sequences that begin at multiples of ``block``."""
+    fields = np.zeros((4, size), np.int32)
+    at = 0
+    for number, length in enumerate(lengths, start=1):
+        fields[0, at : at + length] = number
+        fields[3, at : at + length] = np.arange(length)
+        at += -(-length // block) * block
+    return Tokens(*map(jnp.asarray, fields[:, None]))
+
+
+def rows_of_trees(size: int) -> Tokens:
+    """Three rows: of deep trees, of random ones with short and empty runs, and of one sequence."""
+    rng = np.random.default_rng(3)
+
+    def longer(node: Node) -> Node:
+        return Node(5 * node.length, tuple(map(longer, node.children)))
+
+    rows = [tuple(map(longer, TREES)), [random_tree(rng, 12) for _ in range(4)], [Node(size)]]
+    packed = [pack_trees(trees, size)[0] for trees in rows]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *packed)
+
+
+def mixed_on(parts: int, tokens: Tokens, runs: int, align: int):
+    """The results of a layer whose rows are cut over devices, and the gradients of a sum of them.
+
+    A function of (parameters, inputs, the weights of the sum).
+    """
+    kinds = (AxisType.Auto,)
+    mesh = jax.make_mesh((parts,), ("context",), kinds, devices=jax.devices()[:parts])
+    ring = Ring("context", parts) if parts > 1 else None
+    cut, whole = PartitionSpec(None, "context"), PartitionSpec()
+
+    def total(parameters, given, weight):
+        layout = lay_out((METHOD,), tokens, runs, align=align, parts=parts)
+        mixed = jax.shard_map(
+            lambda parameters, given, layout: METHOD.mix(parameters, given, layout.cut(ring)),
+            mesh=mesh,
+            in_specs=(whole, cut, whole),
+            out_specs=cut,
+            check_vma=False,
+        )(parameters, given, layout)
+        # padding has no result
+        mixed = jnp.where((tokens.segments > 0)[..., None, None], mixed, 0)
+        return jnp.sum(mixed * weight), mixed
+
+    return jax.jit(jax.grad(total, (0, 1), has_aux=True))
+
+
+@pytest.mark.parametrize("kind, parts", [("trees", 4), ("aligned", 3), ("one", 8)])
+@pytest.mark.quick(first=1)
+def test_states_pass_from_device_to_device(x64, kind, parts):
+    """Results and gradients of rows that are cut over devices are those of whole rows."""
+    # no border lies where a chunk of the whole row ends
+    size = 120 * parts
+    how = {
+        "trees": (rows_of_trees(size), 30, 1),
+        "aligned": (in_blocks([70, 64, 130], size, CHUNK), 0, CHUNK),
+        "one": (separate([size, size - 130], size), 0, 0),
+    }[kind]
+    shapes = {name: p.shape for name, p in METHOD.parameters(properties.SHAPE).items()}
+    parameters = dict(zip(shapes, normal(20, *shapes.values(), dtype=jnp.float64), strict=True))
+    rows = how[0].shape[0]
+    heads, _, _ = shapes["convolution"]
+    inputs = [(rows, size, heads, x) for x in (shapes["qkvz"][-1], shapes["ba"][-1])]
+    *given, weight = normal(21, *inputs, (rows, size, heads, shapes["out"][1]), dtype=jnp.float64)
+    arguments = parameters, tuple(given), weight
+    with jax.default_matmul_precision("highest"):
+        found, wanted = (mixed_on(n, *how)(*arguments) for n in (parts, 1))
+    assert relative(found[1], wanted[1]) < 1e-12
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert relative(one, other) < 1e-10
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_a_prompt_gives_the_same_however_much_of_it_is_in_the_cache(chunk):
@@ -122,7 +201,6 @@ def test_a_prompt_gives_the_same_however_much_of_it_is_in_the_cache(chunk):
         (dict(), "runs=0 must be at least 1"),
         (dict(runs=2, documents=True), "no document could be computed alone"),
         (dict(runs=2, queries=8), "cannot continue tokens computed before"),
-        (dict(runs=2, parts=2), "context=2 must be 1"),
     ],
 )
 def test_rows_without_meaning_are_refused(how, message):

@@ -12,6 +12,7 @@ from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.deepseek import DeepSeek
+from rl_code.environment.protocols.deepseek_v3_1 import DeepSeek31
 from rl_code.environment.protocols.dsml import Dsml
 from rl_code.environment.protocols.harmony import Harmony
 from rl_code.environment.protocols.infill import Infill
@@ -39,6 +40,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "dsml": Dsml(),
     "kimi_k2": Kimi(),
     "deepseek_v3": DeepSeek(),
+    "deepseek_v3_1": DeepSeek31(),
     "raw_completion": Completion(None),
     "infill": Infill(),
 }

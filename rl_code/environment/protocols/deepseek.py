@@ -34,21 +34,21 @@ from rl_code.environment.protocols.sections import Layout, Sectioned
 from rl_code.types import ToolResult
 
 _BEGIN, _END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-_USER, _ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
-_SEPARATOR = "<｜tool▁sep｜>"
+USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+SEPARATOR = "<｜tool▁sep｜>"
 _RESULTS, _RESULTS_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 _RESULT, _RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
 _NAME = r"(?P<name>[\w.:-]{1,200})\s*+"
-_LAYOUT = Layout(
+LAYOUT = Layout(
     begin="<｜tool▁calls▁begin｜>",
     end="<｜tool▁calls▁end｜>",
     call="<｜tool▁call▁begin｜>",
     called="<｜tool▁call▁end｜>",
     head=re.compile(
-        rf"\s*+(?P<kind>function{_SEPARATOR})?+{_NAME}(?(kind)```(?:json)?|{_SEPARATOR})"
+        rf"\s*+(?P<kind>function{SEPARATOR})?+{_NAME}(?(kind)```(?:json)?|{SEPARATOR})"
     ),
     form=(
-        f"<｜tool▁call▁begin｜>function{_SEPARATOR}NAME, the arguments as a JSON object in a block "
+        f"<｜tool▁call▁begin｜>function{SEPARATOR}NAME, the arguments as a JSON object in a block "
         "of json, and <｜tool▁call▁end｜>"
     ),
     tail="```",
@@ -58,10 +58,10 @@ _OPENED = f"{THINK}{_LINE}"
 _DECLARATION = f"""## Tools
 
 These functions can be called. A message that calls some of them ends like this:
-{_LAYOUT.begin}{_LAYOUT.call}function{_SEPARATOR}NAME
+{LAYOUT.begin}{LAYOUT.call}function{SEPARATOR}NAME
 ```json
 ARGUMENTS
-```{_LAYOUT.called}{_LAYOUT.end}
+```{LAYOUT.called}{LAYOUT.end}
 
 {{functions}}"""
 
@@ -77,10 +77,12 @@ class DeepSeek(Sectioned):
     # The text that declares functions; their schemas, one a line, take the place of {functions}.
     declaration: str = _DECLARATION
     stop_tokens: tuple[str, ...] = dataclasses.field(default=(_END,), kw_only=True)
-    layout: ClassVar[Layout] = _LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
+    # Whether arguments stand in blocks of json, with the kind of the call in front of its name.
+    in_blocks: ClassVar[bool] = True
     SPECIAL_TOKENS: ClassVar[tuple[str, ...]] = (
-        *("<｜▁pad▁｜>", _BEGIN, _END, _USER, _ASSISTANT, _SEPARATOR),
-        *(_LAYOUT.begin, _LAYOUT.end, _LAYOUT.call, _LAYOUT.called),
+        *("<｜▁pad▁｜>", _BEGIN, _END, USER, ASSISTANT, SEPARATOR),
+        *(LAYOUT.begin, LAYOUT.end, LAYOUT.call, LAYOUT.called),
         *(_RESULTS, _RESULTS_END, _RESULT, _RESULT_END),
     )
 
@@ -103,7 +105,7 @@ class DeepSeek(Sectioned):
         if not messages:
             raise ValueError("a conversation needs at least one message")
         roles = [message["role"] for message in messages]
-        first = next((at for at, role in enumerate(roles) if role not in _SYSTEM), len(roles))
+        first = next((at for at, role in enumerate(roles) if role not in SYSTEM), len(roles))
         told = [message["content"] for message in messages[:first] if message["content"]]
         told += [declared(self.declaration, schemas)] if schemas else []
         return _BEGIN + "\n\n".join(told) + self._turns(messages[first:], opening)
@@ -118,8 +120,8 @@ class DeepSeek(Sectioned):
     ) -> str:
         if content and self.thoughts:
             raise ValueError("a thought stands in front of all that is said, so no message is JSON")
-        thinks = self.thoughts
-        return grammar_of_deepseek(functions, special, many=many, thinking=thinks, content=content)
+        how = dict(thinking=self.thoughts, in_blocks=self.in_blocks)
+        return grammar_of_deepseek(functions, special, many=many, content=content, **how)
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         """As ``Protocol.observation``. What answers no call of a function is said by the user."""
@@ -137,21 +139,21 @@ class DeepSeek(Sectioned):
                 parts.append("\n" if before == "tool" else _RESULTS)
                 parts.append(f"{_RESULT}{content}{_RESULT_END}")
             elif role == "assistant":
-                parts.append("" if before == "tool" else _ASSISTANT)
+                parts.append("" if before == "tool" else ASSISTANT)
                 parts.append(_said(message, self.thoughts) + _END)
-            elif role == "user" or role in _SYSTEM:
-                parts.append(_USER + content)
+            elif role == "user" or role in SYSTEM:
+                parts.append(USER + content)
             else:
                 raise ValueError(f"a message has role {role!r}, for which there is no place")
             before = role
         parts.append(_RESULTS_END if before == "tool" else "")
         if opening:
-            parts.append("" if before == "tool" else _ASSISTANT)
+            parts.append("" if before == "tool" else ASSISTANT)
             parts.append(_OPENED if self.thoughts else "")
         return "".join(parts)
 
 
-_SYSTEM = ("system", "developer")
+SYSTEM = ("system", "developer")
 
 
 def _said(message: Mapping[str, Any], thinks: bool) -> str:
@@ -165,8 +167,8 @@ def _said(message: Mapping[str, Any], thinks: bool) -> str:
         content = _OPENED + content.removeprefix(_OPENED)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     written = [
-        f"{_LAYOUT.call}function{_SEPARATOR}{call['name']}\n```json\n"
-        f"{json.dumps(call['arguments'], ensure_ascii=False)}\n```{_LAYOUT.called}"
+        f"{LAYOUT.call}function{SEPARATOR}{call['name']}\n```json\n"
+        f"{json.dumps(call['arguments'], ensure_ascii=False)}\n```{LAYOUT.called}"
         for call in calls
     ]
-    return f"{content}{_LAYOUT.begin}{_LINE.join(written)}{_LAYOUT.end}" if calls else content
+    return f"{content}{LAYOUT.begin}{_LINE.join(written)}{LAYOUT.end}" if calls else content

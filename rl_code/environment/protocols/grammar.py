@@ -153,15 +153,17 @@ def grammar_of_deepseek(
     many: bool,
     thinking: bool,
     content: str,
+    in_blocks: bool = True,
 ) -> str:
     """Grammar of a message of DeepSeek-V3 that is calls, or else JSON; arguments as for
-    ``grammar_of_message``.
+    ``grammar_of_message``. in_blocks: as V3 writes arguments, not V3.1.
     """
     choices = [f"call_{number}" for number in range(len(functions))]
     begin, end = (_mark(f"<｜tool▁calls▁{word}｜>", special) for word in ("begin", "end"))
     starts = ["rest_of_thought SPACE? section" if thinking else "section"]
     starts += [f"%json {content}"] if content else []
-    more = r' ("\n" call)*' if many else ""
+    between = r'"\n" ' if in_blocks else ""
+    more = f" ({between}call)*" if many else ""
     rules = [
         f"start: {' | '.join(starts)}",
         f"section: {begin} call{more} {end}",
@@ -171,9 +173,13 @@ def grammar_of_deepseek(
     opening, closing = (_mark(f"<｜tool▁call▁{word}｜>", special) for word in ("begin", "end"))
     separator = _mark("<｜tool▁sep｜>", special)
     for name, function in zip(choices, functions, strict=True):
-        head = _quoted(f"{function['name']}\n```json\n")
         body = f"%json {json.dumps(function['parameters'])}"
-        rules.append(f'{name}: {opening} "function" {separator} {head} {body} "\\n```" {closing}')
+        if in_blocks:
+            head = _quoted(f"{function['name']}\n```json\n")
+            body = f'"function" {separator} {head} {body} "\\n```"'
+        else:
+            body = f"{_quoted(function['name'])} {separator} {body}"
+        rules.append(f"{name}: {opening} {body} {closing}")
     return "\n".join((*rules, *_TERMINALS))
 
 

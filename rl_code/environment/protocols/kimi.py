@@ -10,9 +10,13 @@
                  …<|im_end|><|im_assistant|>assistant<|im_middle|>
 
 The number is that of the call in the conversation. A result repeats what the model wrote there.
+With ``thoughts`` (Kimi-K2-Thinking) every message of the assistant begins with a thought,
+``<think>…</think>``, which the model opens itself. Earlier thoughts stay as they were sampled; the
+published template empties those in front of the last answer.
 
 Source: the published chat template, tokenizer and description of calls of Kimi-K2-Instruct, as the
-package ``renderers`` writes and reads them, which the tests compare with.
+package ``renderers`` writes and reads them, which the tests compare with; for thoughts the turns
+of its Kimi K2.5.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rl_code.environment.protocols.grammar import grammar_of_kimi
+from rl_code.environment.protocols.reading import THINK, THOUGHT
 from rl_code.environment.protocols.sections import Layout, Sectioned
 from rl_code.types import ToolResult
 
@@ -56,6 +61,9 @@ class Kimi(Sectioned):
     used.
     """
 
+    # True for Kimi-K2-Thinking: messages of the assistant that are given begin with a thought, or
+    # with an empty one where they have none.
+    thoughts: bool = False
     stop_tokens: tuple[str, ...] = dataclasses.field(default=(_END, "[EOS]"), kw_only=True)
     layout: ClassVar[Layout] = _LAYOUT
     names_results: ClassVar[bool] = True
@@ -100,13 +108,22 @@ class Kimi(Sectioned):
                     said = "".join(_section(calls, [id for _, id in called]))
                     called = called or self._sampled(content)
                     count += len(called)
-                    parts.append(_turn("assistant", "assistant", content + said))
+                    own = self._with_thought(message, content)
+                    parts.append(_turn("assistant", "assistant", own + said))
                 case "tool":
                     name, id = _named(message, called.pop(0) if called else None)
                     parts.append(_result(name, id, content))
                 case role:
                     raise ValueError(f"a message has role {role!r}, for which there is no place")
         return "".join(parts) + (_OPENING if opening else "")
+
+    def _with_thought(self, message: Mapping[str, Any], content: str) -> str:
+        """The content of a message of the assistant with its thought. Content with the end of a
+        thought is as it was sampled.
+        """
+        if not self.thoughts or THOUGHT in content:
+            return content
+        return f"{THINK}{message.get('reasoning_content') or ''}{THOUGHT}{content}"
 
     def _sampled(self, content: str) -> list[tuple[str, str]]:
         """Names and ids of the calls in content as it was sampled."""

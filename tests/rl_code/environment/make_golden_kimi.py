@@ -1,5 +1,8 @@
 """Makes golden/kimi.json: how the package ``renderers`` writes and reads messages of Kimi K2.
 
+It has no Kimi-K2-Thinking. Conversations with thoughts are those of its Kimi K2.5, whose turns are
+the same, without the mark of a thought with which K2.5 opens the next message.
+
 In an environment of its own (made with renderers 0.1.12):
 
     python -m venv /some/where && /some/where/bin/pip install renderers transformers httpx
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import tokenizers
 from renderers.kimi_k2 import KimiK2Renderer
+from renderers.kimi_k25 import KimiK25Renderer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,6 +30,8 @@ CALL, ARGUMENTS, CALLED = (
 MARKS = (
     *("[EOS]", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"),
     *(BEGIN, END, CALL, ARGUMENTS, CALLED),
+    # of pictures, for which K2.5's renderer asks
+    *("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
 )
 TEXT = {"type": "string"}
 TOOLS = [
@@ -83,6 +89,13 @@ TALKS = {
     ],
     "without a system": [ASKED],
 }
+# Thoughts of all turns behind the last answer stay in published templates, those before it do not.
+THOUGHTS = [
+    *({"role": "system", "content": "Be brief."}, ASKED, called(0, CALLS[0]), RESULTS[0]),
+    *({"role": "assistant", "content": "So."}, {"role": "user", "content": "and now?"}),
+    called(1, CALLS[1]) | {"reasoning_content": "Line\n12."},
+    *(RESULTS[1], called(2, CALLS[2]), RESULTS[2]),
+]
 # Messages as a model may write them.
 SAID = [
     f"{BEGIN}{CALL}functions.submit:0{ARGUMENTS}{{}}{CALLED}{END}",
@@ -114,6 +127,9 @@ def main() -> None:
     def ids(said):
         return words.encode(said, add_special_tokens=False)
 
+    thinking = KimiK25Renderer(words)
+    thoughts = text(thinking.render_ids(THOUGHTS, add_generation_prompt=True))
+    assert thoughts.endswith("<|im_middle|><think>")
     prompt = renderer.render_ids([ASKED], add_generation_prompt=True)
     sampled = ids(SAID[0] + "<|im_end|>")
     behind = {}
@@ -133,6 +149,7 @@ def main() -> None:
             }
             for name, talk in TALKS.items()
         },
+        "thoughts": {"messages": THOUGHTS, "text": thoughts.removesuffix("<think>")},
         "behind": behind,
         "read": read,
         "stops": [text([one]) for one in renderer.get_stop_token_ids()],

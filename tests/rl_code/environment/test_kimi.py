@@ -76,6 +76,24 @@ def test_conversations_are_written_as_renderers_writes_them(name):
     assert written == GOLDEN["talks"][name]["text"]
 
 
+def test_thoughts_are_written_as_renderers_writes_them():
+    talk, written = json.loads(json.dumps(GOLDEN["thoughts"])).values()
+    talk = without_ids(talk)
+    thinking = Kimi(thoughts=True)
+    assert thinking.conversation(talk, (), True) == written
+    # as they were sampled, they stay in the content, and calls are found behind them
+    for message in talk:
+        if "reasoning_content" in message:
+            message["content"] = f"<think>{message.pop('reasoning_content')}</think>I see."
+    assert thinking.conversation(talk, (), True) == written
+    said = f"<think>{SUBMIT}</think>{SUBMIT}"
+    assert thinking.parse(said, TASK, ALL) == KIMI.parse(SUBMIT, TASK, ALL)
+    assert thinking.observation([ToolResult("", "fix it")]) == GOLDEN["behind"]["question"]
+    # Kimi-K2-Instruct has no thoughts
+    plain = KIMI.conversation(talk, (), True)
+    assert plain == written.replace("<think></think>", "")
+
+
 @pytest.mark.parametrize(("said", "expected"), GOLDEN["read"])
 def test_messages_are_read_as_renderers_reads_them(said, expected):
     found = KIMI.parse(said, TASK, ALL)

@@ -399,8 +399,8 @@ def test_answers_hold_any_text_unchanged_and_no_mark_of_it(texts):
             "</s>",
         ]
     )
-    own = ("harmony", "dsml", "kimi_k2", "deepseek_v3")
-    for name in ("compact", "hermes", "qwen3_coder", "llama3", "glm", *own):
+    own = ("harmony", "dsml", "kimi_k2", "deepseek_v3", "deepseek_v3_1")
+    for name in ("compact", "hermes", "qwen3_coder", "qwen3_5", "llama3", "glm", *own):
         protocol = PROTOCOLS[name]
         frame = protocol.observation([ToolResult("terminal", "\0")])
         results = [ToolResult("terminal", text)]

@@ -71,8 +71,9 @@ WIDE = dict(dtype="float64", param_dtype="float64")
 
 
 @pytest.mark.long
-def test_layers_with_a_state_are_updated_as_on_one_device(x64):
-    check("data 2 x fsdp 2 x tensor 2", "states", "plain", **WIDE)
+@pytest.mark.parametrize("mesh", ["data 2 x fsdp 2 x tensor 2", "fsdp 2 x context 2 x tensor 2"])
+def test_layers_with_a_state_are_updated_as_on_one_device(x64, mesh):
+    check(mesh, "states", "plain", **WIDE)
 
 
 @pytest.mark.long

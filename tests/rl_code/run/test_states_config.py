@@ -30,6 +30,8 @@ def test_a_row_has_a_bound_on_its_runs():
     made = config()
     assert made.train.pack.runs >= 2
     assert [method.mixes for method in made.model.known_methods()] == [True, True, True, False]
+    # states pass from device to device
+    assert config(mesh__context=2).train.pack.slots % 2 == 0
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,6 @@ def test_a_row_has_a_bound_on_its_runs():
         ("documents", {}),
         ("rollout.engine.draft_tokens", 2),
         ("train.pack.prompt_slots", 64),
-        ("mesh.context", 2),
         ("model.lora", {}),
         ("model.pad_for", 3),
         ("rollout.weights", "int8"),
