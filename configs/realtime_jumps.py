@@ -7,9 +7,9 @@ What: the model of configs/tab_jumps.py after its warm start is served over HTTP
   with half of the users. A fifth of the users always has the warm start, a copy that never changes.
 Command: python -m launch.realtime --config=configs/realtime_jumps.py --workdir=runs/realtime_jumps
   --cycles=6
-Hardware: 2 CPU cores. Run time: docs/results/tab_jumps.md.
-Expected metric: the reward of people rises against the copy that never changes; at least one
-  candidate is promoted because that is proven.
+Hardware: 2 CPU cores. Run time: 5 minutes a cycle beside other programs, and the warm start of
+  configs/tab_jumps.py before (docs/results/tab_jumps.md).
+Expected metric: the reward of people rises against the copy that never changes.
 """
 
 import ml_collections
@@ -22,7 +22,7 @@ UPDATE, UPDATES = 512, 4
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """arg: "" or "smoke" (a minute: no warm start to speak of, few people)."""
+    """arg: "" or "smoke" (a minute of one core: no warm start to speak of, few people)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/realtime_jumps.py:{arg}: the argument must be empty or smoke")
     smoke = arg == "smoke"

@@ -39,6 +39,7 @@ def test_the_deployed_version_is_compared_with_the_copy_in_the_same_time(tmp_pat
         with engine.begin() as connection:  # as after a promotion
             connection.exec_driver_sql("INSERT INTO cycle_versions VALUES (1, 0, 'candidate', 1)")
             connection.exec_driver_sql("UPDATE cycles SET base = 1")
+        assert report.read(tmp_path) == []  # nobody has had it yet
         for number in range(10, 14):
             answered(store, f"v{number}", 1, number, "shown", "accepted")
         (period,) = report.read(tmp_path)

@@ -42,7 +42,9 @@ class Period:
 
 
 def read(folder: Path, anchor: int = 0) -> list[Period]:
-    """The cycles of a workdir, in order. anchor: the version that never changes."""
+    """The cycles of a workdir in which both arms have sessions, in order. anchor: the version that
+    never changes.
+    """
     engine = make_engine(f"sqlite:///{folder / 'people.db'}", new=False)
     with FeedbackStore(engine) as store:
         rows = list(Ledger(engine).rows(CYCLES))
@@ -57,6 +59,8 @@ def read(folder: Path, anchor: int = 0) -> list[Period]:
             for version in (row.base, anchor)
         ]
         (deployed, some), (copy, others) = arms
+        if not some or not others:
+            continue
         found.append(Period(row.number, row.base, row.state, deployed, copy, (some, others)))
     return found
 
