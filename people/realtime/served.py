@@ -46,7 +46,7 @@ from people.realtime.served_store import ServedStore
 from people.realtime.training import groups_of, leave_one_out, spoiled
 from people.realtime.versions import Versions
 from people.serving.access import Access, KeyFile
-from people.serving.begun import Begun
+from people.serving.begun import BEGUN, Begun
 from people.serving.fleet import Fleet
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
 from people.serving.probes import probes
@@ -211,7 +211,7 @@ class System:
 
     @functools.cached_property
     def _servers(self) -> Fleet:
-        begun = Begun(self._folder / "begun.jsonl")
+        begun = Begun(self._folder / BEGUN)
         self._ends.callback(begun.close)
         with jax.set_mesh(self._run.mesh):
             ways = self._secret, self._record.submit_answer, self._engine, begun
