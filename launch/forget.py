@@ -28,6 +28,8 @@ from people.feedback import database
 from people.feedback.identity import load_secret, user_key
 from people.feedback.store import FeedbackStore
 from people.realtime.ledger import forget_sessions
+from people.serving import begun
+from people.serving.begun import BEGUN
 from rl_code.host.files import write_atomically
 from rl_code.run.workdir import DOCUMENTS
 
@@ -49,6 +51,8 @@ def main(argv: list[str]) -> None:
     if FLAGS.record:
         count = forget_in_record(Path(FLAGS.record), user)
         print(f"user {user}: {count} answers are removed from {FLAGS.record}")
+    if count := forget_begun(user):
+        print(f"{count} answers are removed that a killed server was sampling")
 
 
 def user_of(user: str, key_file: str | None, secret: str | None, workdir: str | None) -> str:
@@ -98,6 +102,16 @@ def forget_in_record(path: Path, user: str) -> int:
     except ValueError as error:
         command.refuse(f"{path}, {error}; nothing is removed")
     return len(lines) - len(kept)
+
+
+def forget_begun(user: str) -> int:
+    """Removes what killed servers were sampling for a user, which the next ones would record; how
+    many answers these were.
+    """
+    secret = FLAGS.secret or (f"{FLAGS.workdir}/secret" if FLAGS.workdir else "")
+    files = [f"{kept}.begun" for kept in (secret, FLAGS.record) if kept]
+    files += [f"{FLAGS.workdir}/{BEGUN}"] if FLAGS.workdir else []
+    return sum(begun.forget(Path(file), user) for file in files)
 
 
 def forget_documents(folder: Path) -> int:

@@ -145,8 +145,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         if tinker is not None:
             of_run.check(run)
         begun = None
-        if store is not None:
-            begun = _begun(Path(f"{SECRET.value}.begun"))
+        if (kept_at := RECORD.value if store is None else SECRET.value) is not None:
+            begun = _begun(Path(f"{kept_at}.begun"))
             stack.callback(begun.close)
         made = make_fleet(run, secret, keeper(write, store), begun=begun)
         fleet = stack.enter_context(made)
@@ -305,7 +305,7 @@ def _begun(path: Path) -> Begun:
     try:
         return Begun(path)
     except OSError as error:
-        raise ConfigError(f"--secret={SECRET.value}: {error}") from error
+        raise ConfigError(f"what is being answered cannot be noted in {path}: {error}") from error
 
 
 def _secret(path: str | None) -> bytes:

@@ -43,6 +43,8 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 KINDS = {
     "realtime.py": RealtimeConfig,
     "realtime_agent.py": RealtimeConfig,
+    "realtime_documents.py": RealtimeConfig,
+    "realtime_jumps.py": RealtimeConfig,
     "seldom.py": RealtimeConfig,
     "rehearsal.py": RealtimeConfig,
     "recall.py": RecallExperiment,

@@ -17,6 +17,7 @@ from models.transformer import Transformer
 from people.feedback.rewards.tab import Tab
 from people.realtime.parts import Played, never
 from people.simulated.fit import embedded
+from people.simulated.jumper import JUMP_HABITS, Jumper
 from people.simulated.programmer import NAMED, Programmer
 from rl_code.config.read_config import at_least
 from rl_code.environment.tools.suggest import around
@@ -25,6 +26,7 @@ from rl_code.host.stop import Stopped
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run.run import Run
 from rl_code.run.serving import ServingConfig
+from rl_code.tasks.jumps import place_of
 from rl_code.types import Group, Task, Trajectory
 
 # What a task scores on which nothing is suggested: the chance of acceptance above which showing
@@ -34,27 +36,58 @@ NOTHING = Tab().threshold
 RATES = ("shown", "invalid_calls", "questions", "edits", "tokens")
 
 
+def _of_text(habits: str, person: str, task: Task, text: str) -> float:
+    """The chance that a person accepts a text for a hole."""
+    before, _ = around(task)
+    programmer = Programmer(embedded(), NAMED[habits], person)
+    return programmer.chance(before, text, task.meta["wanted"])
+
+
+def _of_place(habits: str, person: str, task: Task, place: str) -> float:
+    """The chance that a person takes a jump to a place."""
+    return Jumper(embedded(), JUMP_HABITS[habits], person).chance(place, task.meta["remaining"])
+
+
+def _place(task: Task, text: str) -> str:
+    """The place that a text names; "" for one that names none, which no editor shows."""
+    return str(place_of(task, text) or "")
+
+
+# By what is suggested: the kinds of people, what they are shown of an answer, and their decision.
+_JUDGES = {
+    "text": (NAMED, lambda task, text: text, _of_text),
+    "place": (JUMP_HABITS, _place, _of_place),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class JudgeConfig:
     """Simulated people who judge suggestions; each task belongs to one person."""
 
-    # A key of ``simulated.programmer.NAMED``.
+    # What is suggested: a "text" for a hole, or the "place" of the next edit (``tasks.jumps``).
+    suggests: str = "text"
+    # A key of ``simulated.programmer.NAMED``, or of ``simulated.jumper.JUMP_HABITS`` for places.
     habits: str = "exacting"
     people: int = 64
     seed: int = 1
 
     def __post_init__(self) -> None:
         at_least(self, people=1)
-        if self.habits not in NAMED:
-            raise ValueError(f"habits={self.habits!r} must be one of {', '.join(NAMED)}")
+        if self.suggests not in _JUDGES:
+            raise ValueError(f"suggests={self.suggests!r} must be one of {', '.join(_JUDGES)}")
+        kinds = _JUDGES[self.suggests][0]
+        if self.habits not in kinds:
+            raise ValueError(f"habits={self.habits!r} must be one of {', '.join(kinds)}")
+
+    def shown(self, task: Task, text: str) -> str:
+        """The part of an answer that a person is shown; "" for nothing."""
+        return _JUDGES[self.suggests][1](task, text)
 
     def chance(self, task: Task, text: str) -> float:
-        """The chance that the person of a task accepts a text."""
+        """The chance that the person of a task accepts what is shown."""
         digest = hashlib.sha256(f"{self.seed}/{task.id}".encode()).digest()
         number = int.from_bytes(digest[:8], "big") % self.people
-        person = Programmer(embedded(), NAMED[self.habits], f"judge/{self.seed}/{number}")
-        before, _ = around(task)
-        return person.chance(before, text, task.meta["wanted"])
+        return _JUDGES[self.suggests][2](self.habits, f"judge/{self.seed}/{number}", task, text)
 
 
 def suggested(trajectory: Trajectory) -> str:
@@ -70,20 +103,22 @@ def score(task: Task, trajectory: Trajectory, judge: JudgeConfig | None) -> floa
     """Score of one episode, 0 to 1; without a judge, 1 if the task is solved and else 0."""
     if judge is None:
         return float(trajectory.solved)
-    text = suggested(trajectory)
+    text = judge.shown(task, suggested(trajectory))
     return judge.chance(task, text) if text else NOTHING
 
 
 def played(groups: Sequence[Group], judge: JudgeConfig | None, serving: ServingConfig) -> Played:
     """Scores and rates of a suite. serving: names the tools that ask and that edit."""
     scores = {}
-    episodes = []
+    episodes, shown = [], []
     for group in groups:
         worth = [score(group.task, one, judge) for one in group.trajectories]
         scores[group.task.id] = float(np.mean(worth))
         episodes += group.trajectories
+        texts = map(suggested, group.trajectories)
+        shown += texts if judge is None else [judge.shown(group.task, text) for text in texts]
     rates = {
-        "shown": float(np.mean([bool(suggested(one)) for one in episodes])),
+        "shown": float(np.mean([bool(text) for text in shown])),
         "invalid_calls": float(np.mean([one.malformed_calls > 0 for one in episodes])),
         "questions": float(np.mean([_calls(one, serving.ask_tools) for one in episodes])),
         "edits": float(np.mean([_calls(one, serving.edit_tools) for one in episodes])),

@@ -46,12 +46,13 @@ from people.realtime.served_store import ServedStore
 from people.realtime.training import groups_of, leave_one_out, spoiled
 from people.realtime.versions import Versions
 from people.serving.access import Access, KeyFile
-from people.serving.begun import Begun
+from people.serving.begun import BEGUN, Begun
 from people.serving.fleet import Fleet
 from people.serving.of_run import make_engine, make_fleet, make_scheduler
 from people.serving.probes import probes
 from people.simulated.agent_crowd import AgentCrowdConfig
 from people.simulated.crowd import Crowd, CrowdConfig
+from people.simulated.jump_crowd import JumpCrowdConfig
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
 from rl_code.harness.endpoint.endpoint import Endpoint
@@ -113,6 +114,8 @@ class Served:
     people: CrowdConfig | None = None
     # The same of people who work with an agent, who bring tasks and take them to the end.
     agents: AgentCrowdConfig | None = None
+    # The same of programmers who edit several files, and are shown where to go next.
+    jumpers: JumpCrowdConfig | None = None
     spoiled: Spoiled = Spoiled()
     # Name of the model, and the address that the server listens on.
     model: str = "policy"
@@ -208,7 +211,7 @@ class System:
 
     @functools.cached_property
     def _servers(self) -> Fleet:
-        begun = Begun(self._folder / "begun.jsonl")
+        begun = Begun(self._folder / BEGUN)
         self._ends.callback(begun.close)
         with jax.set_mesh(self._run.mesh):
             ways = self._secret, self._record.submit_answer, self._engine, begun
@@ -431,7 +434,7 @@ class System:
         RuntimeError where they have ended by themselves.
         """
         config = self._config
-        asked = [one for one in (config.people, config.agents) if one is not None]
+        asked = [one for one in (config.people, config.agents, config.jumpers) if one is not None]
         if self._url and len(self._crowds) < len(asked):
             log, truth = self._folder / "people.log", self._folder / TRUTH
             for one in asked:

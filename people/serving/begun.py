@@ -25,6 +25,10 @@ from rl_code.host.files import lock, make_private, write_atomically
 
 # Bytes after which lines of answers that have ended are removed.
 _MOST_BYTES = 1 << 20
+# The file of the cycle's server, in the workdir.
+BEGUN = "begun.jsonl"
+# What the name of a file's lock ends with.
+_LOCK = ".lock"
 
 
 class Begun:
@@ -88,12 +92,39 @@ class Begun:
         self._file = open(self._path, "a", encoding="utf-8")
 
 
+def forget(path: Path, user: str) -> int:
+    """Removes the answers of a user from files that killed servers have left; how many these were.
+    A file whose server runs is left alone: its answers are recorded when they have ended.
+
+    path: as of ``Begun``. user: as records name them. Raises OSError.
+    """
+    count = 0
+    for file in (path, *path.parent.glob(f"{path.name}.[0-9]*")):
+        if file.suffix == _LOCK or not file.is_file():
+            continue
+        try:
+            held = lock(file.with_name(file.name + _LOCK))
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            continue
+        try:
+            left = list(_read(file))
+            kept = [record for record in left if record.user != user]
+            if len(kept) < len(left):
+                write_atomically(file, "".join(map(_line, kept)).encode(), private=True)
+            count += len(left) - len(kept)
+        finally:
+            os.close(held)
+    return count
+
+
 def _free(path: Path) -> tuple[Path, int]:
     """A file that no other server has, and the lock of it. Raises OSError."""
     for number in itertools.count():
         file = path.with_name(f"{path.name}.{number}") if number else path
         try:
-            return file, lock(file.with_name(f"{file.name}.lock"))
+            return file, lock(file.with_name(file.name + _LOCK))
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise

@@ -26,7 +26,7 @@ from people.simulated.agent_habits import KINDS
 from people.simulated.agent_person import AgentPerson, Happened, is_late, unhurried
 from people.simulated.agent_session import Desk, Session, Tried
 from people.simulated.client import Client
-from people.simulated.crowd import run_until_left
+from people.simulated.crowd import Turns, run_until_left
 from people.simulated.fit import embedded
 from people.simulated.own_tools import OwnTools
 from people.simulated.post import Post
@@ -95,8 +95,7 @@ class AgentPersons:
         # Place -> how many have left it, and disappointments in a row of whoever has it.
         self._left: dict[int, int] = {}
         self._row: dict[int, int] = {}
-        self._mine = list(range(number, config.people, config.processes))
-        self._free = self._mine.copy()
+        self._turns = Turns(range(number, config.people, config.processes))
         self._lock = threading.Lock()
         self._fit = embedded()
         limits = Limits(
@@ -113,11 +112,7 @@ class AgentPersons:
 
     def session(self) -> None:
         """The next person who is free has one session. Raises ServerRefused."""
-        with self._lock:
-            if not self._free:
-                self._free = self._mine.copy()
-            place = self._free.pop(0)
-        self.have(place, uuid.uuid4().hex)
+        self.have(self._turns.take(), uuid.uuid4().hex)
 
     def have(self, place: int, session: str) -> list[Tried]:
         """One session of whoever has a place, by a name of its own."""

@@ -77,7 +77,7 @@ class Session:
         tried: list[Tried] = []
         said = want_of(self._task)
         for attempt in range(habits.patience + 1):
-            self._messages.append({"role": "user", "content": said})
+            self._say(said)
             turn = self._turn(model, files)
             decision = self._person.decide(turn, attempt)
             for one in decision.happened:
@@ -92,6 +92,13 @@ class Session:
             # who asks again says what was meant
             said = "\n".join([*filter(None, [decision.says]), want_of(self._task, meant=True)])
         return tried
+
+    def _say(self, text: str) -> None:
+        """The person's next message. The first one of a conversation shows the files as well."""
+        begun = any(message["role"] == "user" for message in self._messages)
+        files = () if begun else shown_of(self._task)
+        content = [*files, {"type": "text", "text": text}] if files else text
+        self._messages.append({"role": "user", "content": content})
 
     def _switch(self, turn: Turn) -> str:
         """Another model of the server where there is one, asked in a conversation of its own."""
@@ -149,8 +156,9 @@ class Session:
                 return self._ask(AUTO)
             if _TOO_LONG not in str(error) or len(self._messages) == 1:
                 raise
-            asked = [one for one in self._messages if one["role"] == "user"]
-            self._messages = asked[-1:]
+            last = [one["content"] for one in self._messages if one["role"] == "user"][-1]
+            self._messages.clear()
+            self._say(last if isinstance(last, str) else last[-1]["text"])
             return self._ask(model)
         self._messages.append({"role": "assistant", **said.message})
         return said
@@ -187,9 +195,20 @@ def tests_of(task: Task) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
 
 def want_of(task: Task, *, meant: bool = False) -> str:
     """The want in the person's words; with what was meant, where it can be read in two ways."""
-    want = str(task.messages[-1]["content"])
+    content = task.messages[-1]["content"]
+    parts = () if isinstance(content, str) else content
+    texts = (part["text"] for part in parts if part["type"] == "text")
+    want = content if isinstance(content, str) else "".join(texts)
     clearer = "" if task.meta.get("clear", True) or not meant else task.meta.get(ANSWER, "")
     return f"{want}\n{clearer}" if clearer else want
+
+
+def shown_of(task: Task) -> tuple[Mapping[str, str], ...]:
+    """The files that the person shows before the want, as parts of a message: its documents."""
+    content = task.messages[-1]["content"]
+    if isinstance(content, str):
+        return ()
+    return tuple(part for part in content if part["type"] == "document")
 
 
 def _asks(said: Said, called: set[str]) -> bool:

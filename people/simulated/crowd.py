@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -138,9 +138,26 @@ def holes_of(config: CrowdConfig, session: str) -> Iterator[Hole]:
         yield Hole(*around(task), task.meta["wanted"])
 
 
-def api_key(config: CrowdConfig, person: int) -> str:
-    """The key of a person; the same at every start, as people are."""
-    return f"person-{config.seed}-{person}"
+def api_key(seed: int, person: int) -> str:
+    """The key of a person; the same at every start, as people are. seed: of the crowd."""
+    return f"person-{seed}-{person}"
+
+
+class Turns:
+    """Persons who take turns: each is drawn once before any comes again. For several threads."""
+
+    def __init__(self, persons: Iterable[int]):
+        """persons: their numbers."""
+        self._all = list(persons)
+        self._free: list[int] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """The number of the next person who is free."""
+        with self._lock:
+            if not self._free:
+                self._free = self._all.copy()
+            return self._free.pop(0)
 
 
 class Persons:
@@ -148,21 +165,16 @@ class Persons:
 
     def __init__(self, config: CrowdConfig, url: str, number: int):
         self._config, self._url = config, url
-        self._mine = list(range(number, config.people, config.processes))
-        self._free = self._mine.copy()
-        self._lock = threading.Lock()
+        self._turns = Turns(range(number, config.people, config.processes))
         self._fit = embedded()
 
     def session(self) -> None:
         """The next person who is free has one session. Raises ServerRefused."""
         config = self._config
-        with self._lock:
-            if not self._free:
-                self._free = self._mine.copy()
-            person = self._free.pop(0)
+        person = self._turns.take()
         session = uuid.uuid4().hex
         programmer = Programmer(self._fit, NAMED[config.habits], f"{config.seed}/{person}", session)
-        client = Client(self._url, api_key(config, person), session=session)
+        client = Client(self._url, api_key(config.seed, person), session=session)
         try:
             ways = dict(max_tokens=config.max_tokens, seldom=config.seldom)
             work(client, programmer, holes_of(config, session), **ways)

@@ -12,15 +12,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from people.feedback.records import Event
-from people.simulated.agent_habits import AgentHabits
 from people.simulated.client import ServerRefused
 
 # Hands events to the server, as ``Client.report``.
 type Send = Callable[[Sequence[Event]], object]
 # Kinds that come long after the answer.
 _RARE = ("opened", "merged", "left")
+
+
+class Sender(Protocol):
+    """Chances that an event of a person comes late, never, or twice."""
+
+    @property
+    def late(self) -> float: ...
+
+    @property
+    def lost(self) -> float: ...
+
+    @property
+    def twice(self) -> float: ...
 
 
 class Post:
@@ -34,7 +47,7 @@ class Post:
         self._changed = threading.Condition()
 
     def take(
-        self, events: Sequence[Event], habits: AgentHabits, rng: random.Random, send: Send
+        self, events: Sequence[Event], habits: Sender, rng: random.Random, send: Send
     ) -> list[Event]:
         """Take events of one person. What need not wait is sent at once; the events that are lost
         are returned.

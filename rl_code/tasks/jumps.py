@@ -25,6 +25,7 @@ from rl_code.tasks.jump_changes import HELD_OUT, NEEDLESS, TRAINED, Change, Draw
 from rl_code.tasks.jump_page import EDITS, Edit, Place
 from rl_code.tasks.source import Source
 from rl_code.tasks.stream import Stream, check_split
+from rl_code.text.lines import split_lines
 from rl_code.types import Task, Tests
 
 SOURCE = "jumps"
@@ -90,6 +91,45 @@ class _File:
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A change that was begun, and the places at which it still has to be carried on."""
+
+    # Path -> text of each file as it is now, in the order of the page.
+    files: Mapping[str, str]
+    # The edits so far, the oldest first.
+    edits: tuple[Edit, ...]
+    # The places that are left, the next one first, each with the text that its line becomes.
+    remaining: tuple[tuple[Place, str], ...]
+    # The kind of change, the order of the person, and how many places were done at first.
+    about: Mapping[str, Any]
+
+    @property
+    def left(self) -> list[str]:
+        """The places that are left, such as views.py:4, the next one first."""
+        return [str(place) for place, _ in self.remaining]
+
+    def page(self, longest: int = 1 << 16) -> str:
+        """The page that a model reads. longest: the most characters (``jump_page.write``)."""
+        return jump_page.write(self.edits, self.files, longest)
+
+    def edited(self, place: Place) -> Moment:
+        """The moment after the person has edited a place that is left. Raises KeyError for a place
+        that is not.
+        """
+        after = dict(self.remaining)[place]
+        lines = split_lines(self.files[place.path])
+        edit = Edit(place.path, place.line, (lines[place.line - 1],), (after,))
+        lines[place.line - 1] = after
+        text = "".join(f"{line}\n" for line in lines)
+        return dataclasses.replace(
+            self,
+            files={**self.files, place.path: text},
+            edits=(*self.edits, edit),
+            remaining=tuple(one for one in self.remaining if one[0] != place),
+        )
+
+
 def _here_first(places: Sequence[Place], files: Sequence[_File]) -> list[Place]:
     """The file of the change, then the others as they were opened: the order of the files."""
     return list(places)
@@ -127,6 +167,30 @@ def generate(split: str, seed: int, index: int) -> Task:
     and "repository", the path and text of each file as it is now. Raises ValueError for an unknown
     split.
     """
+    found = moment(split, seed, index)
+    about = {"source": SOURCE, "split": split, **found.about}
+    page = found.page()
+    return Task(
+        id=f"jumps/{split}/{seed}/{index}",
+        messages=({"role": "user", "content": "Say where the next edit is."},),
+        files={PAGE: page},
+        path=PAGE,
+        visible_tests=Tests(),
+        hidden_tests=Tests(),
+        meta={
+            **about,
+            "hole": len(page),
+            "repository": dict(found.files),
+            "remaining": found.left,
+            "outline": [str(place) for place, _ in jump_page.outline(found.edits, found.files)],
+            # the file in which the last edit is
+            "here": found.edits[-1].path,
+        },
+    )
+
+
+def moment(split: str, seed: int, index: int) -> Moment:
+    """The moment of a task of ``generate``, from which a person can go on; it raises the same."""
     names = kinds_of(split)
     rng = random.Random(f"jumps/{split}/{seed}/{index}")
     weights = [_P_NEEDLESS if name in NEEDLESS else 1.0 for name in names]
@@ -143,41 +207,13 @@ def generate(split: str, seed: int, index: int) -> Task:
     most = min(len(places), EDITS - len(edits))
     done = 0 if rng.random() < _P_FRESH else rng.randint(0, most)
     by_path = {file.path: file for file in files}
-    for place in places[:done]:
-        line = by_path[place.path].lines[place.line - 1]
-        edits.append(Edit(place.path, place.line, (line.text,), (line.after or "",)))
-        line.text = line.after or ""
+    afters = [(place, by_path[place.path].lines[place.line - 1].after or "") for place in places]
     texts = {file.path: file.text for file in files}
-    page = jump_page.write(edits, texts)
-    about = {"source": SOURCE, "split": split, "kind": kind, "order": order, "done": done}
-    return _task(f"jumps/{split}/{seed}/{index}", page, texts, places[done:], edits, about)
-
-
-def _task(
-    id: str,
-    page: str,
-    texts: Mapping[str, str],
-    remaining: Sequence[Place],
-    edits: Sequence[Edit],
-    about: Mapping[str, Any],
-) -> Task:
-    return Task(
-        id=id,
-        messages=({"role": "user", "content": "Say where the next edit is."},),
-        files={PAGE: page},
-        path=PAGE,
-        visible_tests=Tests(),
-        hidden_tests=Tests(),
-        meta={
-            **about,
-            "hole": len(page),
-            "repository": dict(texts),
-            "remaining": [str(place) for place in remaining],
-            "outline": [str(place) for place, _ in jump_page.outline(edits, texts)],
-            # the file in which the last edit is
-            "here": edits[-1].path,
-        },
-    )
+    about = {"kind": kind, "order": order, "done": done}
+    found = Moment(texts, tuple(edits), tuple(afters), about)
+    for place in places[:done]:
+        found = found.edited(place)
+    return found
 
 
 def _files(

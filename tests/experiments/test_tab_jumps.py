@@ -11,9 +11,12 @@ from experiments.tab_jumps import report
 from experiments.tab_jumps.asked import AskedToJump, shown
 from experiments.tab_jumps.metrics import TabJumps
 from models.tokenizer import Tokenizer
+from people.realtime import held_out
+from people.realtime.held_out import JudgeConfig
 from people.simulated.jumper import JUMP_HABITS
 from rl_code.config.named import Named
 from rl_code.environment.protocols.infill import Infill
+from rl_code.run.serving import ServingConfig
 from rl_code.tasks import jumps
 from rl_code.types import Group
 from tests.experiments.suggesting import suggest
@@ -75,6 +78,18 @@ def test_metrics_count_what_was_shown():
     assert found["tab_jumps/other_file_of_shown"] == pytest.approx(elsewhere / 3)
     assert found["tab_jumps/found"] == 1 / 4 and found["tab_jumps/needless"] == 1 / 4
     assert found["tab_jumps/right"] == 4 / 8 and found["tab_jumps/unreadable"] == 2 / 8
+
+
+def test_a_gate_scores_what_an_editor_shows():
+    """What names no line of a file is nothing, and worth as much."""
+    groups = played()
+    judge = JudgeConfig(suggests="place", habits="careful")
+    found = held_out.played(groups, judge, ServingConfig())
+    assert found.rates["shown"] == 3 / 8
+    place, wrong = TASK.meta["remaining"][0], wrong_place(TASK)
+    chances = [judge.chance(TASK, place), judge.chance(TASK, wrong), *[held_out.NOTHING] * 2]
+    assert chances[0] > held_out.NOTHING > chances[1]
+    assert found.scores[TASK.id] == pytest.approx(sum(chances) / 4)
 
 
 def test_the_report_compares_policies_kinds_and_people():

@@ -16,7 +16,9 @@ from people.feedback.store import FeedbackStore
 from people.feedback.tables import METADATA
 from people.realtime import tables
 from people.realtime.ledger import Ledger
+from people.serving.begun import Begun
 from tests.people.feedback.people import answer, event
+from tests.people.serving.killed import dead
 
 KEY = "sk-ann"
 
@@ -45,6 +47,10 @@ def test_a_person_is_removed_from_a_workdir_with_the_names_in_alarms(
             store.record_events([event("shown", id)], user)
         store.mark_used(1, store.select(time.time(), [1]))
         ledger.raise_alarm(1, "latency", 2.0, "", [f"session of {ann}", "session of bob"])
+    for file in ("begun.jsonl", "secret.begun"):  # as a killed server has left them
+        begun = Begun(tmp_path / file)
+        begun.begin([dataclasses.replace(dead(user), user=user) for user in (ann, "bob")])
+        begun.close()
     for owner in ("shared", "acme"):
         kept = tmp_path / "documents" / owner / "0.keys"
         kept.parent.mkdir(parents=True)
@@ -52,6 +58,9 @@ def test_a_person_is_removed_from_a_workdir_with_the_names_in_alarms(
     run(monkeypatch, workdir=str(tmp_path), key_file=str(tmp_path / "key.txt"))
     said = capsys.readouterr().out
     assert "2 files of documents are removed" in said and not [*tmp_path.glob("documents/*/*")]
+    assert "2 answers are removed that a killed server was sampling" in said
+    for file in ("begun.jsonl", "secret.begun"):
+        assert [one.user for one in Begun(tmp_path / file).left] == ["bob"]
     assert "1 answers and 1 events are removed" in said and "cycles 1 trained on them" in said
     with engine.connect() as connection:
         for table in (*METADATA.sorted_tables, *tables.METADATA.sorted_tables):

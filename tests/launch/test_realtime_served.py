@@ -16,6 +16,7 @@ import pytest
 from people.feedback.store import FeedbackStore
 from people.realtime.ledger import Ledger
 from people.realtime.tables import CYCLES, EDGES, VERSIONS
+from rl_code.checkpoint import checkpoint
 from tests import programs
 
 # Sessions with which a cycle trains, and answers at most.
@@ -179,3 +180,45 @@ def test_a_cycle_of_an_agent_with_everything_real(tmp_path):
     told = programs.run("experiments.agent_people", str(tmp_path), devices=None)
     assert told.returncode == 0, told.stderr
     assert "follow_up" in told.stdout and (tmp_path / "agent.png").stat().st_size > 1_000
+
+
+@pytest.mark.long
+def test_a_cycle_of_an_agent_that_reads_documents(tmp_path):
+    """It trains on what people say about answers by the mask that sampled them."""
+    squid = "--config.parts.run.model.attention=squid"
+    asked = command(tmp_path, "realtime_documents", "agents")
+    ran = programs.run(*asked, squid, devices=None)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
+    (first, _) = Ledger(store.engine).rows(CYCLES)
+    assert first.state in ("promoted", "rolled_back"), ran.stdout
+    selection = store.used(1)
+    joined = store.joined(selection.ids, selection.watermark)
+    assert len(joined) == first.answers >= LEAST
+    documents = [max(answer.kinds) for answer, _ in joined if answer.kinds]
+    assert documents and max(documents) == 3  # the files of a want
+    version = checkpoint.record_of(tmp_path / "versions/1", 1).position
+    assert version["first/policy/mismatch_max"] < 1e-4 and version["left_out"] == 0
+    assert [*(tmp_path / "documents").glob("*/*.keys")]
+    store.close()
+
+
+@pytest.mark.long
+def test_a_cycle_of_jumps_with_everything_real(tmp_path):
+    """People carry changes through several files, and what became of jumps is trained on."""
+    ran = programs.run(*command(tmp_path, "realtime_jumps", "jumpers"), devices=None)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    store = FeedbackStore(f"sqlite:///{tmp_path}/people.db")
+    (first, _) = Ledger(store.engine).rows(CYCLES)
+    assert first.state in ("promoted", "rolled_back")
+    selection = store.used(1)
+    joined = store.joined(selection.ids, selection.watermark)
+    assert len(joined) == first.answers >= LEAST
+    assert {answer.kind for answer, _ in joined} == {"completion"}
+    # a page of a session has the edit that was made after the page before
+    assert len({answer.session for answer, _ in joined}) < len({a.id for a, _ in joined})
+    # what has learned nothing says places seldom, and few of them are right
+    kinds = {event.kind for _, happened in joined for event in happened}
+    assert kinds <= {"shown", "accepted", "rejected"}
+    assert store.refusals() == {}
+    store.close()

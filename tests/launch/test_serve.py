@@ -107,6 +107,33 @@ def test_answers_on_their_way_end_before_the_server_does(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("with_database", [False, True])
+def test_a_stream_that_died_by_a_kill_is_recorded_by_the_next_server(tmp_path, with_database):
+    record, secret, url = (tmp_path / name for name in ("answers.jsonl", "secret", "people.db"))
+    files = [f"--record={record}", f"--secret={secret}"]
+    files += [f"--database=sqlite:///{url}"] if with_database else []
+    with serving(*files) as (server, served_at):
+        client = openai_client(served_at, timeout=PATIENCE_S)
+        ask = dict(model="policy", prompt="def f(x):\n", seed=1, stream=True)
+        (*_, whole) = client.completions.create(**ask, max_tokens=2)
+        first = next(iter(client.completions.create(**ask, max_tokens=100)))
+        server.kill()
+        server.wait()
+    with serving(*files):
+        pass
+    key = load_secret(secret)
+    ended, dead = map(json.loads, record.read_text().splitlines())
+    assert ended["id"] == whole.id and ended["finish_reason"] == "length"
+    assert dead["id"] == first.id and AnswerIds(key).issued_to(dead["id"], user_key(key, "ada"))
+    assert (dead["finish_reason"], dead["tokens"], dead["logprobs"]) == ("aborted", [], [])
+    assert dead["extra"]["server_died"]
+    if with_database:
+        with FeedbackStore(f"sqlite:///{url}", ids=AnswerIds(key)) as store:
+            assert store.counts()["answers"] == 2 and store.counts()["aborted"] == 1
+            assert store.select(time.time(), [0]).ids == (whole.id,)
+
+
+@pytest.mark.long
 def test_an_editor_gets_suggestions_of_a_server_and_reports_what_became_of_them(
     tmp_path, monkeypatch
 ):

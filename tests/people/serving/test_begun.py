@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import json
 import math
 import signal
@@ -15,7 +17,7 @@ from concurrent import futures
 from people.feedback.store import FeedbackStore
 from people.realtime.recorded import metrics_of
 from people.realtime.training import groups_of
-from people.serving.begun import Begun
+from people.serving.begun import Begun, forget
 from rl_code.types import Reward
 from tests.people.serving.killed import dead
 from tests.people.serving.scripted import PATIENCE_S, Scripted
@@ -50,6 +52,24 @@ def test_the_file_stays_small_and_tells_nothing_of_what_has_ended(tmp_path, monk
     begun.compact()
     assert [json.loads(line)["begin"]["id"] for line in path.open()] == ["open"]
     begun.close()
+
+
+def test_a_user_is_forgotten_in_what_killed_servers_left(tmp_path, monkeypatch):
+    path = tmp_path / "begun.jsonl"
+    mine, others = dead("a"), dataclasses.replace(dead("b"), user="bob")
+    for file in (path, path.with_name("begun.jsonl.1")):
+        begun = Begun(file)
+        begun.begin([mine, others])
+        begun.close()
+    with monkeypatch.context() as patch:
+
+        def held(lock):  # by a server that runs
+            raise BlockingIOError(errno.EAGAIN, "held", str(lock))
+
+        patch.setattr("people.serving.begun.lock", held)
+        assert forget(path, mine.user) == 0
+    assert forget(path, mine.user) == 2 and forget(path, mine.user) == 0
+    assert Begun(path).left == Begun(path.with_name("begun.jsonl.1")).left == (others,)
 
 
 def ask(url: str, words: str) -> urllib.request.Request:

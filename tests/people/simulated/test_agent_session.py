@@ -73,6 +73,25 @@ def test_a_right_answer_is_kept_opened_and_merged(server, persons):
     assert declared == ["write", "submit", "ask"] and body["model"] == "auto"
 
 
+def test_files_are_shown_as_documents_once_in_a_conversation(server, persons):
+    """And again to another model, in a conversation of its own."""
+    tokens = dict(split="train", tokens=120, files=2, matter=1, spacing=40)
+    edit = tuple(Named(name) for name in ("edit_file", "submit"))
+    impatient = dataclasses.replace(EXACT, switches=2, patience=2)
+    made = persons(impatient, tasks=Named("lookup", tokens), tools=edit)
+    (task,) = made._tasks = [made._tasks[0]]
+    *files, want = task.messages[0]["content"]
+    assert [part["type"] for part in files] == ["document"] * 2
+    server.chat = lambda body: [("edit", {"old": "return", "new": "return None\n"}), ("submit", {})]
+    assert len(made.have(0, "session")) == 3
+    first, again, other = told(server)
+    assert [one["content"] for one in first] == [[*files, want]]
+    complaint = again[-1]["content"]
+    assert again[0] == first[0] and complaint.endswith(want["text"])
+    assert all(part["text"] not in complaint for part in files)
+    assert [one["role"] for one in other] == ["user"] and other[0]["content"][:-1] == files
+
+
 def test_who_looks_only_hours_later_tells_what_became_of_the_work_and_nothing_earlier(
     server, persons
 ):

@@ -35,7 +35,7 @@ def server():
 
 def test_persons_come_with_their_own_keys_and_end_with_who_started_them(server):
     config = CrowdConfig(people=3, processes=1, at_once=3, holes=2)
-    keys = {f"Bearer {api_key(config, person)}" for person in range(3)}
+    keys = {f"Bearer {api_key(config.seed, person)}" for person in range(3)}
     end = time.monotonic() + PATIENCE_S
     with Crowd(config, server.url) as crowd:
         while time.monotonic() < end:

@@ -1,0 +1,1 @@
+"""Checkpoints of the cycle of Tab jumps beside a copy that never changes."""
