@@ -155,7 +155,7 @@ def mixed_on(parts: int, tokens: Tokens, runs: int, align: int):
 
 
 @pytest.mark.parametrize("kind, parts", [("trees", 4), ("aligned", 3), ("one", 8)])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_states_pass_from_device_to_device(x64, kind, parts):
     """Results and gradients of rows that are cut over devices are those of whole rows."""
     # no border lies where a chunk of the whole row ends

@@ -193,6 +193,7 @@ def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch
         attention.main()
 
 
+@pytest.mark.long
 def test_the_names_of_contenders_are_those_that_run(monkeypatch):
     for draw in ("normal", "uniform"):  # numbers play no part
         monkeypatch.setattr(jax.random, draw, lambda key, shape, dtype: np.zeros(shape, dtype))
