@@ -69,6 +69,10 @@ class OpenRows(abc.ABC):
         else:
             self.queue.appendleft(group)
 
+    def loaded(self, version: int) -> None:
+        """Notes the version of the weights that sample from now on."""
+        self._version = version
+
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once."""

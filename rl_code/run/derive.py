@@ -25,6 +25,7 @@ from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.rollout.vllm_config import VllmConfig
 from rl_code.run.sections import RolloutConfig, SftConfig, TrainConfig
 from rl_code.types import Limits
 
@@ -48,6 +49,7 @@ WHY = {
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
     "rollout.worker_deadline_s": "the longest that limits let tools and grading take, and a grace",
+    "rollout.vllm": "{} where rollout.engine.name is vllm",
     "rollout.engine.page": "the block of model.attention, where layers choose blocks",
     "rollout.engine.view_block": "a multiple of rollout.engine.page",
     "rollout.engine.length": "limits.tokens, or summaries.context",
@@ -257,6 +259,8 @@ def _rollout(
         rollout.picks is not None,
         config.summaries,
     )
+    if shapes.name == "vllm":
+        rollout = _filled(rollout, vllm=VllmConfig())
     return dataclasses.replace(rollout, engine=shapes)
 
 
@@ -357,10 +361,12 @@ def _suite(
 ) -> SuiteConfig:
     suite = _filled(given, sampling=rollout.sampling)
     if suite.engine is None and suite.limits is None and suite.dtype is None:
-        return suite  # plays with the engine of training, and its compiled programs
+        if rollout.engine.name == "own":
+            return suite  # plays with the engine of training, and its compiled programs
+        return dataclasses.replace(suite, engine=dataclasses.replace(rollout.engine, name="own"))
     shapes = engine(
         # what the config says of the engine, not what followed for training
-        suite.engine or config.rollout.engine,
+        suite.engine or dataclasses.replace(config.rollout.engine, name="own"),
         suite.limits or config.limits,
         suite.dtype or rollout.dtype,
         config.train.group_size,
