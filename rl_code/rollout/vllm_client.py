@@ -22,10 +22,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from absl import logging
+
 from rl_code.config.read_config import ConfigError
+from rl_code.weights.waiting import Deadline
 
 # The version of vLLM whose routes these are.
 VERSION = "0.32"
+# Seconds between two looks for a server that starts.
+_POLL_S = 1.0
 # Characters of an answer that are told.
 _LONGEST_ERROR = 500
 
@@ -73,8 +78,24 @@ class Request:
     ):
         self.name, self.salt, self.length, self.every = name, salt, length, every
         self.tokens, self.sampling = list(tokens), dict(sampling)
-        # set where the message is given up
         self.cancelled = threading.Event()
+        # of the answer, while it is read
+        self._socket: socket.socket | None = None
+
+    def listen(self, connection: socket.socket) -> None:
+        """Notes the connection over which the answer comes. Raises Cancelled where the message was
+        given up.
+        """
+        self._socket = connection
+        if self.cancelled.is_set():
+            raise Cancelled(self.name)
+
+    def cancel(self) -> None:
+        """Gives the message up; who reads the answer stops at once."""
+        self.cancelled.set()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class VllmClient:
@@ -86,6 +107,25 @@ class VllmClient:
     def __init__(self, address: str, deadline_s: float):
         self.address = address.rstrip("/")
         self._deadline_s = deadline_s
+
+    def await_up(self) -> None:
+        """Waits for a server that is still starting. Raises VllmError where it does not come."""
+        failure = None
+
+        def is_up() -> bool:
+            nonlocal failure
+            try:
+                with contextlib.closing(self._connect()) as connection:
+                    self._ask(connection, "GET", "/health").read()
+                return True
+            except VllmError as error:
+                if failure is None:
+                    logging.warning("waiting for vLLM: %s", error)
+                failure = error
+                return False
+
+        if not Deadline(self._deadline_s).wait(is_up, poll_s=_POLL_S):
+            raise VllmError(f"no vLLM within {self._deadline_s:g} s: {failure}")
 
     def check(self, dtype: str, length: int, slots: int) -> dict[str, Any]:
         """The server's settings, as far as they matter. Raises ConfigError where they do not fit a
@@ -155,14 +195,11 @@ class VllmClient:
         }
         tokens: list[int] = []
         logprobs: list[float] = []
-        length = None
-        asked = spans = 0
-        cached = 0
-        reason = None
+        length = reason = None
+        spans: Sequence[Mapping[str, Any]] = ()
+        asked = cached = 0
         with contextlib.closing(self._connect()) as connection:
-            for chunk in self._events(connection, body):
-                if request.cancelled.is_set():
-                    raise Cancelled(request.name)
+            for chunk in self._events(connection, request, body):
                 cached = _cached(chunk, cached)
                 for choice in chunk["choices"]:
                     tokens += choice["token_ids"]
@@ -174,12 +211,15 @@ class VllmClient:
                     length = request.length(tokens)
                     if length is not None:
                         # what follows is not wanted; the stream still tells the versions
-                        self._post("/inference/v1/abort_requests", {"request_ids": [request.name]})
+                        ended = {"request_ids": [chunk["request_id"]]}
+                        self._post("/inference/v1/abort_requests", ended)
+        if request.cancelled.is_set():  # its connection was closed
+            raise Cancelled(request.name)
         if reason not in ("length", "stop") and (length is None or reason != "abort"):
             raise VllmError(f"{self.address}: {request.name} ended by {reason!r}")
         if length is None:
             length = request.length(tokens)
-        labels = [span["version"] for span in spans or () for _ in range(*_bounds(span))]
+        labels = [span["version"] for span in spans for _ in range(*_bounds(span))]
         if not len(labels) == len(logprobs) == len(tokens):
             raise VllmError(
                 f"{self.address}: {request.name} has {len(tokens)} tokens, {len(logprobs)} "
@@ -254,20 +294,28 @@ class VllmClient:
         raise VllmError(f"{self.address}{path}: status {answer.status}: {said}")
 
     def _events(
-        self, connection: http.client.HTTPConnection, body: Mapping[str, Any]
+        self, connection: http.client.HTTPConnection, request: Request, body: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """The parts of a streamed answer."""
-        answer = self._ask(connection, "POST", "/inference/v1/generate", body)
         try:
+            connection.connect()
+            request.listen(connection.sock)
+            answer = self._ask(connection, "POST", "/inference/v1/generate", body)
             for line in answer:
+                if request.cancelled.is_set():
+                    raise Cancelled(request.name)
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
                 chunk = json.loads(line.removeprefix(b"data: "))
                 if "error" in chunk:
                     raise VllmError(f"{self.address}: {str(chunk['error'])[:_LONGEST_ERROR]}")
                 yield chunk
-        except (OSError, http.client.HTTPException) as error:
-            words = "no answer" if isinstance(error, socket.timeout) else str(error)
+        except (OSError, http.client.HTTPException, VllmError) as error:
+            if request.cancelled.is_set():
+                raise Cancelled(request.name) from error
+            if isinstance(error, VllmError):
+                raise
+            words = "no answer" if isinstance(error, TimeoutError) else str(error)
             raise VllmError(f"{self.address}: the stream of a message ended: {words}") from error
 
 

@@ -153,13 +153,13 @@ class VllmScheduler(Playing[VllmRows]):
         cut_off = super().give_up(tag)
         for row, request in self._asked.values():
             if row not in self._open.rows:
-                request.cancelled.set()
+                request.cancel()
         return cut_off
 
     def _reset(self) -> None:
         for future, (_, request) in self._asked.items():
-            request.cancelled.set()
             future.cancel()
+            request.cancel()
         self._asked.clear()
         super()._reset()
 

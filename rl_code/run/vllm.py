@@ -113,6 +113,7 @@ def connect(
     rollout = config.rollout
     engine, settings = rollout.engine, rollout.vllm
     client = VllmClient(settings.address, settings.deadline_s)
+    client.await_up()
     server = client.check(rollout.dtype, engine.length, engine.slots)
     client.begin()
     logging.info("vLLM samples (%s); off: %s", server, "; ".join(OFF))
