@@ -438,7 +438,7 @@ class Run:
         )
 
     def player(self, remote: Callable[[Engine], PrefillClient] | None = None) -> Playing:
-        """What plays the episodes of training, by ``rollout.engine``. remote: as of ``scheduler``.
+        """Player of the episodes of training, by ``rollout.engine``. remote: as of ``scheduler``.
 
         Raises ConfigError, and VllmError where a server cannot be reached.
         """
