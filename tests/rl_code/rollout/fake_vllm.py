@@ -29,7 +29,6 @@ SETTINGS = {
     "model_config": {
         "dtype": "torch.float32",
         "logprobs_mode": "processed_logprobs",
-        "max_model_len": ENGINE.length,
     },
     "scheduler_config": {"max_num_seqs": 16},
     "cache_config": {"enable_prefix_caching": True},
@@ -39,13 +38,14 @@ SETTINGS = {
 class FakeVllm:
     """The state of a server, which its handler changes.
 
-    config: of the model that it serves.
+    config: of the model that it serves. length: tokens of the longest context.
     """
 
-    def __init__(self, config: ModelConfig):
-        self.config = config
+    def __init__(self, config: ModelConfig, length: int = ENGINE.length):
+        self.config, self.length = config, length
         self.version = "0.32.0"
         self.settings = json.loads(json.dumps(SETTINGS))
+        self.settings["model_config"]["max_model_len"] = length
         self.workers = 1
         # for all fields below
         self.changed = threading.Condition()
@@ -156,7 +156,7 @@ class FakeVllm:
         return not self.paused and (self.allowed is None or self.sampled < self.allowed)
 
     def _draw(self, tokens: list[int], rng: np.random.Generator) -> tuple[int, float]:
-        rows = np.zeros((12, ENGINE.length), np.int32)  # a shape that other tests compile too
+        rows = np.zeros((12, self.length), np.int32)  # a shape that other tests compile too
         rows[0, : len(tokens)] = tokens
         logprobs = np.asarray(_trainer(self.model, rows))[0, len(tokens) - 1]
         token = int(np.argmax(logprobs + rng.gumbel(size=len(logprobs))))

@@ -47,9 +47,8 @@ def test_suites_are_played_by_this_projects_engine_of_the_same_shapes():
     assert config.rollout.vllm == VllmConfig()
     own = dataclasses.replace(config.rollout.engine, name="own")
     assert [suite.engine for suite in config.suites] == [own] * 2
-    assert make(suites=(settings().suites[0].to_dict() | {"dtype": "bfloat16"},)).suites[
-        0
-    ].engine == dataclasses.replace(own, cache_dtype="bfloat16")
+    (other,) = make(suites=(settings().suites[0] | {"dtype": "bfloat16"},)).suites
+    assert other.engine == dataclasses.replace(own, cache_dtype="bfloat16")
 
 
 def test_without_vllm_nothing_changes():
@@ -61,7 +60,7 @@ def test_without_vllm_nothing_changes():
     ("changes", "message"),
     [
         (dict(model__attention="moba"), r"config\.model\.attention = 'MoBA'"),
-        (dict(model__lora=dict(rank=2)), r"config\.model\.lora = "),
+        (dict(model__lora=dict(rank=2), sft=None), r"config\.model\.lora = "),
         (dict(rollout__weights="int8"), r"config\.rollout\.weights = 'int8'"),
         (dict(rollout__picks="compare"), r"config\.rollout\.picks = 'compare'"),
         (dict(rollout__prefill={}), r"config\.rollout\.prefill = "),
@@ -75,7 +74,7 @@ def test_without_vllm_nothing_changes():
         (dict(rollout__sampling=dict(temperature=0.0)), r"sampling\.temperature = 0\.0"),
         (dict(model__preset="qwen3-30b-a3b"), "a model with experts is not supported"),
         (
-            dict(reward__signals=(dict(name="rubric", criteria=(dict(name="a", text="b?"),)),)),
+            dict(reward__signals=(dict(name="rubric", criteria=(dict(name="a", question="b?"),)),)),
             "'rubric' asks the policy",
         ),
         (dict(rollout__vllm=dict(address="https://a:1/v1")), "must be like http://host:port"),
@@ -89,12 +88,12 @@ def test_what_vllm_does_not_have_is_refused_by_name(changes, message):
 
 def test_documents_are_refused():
     with pytest.raises(ConfigError, match=r"config\.documents = "):
-        make(documents={}, model__attention="documents")
+        make(documents={}, model__attention="dense")
 
 
 def test_suites_by_vllm_and_its_section_without_it_are_refused():
     with pytest.raises(ConfigError, match=r"suites\[0\]\.engine\.name = 'vllm'"):
-        make(suites=(settings().suites[0].to_dict() | {"engine": dict(name="vllm")},))
+        make(suites=(settings().suites[0] | {"engine": dict(name="vllm")},))
     own = quickstart.get_config("smoke")
     own.rollout.vllm = {}
     with pytest.raises(ConfigError, match=r"config\.rollout\.vllm = .* set it to None"):
@@ -104,7 +103,7 @@ def test_suites_by_vllm_and_its_section_without_it_are_refused():
 def test_a_model_that_only_its_weights_tell_of_is_refused_too():
     vllm.check_model(small_config())
     window = PRESETS["gpt-oss-20b"]
-    with pytest.raises(ConfigError, match="experts|attention"):
+    with pytest.raises(ConfigError, match=r"experts|attention"):
         vllm.check_model(window)
     with pytest.raises(ConfigError, match="cannot be pushed this model"):
         vllm.check_model(small_config(qkv_bias=True, qk_norm=True))
@@ -119,15 +118,15 @@ def test_trajectories_are_not_sampled_again(tmp_path):
 def test_a_run_trains_and_its_updates_replay(monkeypatch, tmp_path):
     """The server's model is the run's: it is read from the folder that the run writes."""
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
-    found = settings(suites=(), sft=None)
+    found = settings(suites=(), sft=None, train__pack__drop_uninformative=False)
     found.tokenizer.update(texts=20, vocab_size=300)
-    found.limits.update(turns=2, tokens=64, turn_tokens=8)
-    found.rollout.engine.update(prompt_length=48, slots=8)
+    found.limits.update(turns=2, tokens=192, turn_tokens=8)
+    found.rollout.engine.update(prompt_length=160, slots=8)
     found.train.update(steps=3, tasks_per_step=2, group_size=4, micro_batches=1)
     found.train.loss.update(entropy_coef=0.01)  # a gradient where no task is solved, too
     found.mesh.update(data=1)
     with Run(build(RunConfig, found), tmp_path / "first", "learner") as run:
-        fake = FakeVllm(run.model_config)
+        fake = FakeVllm(run.model_config, 192)
     with serving(fake) as url:
         found.rollout.vllm = dict(address=url, deadline_s=60.0)
         config = build(RunConfig, found)
