@@ -141,13 +141,17 @@ class VllmClient:
         model = settings["model_config"]
         workers = self._get("/get_world_size")["world_size"]
         held = str(model["dtype"]).removeprefix("torch.")
-        for found, wanted, what in (
-            (held, dtype, f"--dtype={dtype}, as rollout.dtype says"),
-            (model["logprobs_mode"], "processed_logprobs", "--logprobs-mode=processed_logprobs"),
-            (workers, 1, "one worker: pushed weights can be compared in no other"),
-        ):
-            if found != wanted:
-                self._refuse(f"{found!r}; start it with {what}")
+        if held != dtype:
+            self._refuse(f"--dtype={held}, and rollout.dtype={dtype!r}; start it with that")
+        mode = model["logprobs_mode"]
+        if mode != "processed_logprobs":  # those of another distribution than is sampled from
+            self._refuse(
+                f"--logprobs-mode={mode}; start it with --logprobs-mode=processed_logprobs"
+            )
+        if workers != 1:
+            self._refuse(
+                f"{workers} workers; start it with one, since pushed weights are compared in one"
+            )
         if model["max_model_len"] < length:
             self._refuse(
                 f"--max-model-len={model['max_model_len']}, and rollout.engine.length={length}; "

@@ -29,6 +29,8 @@ from tests.rl_code.rollout.small import (
     task_of,
     trainer_logprobs,
 )
+from tests.rl_code.rollout.test_sub_agents import Nested
+from tests.rl_code.rollout.test_summaries import Summarising, whole
 
 KEY = (1, 2)
 
@@ -152,6 +154,19 @@ def test_a_rule_on_text_ends_a_message_in_the_middle(fake, tmp_path):
         assert not t.sampled[[place + 1 for place in places if place + 1 < len(t.tokens)]].any()
 
 
+@pytest.mark.parametrize("make", [Nested, Summarising])
+def test_every_context_of_a_tree_is_what_the_trainer_computes(fake, tmp_path, make):
+    with playing(fake, tmp_path) as scheduler:
+        scheduler.load(weights(0), 4)
+        for seed in range(3):
+            submit(scheduler, seed, make=make)
+        trajectories = [t for group in finish(scheduler) for t in group.trajectories]
+    assert sum(len(t.contexts) > 2 for t in trajectories) > 4
+    wholes = [whole(t, index) for t in trajectories for index in range(len(t.contexts))]
+    assert_trained_alike([one for one in wholes if one.sampled.any()], MODEL, weights(0))
+    assert {int(v) for t in trajectories for v in t.versions[t.sampled]} == {4}
+
+
 def test_a_tensor_that_a_push_left_as_it_was_is_named(fake, tmp_path):
     with playing(fake, tmp_path) as scheduler:
         scheduler.load(weights(0), 0)
@@ -203,9 +218,9 @@ def test_a_group_that_is_given_up_lets_go_of_its_messages(fake, tmp_path):
     ("change", "message"),
     [
         (dict(version="0.31.0"), "vLLM 0.31.0, and .* speaks to 0.32"),
-        (dict(workers=2), "2; start it with one worker"),
-        (dict(dtype="torch.bfloat16"), "'bfloat16'; start it with --dtype=float32"),
-        (dict(logprobs_mode="raw_logprobs"), "--logprobs-mode=processed_logprobs"),
+        (dict(workers=2), "2 workers; start it with one"),
+        (dict(dtype="torch.bfloat16"), "--dtype=bfloat16, and rollout.dtype='float32'"),
+        (dict(logprobs_mode="raw_logprobs"), "--logprobs-mode=raw_logprobs; start it with"),
         (dict(max_model_len=32), "--max-model-len=32, and rollout.engine.length=64"),
         (dict(max_num_seqs=2), "--max-num-seqs=2, and rollout.engine.slots=3"),
     ],
