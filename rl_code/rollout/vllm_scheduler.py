@@ -170,9 +170,13 @@ class VllmScheduler(Playing[VllmRows]):
             raise ValueError("ways: vLLM draws all rows alike")
 
     def _ask(self) -> None:
-        """Asks for the messages of the rows that have none."""
+        """Asks for the messages of the rows that have none, oldest first. None waits for a slot: it
+        would share the keys of weights that are older than those that then sample it.
+        """
         asked = {id(row) for row, _ in self._asked.values()}
         for row in self._open.rows:
+            if len(self._asked) == self.slots:
+                return
             if row.waiting or id(row) in asked:
                 continue
             request = self._request(row)

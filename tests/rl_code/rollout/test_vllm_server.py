@@ -14,7 +14,8 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -30,7 +31,7 @@ from models.transformer import Transformer
 from rl_code.config.read_config import build
 from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import replay
-from rl_code.rollout.vllm_client import Request, VllmClient
+from rl_code.rollout.vllm_client import Request, Sampled, VllmClient
 from rl_code.rollout.vllm_scheduler import VllmScheduler
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
@@ -44,6 +45,7 @@ from tests.rl_code.rollout.small import (
     Episode,
     Letters,
     Protocol,
+    _trainer,
     task_of,
     trainer_logprobs,
 )
@@ -53,6 +55,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SERVE = ROOT / "rl_code" / "rollout" / "in_vllm" / "serve.py"
 PATIENCE_S = 500.0
 STEPS = 3
+# Tokens of the longest context.
+LENGTH = 224
+PROMPT = [1, 2, 3]
+ATTEMPTS = 20
 pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="RL_CODE_VLLM_PYTHON names no Python that has vLLM"),
     pytest.mark.timeout(900),
@@ -65,7 +71,7 @@ def make_config(address: str) -> RunConfig:
     settings.suites = ()
     settings.sft = None
     settings.tokenizer.update(texts=20, vocab_size=300)
-    settings.limits.update(turns=3, tokens=224, turn_tokens=32)
+    settings.limits.update(turns=3, tokens=LENGTH, turn_tokens=32)
     settings.rollout.update(apart=False)
     settings.rollout.engine.update(name="vllm", slots=8)
     settings.rollout.vllm = dict(address=address, deadline_s=PATIENCE_S)
@@ -87,12 +93,12 @@ def served(tmp_path_factory) -> Iterator[tuple[str, ModelConfig]]:
     address = f"http://127.0.0.1:{port}"
     with Run(make_config(address), folder / "run", "learner") as run:
         model = run.model_config
-        huggingface.save(folder / "model", drawn(model, 0), max_positions=224)
+        huggingface.save(folder / "model", drawn(model, 0), max_positions=LENGTH)
     variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
             [PYTHON, str(SERVE), f"--model={folder / 'model'}", f"--port={port}",
-             "--dtype=float32", "--max-model-len=224", "--max-num-seqs=8", "--block-size=32",
+             "--dtype=float32", f"--max-model-len={LENGTH}", "--max-num-seqs=8", "--block-size=32",
              "--enforce-eager"],
             env={**os.environ, **variables}, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
@@ -156,32 +162,52 @@ def test_log_probabilities_are_the_trainers_after_every_push(served, tmp_path, r
             assert np.abs(differences(trajectories, model)).max() < 1e-4
 
 
-def test_tokens_in_the_middle_of_a_push_name_their_version(served, tmp_path):
+def test_a_message_in_progress_goes_on_with_the_pushed_weights(served, tmp_path):
+    """Its keys are computed anew, so each token has the log-probability that its version gives."""
     address, config = served
     client = VllmClient(address, PATIENCE_S)
     client.begin()
-    folders = []
-    for version in (1, 2):
-        folders.append(tmp_path / str(version))
-        huggingface.save(folders[-1], drawn(config, version), max_positions=224)
-    client.push(folders[0], "first", recompute=False)
+    models = {label: drawn(config, seed) for seed, label in enumerate(("first", "second"), 1)}
+    folders = {label: tmp_path / label for label in models}
+    for label, model in models.items():
+        huggingface.save(folders[label], model, max_positions=LENGTH)
+    labels: set[str] = set()
+    for seed in range(ATTEMPTS):  # a message may be over before it is paused
+        client.push(folders["first"], "first", recompute=False)
+        sampled = sampled_across(
+            client, seed, lambda: client.push(folders["second"], "second", recompute=True)
+        )
+        labels = {*sampled.labels}
+        if len(labels) == 2:
+            break
+    assert labels == {"first", "second"} and sampled.labels == sorted(sampled.labels)
+    rows = np.zeros((12, LENGTH), np.int32)
+    rows[0, : len(PROMPT) + len(sampled.tokens)] = [*PROMPT, *sampled.tokens]
+    computed = {label: np.asarray(_trainer(model, rows))[0] for label, model in models.items()}
+    for at, (token, logprob, label) in enumerate(
+        zip(sampled.tokens, sampled.logprobs, sampled.labels, strict=True), len(PROMPT) - 1
+    ):
+        assert abs(computed[label][at, token] - logprob) < 1e-4
+
+
+def sampled_across(client: VllmClient, seed: int, push: Callable[[], None]) -> Sampled:
+    """A message that is paused after its first tokens, until ``push`` is done."""
     begun = threading.Event()
-    sampling = {"max_tokens": 200, "ignore_eos": True, "logprobs": 0, "seed": 1}
-    sampling |= {"detokenize": False, "temperature": 1.0}
 
     def length(tokens: list[int]) -> None:
-        begun.set()
+        if not begun.is_set():
+            client._post("/pause?mode=keep", {})
+            begun.set()
 
-    request = Request("one", [1, 2, 3], sampling, "salt", length, 4)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(client.sample(request)))
-    thread.start()
-    assert begun.wait(PATIENCE_S)
-    client.push(folders[1], "second", recompute=True)
-    thread.join()
-    (sampled,) = found
-    assert sampled.labels == sorted(sampled.labels) and len(sampled.tokens) == 200
-    assert sampled.labels[0] == "first"
+    count = LENGTH - len(PROMPT)
+    sampling = {"max_tokens": count, "ignore_eos": True, "logprobs": 0, "seed": seed}
+    sampling |= {"detokenize": False, "temperature": 1.0}
+    request = Request(f"message{seed}", PROMPT, sampling, "salt", length, 1)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.sample, request)
+        assert begun.wait(PATIENCE_S)
+        push()
+        return future.result()
 
 
 def test_a_run_trains_and_its_updates_replay(served, tmp_path):
