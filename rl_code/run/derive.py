@@ -25,7 +25,6 @@ from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
-from rl_code.rollout.vllm_config import VllmConfig
 from rl_code.run.sections import RolloutConfig, SftConfig, TrainConfig
 from rl_code.types import Limits
 
@@ -49,7 +48,6 @@ WHY = {
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
     "rollout.worker_deadline_s": "the longest that limits let tools and grading take, and a grace",
-    "rollout.vllm": "{} where rollout.engine.name is vllm",
     "rollout.engine.page": "the block of model.attention, where layers choose blocks",
     "rollout.engine.view_block": "a multiple of rollout.engine.page",
     "rollout.engine.length": "limits.tokens, or summaries.context",
@@ -259,8 +257,6 @@ def _rollout(
         rollout.picks is not None,
         config.summaries,
     )
-    if shapes.name == "vllm":
-        rollout = _filled(rollout, vllm=VllmConfig())
     return dataclasses.replace(rollout, engine=shapes)
 
 

@@ -197,8 +197,8 @@ class RolloutConfig:
     """Settings for the sampling of episodes."""
 
     engine: EngineConfig = EngineConfig()
-    # The server of vLLM, where ``engine.name`` is "vllm"; None for this project's engine.
-    vllm: VllmConfig | None = None
+    # The server of vLLM, where ``engine.name`` is "vllm".
+    vllm: VllmConfig = VllmConfig()
     sampling: SamplingConfig = SamplingConfig()
     # Threads that carry out tool calls and grade episodes. Each waits for one sandbox at a time.
     workers: int = 4

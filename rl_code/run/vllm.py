@@ -17,7 +17,7 @@ from rl_code.config.read_config import ConfigError, refuse
 from rl_code.host.files import write_atomically
 from rl_code.rewards.combine import find_signals
 from rl_code.rollout.vllm_client import VllmClient
-from rl_code.rollout.vllm_config import OFF
+from rl_code.rollout.vllm_config import OFF, VllmConfig
 from rl_code.rollout.vllm_scheduler import VllmScheduler
 
 if TYPE_CHECKING:  # a config is checked while it is made
@@ -35,7 +35,11 @@ def check(config: RunConfig) -> None:
                 "this project's engine, which gives the same episodes each time; set it to 'own'"
             )
     if engine.name != "vllm":
-        refuse({"rollout.vllm": (rollout.vllm, None)}, f"with rollout.engine.name={engine.name!r}")
+        if rollout.vllm != VllmConfig():
+            raise ConfigError(
+                "config.rollout.vllm is for rollout.engine.name='vllm', and that is "
+                f"{engine.name!r}; set the name, or leave the section out"
+            )
         return
     shape = model.shape()
     methods = [type(method).__name__ for method in model.known_methods()]

@@ -53,7 +53,7 @@ def test_suites_are_played_by_this_projects_engine_of_the_same_shapes():
 
 def test_without_vllm_nothing_changes():
     config = build(RunConfig, quickstart.get_config("smoke"))
-    assert config.rollout.vllm is None and config.suites[0].engine is None
+    assert config.rollout.engine.name == "own" and config.suites[0].engine is None
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_suites_by_vllm_and_its_section_without_it_are_refused():
     with pytest.raises(ConfigError, match=r"suites\[0\]\.engine\.name = 'vllm'"):
         make(suites=(settings().suites[0] | {"engine": dict(name="vllm")},))
     own = quickstart.get_config("smoke")
-    own.rollout.vllm = {}
-    with pytest.raises(ConfigError, match=r"config\.rollout\.vllm = .* set it to None"):
+    own.rollout.vllm = dict(address="http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="and that is 'own'; set the name"):
         build(RunConfig, own)
 
 
