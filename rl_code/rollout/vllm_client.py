@@ -148,9 +148,11 @@ class VllmClient:
             self._refuse(
                 f"--logprobs-mode={mode}; start it with --logprobs-mode=processed_logprobs"
             )
-        if workers != 1:
+        tensor = settings["parallel_config"]["tensor_parallel_size"]
+        if workers != tensor:  # others have layers, or all weights, of their own
             self._refuse(
-                f"{workers} workers; start it with one, since pushed weights are compared in one"
+                f"{workers} workers, of which {tensor} share each layer; start it with as many as "
+                "share each layer, without data or pipeline parallelism"
             )
         if model["max_model_len"] < length:
             self._refuse(
@@ -174,12 +176,9 @@ class VllmClient:
         """Prepares the server for weights. Raises ConfigError where it lacks this project's engine
         for them.
         """
-        # an update that a trainer which died has begun; all weights will be pushed once more
-        with contextlib.suppress(VllmError):
-            self._post("/finish_weight_update", {})
         try:
+            self._post("/collective_rpc", {"method": "rl_code_begin"})
             self._post("/init_weight_transfer_engine", {"init_info": {}})
-            self._post("/collective_rpc", {"method": "rl_code_checksums"})
         except VllmError as error:
             self._refuse(
                 f"no engine for weights ({error}); start it by rl_code/rollout/in_vllm/serve.py"
@@ -246,11 +245,13 @@ class VllmClient:
         update = {"folder": str(folder), "digests": sent}
         self._post("/update_weights", {"update_info": update})
         self._post("/finish_weight_update", {"weight_version": label})
-        (held,) = self._post("/collective_rpc", {"method": "rl_code_checksums"})["results"]
+        # each worker tells of whole tensors
+        told = self._post("/collective_rpc", {"method": "rl_code_checksums"})["results"]
+        held = told[0]
         # a head of its own that shares the embedding's matrix
         if "lm_head.weight" in held and "lm_head.weight" not in sent:
             sent["lm_head.weight"] = sent["model.embed_tokens.weight"]
-        wrong = sorted(name for name in sent if held.get(name) != sent[name])
+        wrong = sorted(name for name in sent if any(x.get(name) != sent[name] for x in told))
         if wrong:
             raise VllmError(
                 f"{self.address}: after a push of {label}, {len(wrong)} of {len(sent)} tensors are "

@@ -7,18 +7,25 @@ engine, which ``--weight-transfer-config='{"backend": "rl_code"}'`` then names.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -86,12 +93,20 @@ class Checksums:
     """Methods that vLLM's workers get (``/collective_rpc``)."""
 
     model_runner: Any
+    _weight_update_active: bool
+    finish_weight_update: Callable[[], None]
+
+    def rl_code_begin(self) -> None:
+        """Ends an update that a trainer which died has begun; all weights will be pushed anew."""
+        if self._weight_update_active:
+            self.finish_weight_update()
 
     def rl_code_checksums(self) -> dict[str, str]:
         """SHA-256 of each matrix and vector that the model computes with, by Hugging Face's name.
 
-        Matrices that vLLM keeps together are taken apart. Those that it has packed for a CPU are
-        read by multiplying the identity, so what is compared is what is used.
+        Matrices that vLLM keeps together are taken apart. Those that are cut over workers are put
+        together, so every worker tells the same. Those that are packed for a CPU are read by
+        multiplying the identity: what is compared is what is used.
         """
         model = self.model_runner.get_model()
         packed = getattr(model, "packed_modules_mapping", {})
@@ -102,24 +117,44 @@ class Checksums:
                     tensor = _in_use(layer, parameter)
                     above, _, leaf = path.rpartition(".")
                     names = packed.get(leaf, [leaf])
+                    parts = [tensor]
                     if len(names) > 1:
-                        parts = tensor.split(list(layer.output_sizes))
-                    else:
-                        parts = [tensor]
-                    for name, part in zip(names, parts, strict=True):
+                        parts = list(tensor.split(list(layer.output_partition_sizes)))
+                    for at, (name, part) in enumerate(zip(names, parts, strict=True)):
                         full = ".".join(filter(None, (above, name, parameter)))
-                        found[full] = _digest(part)
+                        found[full] = _digest(_whole(layer, parameter, part, at))
         return found
 
 
 def _in_use(layer: torch.nn.Module, parameter: str) -> torch.Tensor:
-    """A parameter as the layer uses it; of an embedding without the rows that fill it up."""
+    """A parameter as the layer uses it, of which this worker may have a part."""
     tensor = getattr(layer, parameter).detach()
     if parameter == "weight" and hasattr(layer, "cpu_linear"):
-        size = layer.embedding_dim if hasattr(layer, "embedding_dim") else layer.input_size
+        embeds = isinstance(layer, VocabParallelEmbedding)
+        size = layer.embedding_dim if embeds else layer.input_size_per_partition
         identity = torch.eye(size, dtype=tensor.dtype)
         tensor = layer.cpu_linear(identity, tensor, None).t()
-    return tensor[: layer.org_vocab_size] if hasattr(layer, "org_vocab_size") else tensor
+    return tensor
+
+
+def _whole(layer: torch.nn.Module, parameter: str, part: torch.Tensor, at: int) -> torch.Tensor:
+    """A tensor of which each worker has ``part``; of an embedding without the rows that fill it up.
+
+    at: its place among those that the layer keeps together.
+    """
+    axis = None
+    if isinstance(layer, ColumnParallelLinear | VocabParallelEmbedding):
+        axis = 0
+    elif isinstance(layer, RowParallelLinear) and parameter == "weight":
+        axis = 1
+    if axis is not None and layer.tp_size > 1:
+        rows = len(part)
+        part = tensor_model_parallel_all_gather(part.contiguous(), axis)
+        if isinstance(layer, QKVParallelLinear) and at > 0:
+            # workers that share a head of keys have the same rows
+            parts = part.split(rows)[:: layer.num_kv_head_replicas]
+            part = torch.cat(parts)
+    return part[: layer.org_vocab_size] if isinstance(layer, VocabParallelEmbedding) else part
 
 
 def _read(folder: Path, found: dict[str, str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -30,6 +30,7 @@ SETTINGS = {
         "dtype": "torch.float32",
         "logprobs_mode": "processed_logprobs",
     },
+    "parallel_config": {"tensor_parallel_size": 1},
     "scheduler_config": {"max_num_seqs": 16},
     "cache_config": {"enable_prefix_caching": True},
 }
@@ -96,7 +97,7 @@ class FakeVllm:
                     self.model, digests = self.loading
                     kept = {name: self.held[name] for name in self.stale}
                     self.held, self.label = digests | kept, body["weight_version"]
-                case "/collective_rpc":
+                case "/collective_rpc" if body != {"method": "rl_code_begin"}:
                     assert body == {"method": "rl_code_checksums"}
                     table = self.held.get("model.embed_tokens.weight")
                     return {"results": [{"lm_head.weight": table} | self.held]}

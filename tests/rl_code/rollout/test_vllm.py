@@ -219,7 +219,7 @@ def test_a_group_that_is_given_up_lets_go_of_its_messages(fake, tmp_path):
     ("change", "message"),
     [
         (dict(version="0.31.0"), "vLLM 0.31.0, and .* speaks to 0.32"),
-        (dict(workers=2), "2 workers; start it with one"),
+        (dict(workers=2), "2 workers, of which 1 share each layer"),
         (dict(dtype="torch.bfloat16"), "--dtype=bfloat16, and rollout.dtype='float32'"),
         (dict(logprobs_mode="raw_logprobs"), "--logprobs-mode=raw_logprobs; start it with"),
         (dict(max_model_len=32), "--max-model-len=32, and rollout.engine.length=64"),
