@@ -20,7 +20,7 @@ from rl_code.run.config import RunConfig  # noqa: E402
 # Title -> pages, in the order of reading. Pages in a folder of a page's name follow that page.
 CONTENTS = {
     "Begin": ("install", "first_run", "own_model", "my_tasks", "no_reward"),
-    "Use": ("commands", "knobs", "config_keys", "many_devices", "operations"),
+    "Use": ("commands", "knobs", "config_keys", "many_devices", "vllm", "operations"),
     "Agents": ("environment", "agents_of_others", "redteam", "foreign_tasks", "foreign_runs"),
     "People": (
         "learning_from_people",

@@ -57,7 +57,7 @@ from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
 from rl_code.harness.agent import HarnessError
 from rl_code.metrics.progress import Progress
-from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.rollout.playing import RolloutTimeout
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.run import Run, no_checkpoint
 from rl_code.tasks.api import find_source

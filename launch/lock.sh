@@ -37,7 +37,7 @@ compile() {
 
 # One version of each package for all that may be installed together, whatever is chosen of it.
 # Programs with an environment of their own are locked apart.
-apart=" peers lock "
+apart=" peers lock vllm "
 together=(requirements.txt)
 for file in requirements/*.txt; do
     if [[ $apart != *" $(basename "$file" .txt) "* ]]; then

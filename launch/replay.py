@@ -39,7 +39,7 @@ from rl_code.host.stop import StopRequest
 from rl_code.metrics.progress import Progress
 from rl_code.recording.replay_training import on_record, replay, same_bits
 from rl_code.recording.replay_trajectories import Again, find, play_again
-from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.rollout.playing import RolloutTimeout
 from rl_code.run import lineage, origin
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.run import Run

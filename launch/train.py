@@ -33,7 +33,8 @@ from rl_code.harness.agent import HarnessError
 from rl_code.prefill import prefill
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
-from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.rollout.playing import RolloutTimeout
+from rl_code.rollout.vllm_client import VllmError
 from rl_code.run.config import RunConfig, meshes
 from rl_code.run.workdir import RESERVED
 from rl_code.store.errors import StoreError
@@ -153,6 +154,7 @@ if __name__ == "__main__":
             RolloutTimeout,
             ProcessLost,
             HarnessError,
+            VllmError,
         ),
         # steps repeat exactly, so the same loss would not be finite again
         lasting=(FloatingPointError, Replaced),

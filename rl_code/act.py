@@ -117,9 +117,8 @@ def make_actor(
 ) -> Actor:
     """An actor of a run, on the devices that sample. remote: as ``Run.scheduler`` takes it."""
     config = run.config.asynchrony
-    scheduler = run.scheduler(run.config.rollout.sampling, remote=remote)
     return Actor(
-        scheduler,
+        run.player(remote),
         store,
         Claims(store, config.work),
         weights,

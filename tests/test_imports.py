@@ -63,6 +63,7 @@ OF_PEERS = {
     "benchmarks/peer_trl.py": ("torch", "trl"),
     "rl_code/harness/in_verifiers/episode_sandbox.py": ("verifiers.v1",),
     "rl_code/harness/in_verifiers/in_process.py": ("httpx", "verifiers.v1"),
+    "rl_code/rollout/in_vllm/rl_code_vllm.py": ("torch", "vllm"),
 }
 
 

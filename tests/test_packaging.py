@@ -41,7 +41,7 @@ NOT_IMPORTED = {
     "uvloop": "uvicorn's event loop, as serving.endpoint has it",
 }
 OPTIONAL = ("aot", "cuda", "data", "docs", "lock", "peers", "postgres", "ray", "tpu", "trackio",
-            "wandb")  # fmt: skip
+            "vllm", "wandb")  # fmt: skip
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -100,7 +100,7 @@ def test_every_pin_is_locked_with_hashes_and_all_locks_agree():
         for name, line in pins(path).items():
             version = line.split("==")[1].removesuffix(".*")
             assert versions[name] == version or versions[name].startswith(version + "."), line
-        if path.stem not in ("peers", "lock"):  # environments of their own
+        if path.stem not in ("peers", "lock", "vllm"):  # environments of their own
             for name, version in versions.items():
                 together.setdefault(name, set()).add(version)
     assert {name: found for name, found in together.items() if len(found) > 1} == {}

@@ -49,6 +49,18 @@ def follows(key: str, standard: Any) -> Any:
     return dataclasses.field(default=standard, metadata={"follows": key})
 
 
+def refuse(refused: Mapping[str, tuple], where: str) -> None:
+    """Raises ConfigError for a key whose value is none that it may have.
+
+    refused: by key its value, and the values that it may have.
+    """
+    for key, (value, *allowed) in refused.items():
+        if value not in allowed:
+            raise ConfigError(
+                f"config.{key} = {value!r} is not supported {where}; set it to {allowed[0]!r}"
+            )
+
+
 def at_least(section: Any, **least: int) -> None:
     """Checks that fields of a section are at least as large as said. None is always accepted.
 

@@ -104,6 +104,12 @@ def play_again(
             "record before it asks, so its trajectories cannot be sampled again; training on them "
             "can be replayed: leave out --step"
         )
+    if config.rollout.engine.name == "vllm":
+        raise ConfigError(
+            "config.rollout.engine.name = 'vllm': vLLM does not give the same token for the same "
+            "key, so what it sampled cannot be sampled again; training on it can be replayed: "
+            "leave out --step"
+        )
     trajectories = [found.record.group.all[sample] for sample in samples]
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(config, workdir, found.role))

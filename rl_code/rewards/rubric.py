@@ -133,6 +133,11 @@ class Rubric:
         if not self.pause_s >= 0 or not self.temperature >= 0:
             raise ValueError(f"{self.pause_s=} and {self.temperature=} must be at least 0")
 
+    @property
+    def asks_policy(self) -> bool:
+        """True if the policy itself is the judge."""
+        return not self.url
+
     def __call__(self, episode: FinishedEpisode) -> Noted | float:
         """The signal of a finished episode. Raises SandboxFault, and ConfigError where the
         environment has no key.

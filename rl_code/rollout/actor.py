@@ -18,7 +18,7 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.forks import ForksConfig
-from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.playing import Playing
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims
 from rl_code.store.steps import Item
@@ -62,7 +62,7 @@ class Actor:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Playing,
         store: GroupStore,
         work: Claims,
         weights: Subscriber,

@@ -12,19 +12,15 @@ prefilled here.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
-
 from attention.cache.pages import OutOfPages
-from rl_code.environment.frames import Elsewhere
-from rl_code.rollout.contexts import context_key
+from rl_code.rollout.open_rows import OpenRows
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.rows import OpenGroup, Row
-from rl_code.rollout.stats import RolloutStats
+from rl_code.rollout.spans import ContextRuns
 
 
-class Admission:
+class Admission(OpenRows):
     """Gives pages to groups and rows, and takes them back."""
 
     def __init__(
@@ -42,63 +38,25 @@ class Admission:
         self._remote = remote
         self._pool = pool
         self._prompt_pool = prompt_pool
-        self._episodes = episodes
-        self._version: int | None = None
-        self.stats = RolloutStats()
-        self.clear()
+        super().__init__(episodes, pool.engine.config.prompt_length)
 
     def clear(self) -> None:
         """Forgets every group and row, and what the pools hold."""
-        # groups whose prompt has no pages yet
-        self.queue: collections.deque[OpenGroup] = collections.deque()
+        super().clear()
         # groups whose prompt another process prefills, by the number of the request, oldest first
         self.asked: dict[int, OpenGroup] = {}
         # groups with episodes that are not open yet, oldest first
         self.prompts: list[OpenGroup] = []
-        # open episodes, oldest first
-        self.rows: list[Row] = []
         self._pool.clear()
         self._prompt_pool.clear()
         if self._remote is not None:
             self._remote.close()
 
-    def add(self, group: OpenGroup, prompts: Sequence[list[int]], most: int | None = None) -> None:
-        """A group whose episodes have started waits for pages. One that continues episodes of
-        another group comes first, so that its own group is finished soon.
-
-        prompts: of each row. They differ where agents of others begin differently: the rows then
-        share what all have, and go on on their own. most: the most tokens that they share, where
-        that is less than the engine allows. Raises ValueError where that is next to nothing.
-        """
-        longest = self._pool.engine.config.prompt_length
-        shared = min(_in_common(prompts), longest if most is None else min(most, longest))
-        if shared < 2:
-            raise ValueError(
-                f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
-                f"{shared} tokens in common"
-            )
-        # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
-        # to get the logits for its first sampled token. Rows are opened from the end of
-        # ``unopened``, so in the order of their index.
-        group.prompt = shared
-        group.runs = self._pool.runs()
-        group.add(prompts[0][: shared - 1], group.kinds())
-        for row, prompt in zip(group.rows, prompts, strict=True):
-            row.episode.share(shared)
-            row.prompt = shared
-            row.runs = self._pool.runs()
-            row.add(prompt, row.kinds())
-        if group.parent is None:
-            self.queue.append(group)
-        else:
-            self.queue.appendleft(group)
-
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once, if there were pages for them."""
-        groups = (*self.queue, *self.asked.values(), *self.prompts)
-        unopened = sum(len(group.unopened) for group in groups)
-        return self._episodes - len(self.rows) - unopened
+        asked = (*self.asked.values(), *self.prompts)
+        return super().room - sum(len(group.unopened) for group in asked)
 
     @property
     def prefill_due(self) -> bool:
@@ -158,71 +116,29 @@ class Admission:
     def close(self, row: Row) -> None:
         """Takes the pages of an episode that is over."""
         self._pool.release(row)
-        self.rows.remove(row)
+        super().close(row)
         for context in row.contexts:
             context.saved = None
 
     def withdraw(self, group: OpenGroup) -> None:
         """Takes the pages of a group that is given up, of its prompt and of its open episodes."""
-        if group in self.queue:
-            self.queue.remove(group)
         for number in [number for number, other in self.asked.items() if other is group]:
             self._remote.drop(number)
             del self.asked[number]
         if group in self.prompts:
             self.prompts.remove(group)
             (self._pool if group.decodable else self._prompt_pool).release(group)
-        for row in [row for row in self.rows if row.group is group]:
-            self.close(row)
+        super().withdraw(group)
 
-    def move(self, row: Row, there: Elsewhere) -> Row:
-        """The row of another context of the same episode, which takes the place of ``row``; it
-        lacks the tokens that ``there`` has for it.
-        """
-        other = self._beside(row, there) if there.in_order else self._rewritten(row, there)
-        self.rows[self.rows.index(row)] = other
-        return other
+    def _runs(self) -> ContextRuns | None:
+        return self._pool.runs()
 
-    def _beside(self, row: Row, there: Elsewhere) -> Row:
-        """The row of a context that begins with a summary or a question to a sub-agent, or of one
-        that waited for an answer. ``row`` leaves its pages meanwhile, or for good.
-        """
-        contexts = row.contexts or [row]
-        if there.context == len(contexts):
-            longest = self._pool.engine.config.prompt_length
-            # behind a summary, what the cache may have is the prompt of the episode
-            prompt = row.prompt if there.whole else min(len(there.tokens), longest)
-            contexts.append(self._row(row, there.context, prompt))
-        for context in contexts:
-            context.contexts = contexts
-        if there.whole:
-            self._pool.forget(row)
-            row.over = True
-        elif row.held:
-            self._pool.save(row, on_device=False)
-        return contexts[there.context]
-
-    def _rewritten(self, row: Row, there: Elsewhere) -> Row:
-        """The row of a context for which that of ``row`` is given up. All its keys are computed
-        anew: those that decoding wrote may differ in their last bit from what a prefill writes.
-        """
+    def _forget(self, row: Row) -> None:
         self._pool.forget(row)
-        other = self._row(row, there.context, min(row.prompt, len(there.tokens)))
-        rows = row.group.rows
-        rows[rows.index(row)] = other
-        return other
 
-    def _row(self, like: Row, number: int, prompt: int) -> Row:
-        """A row without tokens, for a context of the episode of ``like``.
-
-        prompt: how many tokens its prompt will have.
-        """
-        row = Row(episode=like.episode, group=like.group, context=number, prompt=prompt)
-        row.runs = self._pool.runs()
-        row.key = context_key(like.group.key, number)
-        row.adapter, row.owner = like.adapter, like.owner
-        row.keys = [(0, self._version)]
-        return row
+    def _set_aside(self, row: Row) -> None:
+        if row.held:
+            self._pool.save(row, on_device=False)
 
     def reopen(self) -> None:
         """Gives pages to open episodes that hold none, oldest first: those that were pre-empted,
@@ -372,9 +288,3 @@ class Admission:
             if waiting:
                 return waiting[-1]
         return holders[-1]
-
-
-def _in_common(prompts: Sequence[list[int]]) -> int:
-    """Number of first tokens that all prompts have."""
-    different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
-    return next(different, min(map(len, prompts)))

@@ -16,6 +16,11 @@ class EngineConfig:
     In a run, fields that are None follow from the limits of an episode (``rl_code.run.derive``).
     """
 
+    # The engine that samples for training: "own", this project's, or "vllm", a server of vLLM
+    # (``rollout.vllm``). Of these shapes vLLM has slots, episodes, prompt_length and length;
+    # decode_steps are the tokens after which a protocol's rule on text is looked at. The others are
+    # of the engine that plays suites, which is always this project's.
+    name: Literal["own", "vllm"] = "own"
     # Rows that are decoded together, one episode in each.
     slots: int = 32
     # The most episodes that are open at once: decoding, waiting for a tool, or pre-empted.

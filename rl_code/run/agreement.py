@@ -11,7 +11,7 @@ from attention.methods.method import Method
 from attention.picks import choosing
 from models.model_config import MoE
 from rl_code.config.named import Named
-from rl_code.config.read_config import ConfigError
+from rl_code.config.read_config import ConfigError, refuse
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.protocol import Protocol
@@ -22,6 +22,7 @@ from rl_code.harness.api import find_agent
 from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.process_credit import ProcessCredit
 from rl_code.rollout.forks import ForksConfig
+from rl_code.run import vllm
 from rl_code.run.derive import longest_wait_s
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import check_demonstrable
@@ -77,6 +78,7 @@ def check(config: RunConfig) -> None:
     if train.teacher is not None:
         _check_teacher(config, train.teacher)
     _check_updates(config)
+    vllm.check(config)
 
 
 def _check_limits(config: RunConfig) -> None:
@@ -369,18 +371,6 @@ def _check_documents(config: RunConfig, documents: DocumentsConfig) -> None:
             )
 
 
-def _refuse(refused: Mapping[str, tuple], where: str) -> None:
-    """Raises ConfigError for a key whose value is none that it may have.
-
-    refused: by key its value, and the values that it may have.
-    """
-    for key, (value, *allowed) in refused.items():
-        if value not in allowed:
-            raise ConfigError(
-                f"config.{key} = {value!r} is not supported {where}; set it to {allowed[0]!r}"
-            )
-
-
 def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
     """Raises ConfigError for settings that layers with projections of their own do not have.
 
@@ -403,12 +393,12 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
         "model.lora": (model.lora, None),
         "model.pad_for": (model.pad_for, None),
     }
-    _refuse(refused, f"beside {type(own[0]).__name__}, which has projections of its own")
+    refuse(refused, f"beside {type(own[0]).__name__}, which has projections of its own")
     indexers = [method for method in own if method.indexes]
     if indexers and config.documents is not None:
         # its tokens stand at other orders than at places of pages, which documents fill up
         refused = {"rollout.picks": (config.rollout.picks, None)}
-        _refuse(refused, f"beside documents, where {type(indexers[0]).__name__} chooses tokens")
+        refuse(refused, f"beside documents, where {type(indexers[0]).__name__} chooses tokens")
     states = [method for method in own if method.keeps_state]
     if not states:
         return
@@ -417,7 +407,7 @@ def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
         **drafts,
         "rollout.weights": (config.rollout.weights, None),
     }
-    _refuse(refused, f"beside layers that keep a state, as {type(states[0]).__name__} does")
+    refuse(refused, f"beside layers that keep a state, as {type(states[0]).__name__} does")
     if not train.pack.runs:
         raise ConfigError(
             f"config.train.pack.runs = 0: {type(states[0]).__name__} keeps a state, so a row must "

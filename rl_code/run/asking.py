@@ -19,12 +19,12 @@ from models.tokenizer import Tokenizer
 from models.unstacked import Unstacked
 from pallas_kernels.tokens import Tokens
 from rl_code.config.read_config import ConfigError
-from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.playing import Playing
 from rl_code.types import Trajectory
 
 
 def ask(
-    schedulers: Iterable[Scheduler],
+    schedulers: Iterable[Playing],
     tokenizer: Tokenizer,
     mesh: Mesh,
     trajectory: Trajectory,

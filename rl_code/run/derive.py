@@ -357,10 +357,12 @@ def _suite(
 ) -> SuiteConfig:
     suite = _filled(given, sampling=rollout.sampling)
     if suite.engine is None and suite.limits is None and suite.dtype is None:
-        return suite  # plays with the engine of training, and its compiled programs
+        if rollout.engine.name == "own":
+            return suite  # plays with the engine of training, and its compiled programs
+        return dataclasses.replace(suite, engine=dataclasses.replace(rollout.engine, name="own"))
     shapes = engine(
         # what the config says of the engine, not what followed for training
-        suite.engine or config.rollout.engine,
+        suite.engine or dataclasses.replace(config.rollout.engine, name="own"),
         suite.limits or config.limits,
         suite.dtype or rollout.dtype,
         config.train.group_size,

@@ -44,11 +44,13 @@ from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
+from rl_code.rollout.playing import Playing
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.vllm_scheduler import VllmScheduler
 from rl_code.run import origin as origin_lib
-from rl_code.run import teaching, trajectory_log
+from rl_code.run import teaching, trajectory_log, vllm
 from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
@@ -131,6 +133,7 @@ class Run:
             teaching.check(self)
             unless_made.pop_all()
         self._schedulers: dict[tuple, Scheduler] = {}  # by the way they sample
+        self._vllm: VllmScheduler | None = None
         self._suites: dict[str, list[Task]] = {}
 
     def __enter__(self) -> Run:
@@ -143,6 +146,8 @@ class Run:
         """Ends the sandboxes and worker threads."""
         for scheduler in self._schedulers.values():
             scheduler.close()
+        if self._vllm is not None:
+            self._vllm.close()
         if self.harness is not None:
             self.harness.close()
         self.pool.close()
@@ -170,6 +175,11 @@ class Run:
                 f"role 'all' in {jax.process_count()} processes: start a learner and actors apart"
             )
         rollout = self.config.rollout
+        if self.role == "actor" and rollout.engine.name == "vllm":
+            raise ConfigError(
+                f"rollout.engine.name='vllm': an actor in {jax.process_count()} processes; run it "
+                "in one, with a server of its own"
+            )
         if self.role == "prefill" or (self.role == "actor" and rollout.prefill is not None):
             raise ConfigError(
                 f"rollout.prefill: the role {self.role} in {jax.process_count()} processes; pages "
@@ -421,9 +431,23 @@ class Run:
         recorded = self._recorded.get((trajectory.group, trajectory.index), {})
         mesh, schedulers = self.rollout_mesh, self._schedulers.values()
         policy = functools.partial(ask, schedulers, self.tokenizer, mesh, trajectory)
+        if self.config.rollout.engine.name == "vllm":
+            policy = None  # schedulers of suites have other weights
         return self._pay(
             dataclasses.replace(episode, workdir=self.workdir, policy=policy, recorded=recorded)
         )
+
+    def player(self, remote: Callable[[Engine], PrefillClient] | None = None) -> Playing:
+        """Player of the episodes of training, by ``rollout.engine``. remote: as of ``scheduler``.
+
+        Raises ConfigError, and VllmError where a server cannot be reached.
+        """
+        if self.config.rollout.engine.name == "own":
+            return self.scheduler(self.config.rollout.sampling, remote=remote)
+        if self._vllm is None:
+            made = self.tokenizer, sorted(self._stop_ids(None)), self.workdir, self.journal
+            self._vllm = vllm.connect(self.config, self.model_config, *made)
+        return self._vllm
 
     def scheduler(
         self,

@@ -25,6 +25,7 @@ from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.forks import ForksConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
+from rl_code.rollout.vllm_config import VllmConfig
 from rl_code.run.step_metrics import METRICS, Metric
 from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig
@@ -196,6 +197,8 @@ class RolloutConfig:
     """Settings for the sampling of episodes."""
 
     engine: EngineConfig = EngineConfig()
+    # The server of vLLM, where ``engine.name`` is "vllm".
+    vllm: VllmConfig = VllmConfig()
     sampling: SamplingConfig = SamplingConfig()
     # Threads that carry out tool calls and grade episodes. Each waits for one sandbox at a time.
     workers: int = 4

@@ -42,6 +42,8 @@ MAY_CHANGE = (
     "rollout.worker_deadline_s",
     # where prompts are prefilled, and where their pages wait, changes no sample
     "rollout.prefill",
+    # another server of the same version
+    "rollout.vllm",
     "rollout.engine.host_pages_mb",
     # The layers of a task are named by their content, wherever the store is.
     "sandbox.layers",

@@ -18,7 +18,8 @@ from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.forks import ForksConfig
-from rl_code.rollout.scheduler import RolloutTimeout, Scheduler
+from rl_code.rollout.playing import RolloutTimeout
+from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.steps import Item

@@ -18,7 +18,7 @@ from rl_code.rollout.group_source import (
     InLearnerThread,
     StopWaiting,
 )
-from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.rollout.playing import RolloutTimeout
 from rl_code.store.claims import Claims
 from rl_code.store.missing import StoreTimeout
 from rl_code.store.store import GroupStore

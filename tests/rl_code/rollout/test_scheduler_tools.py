@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
-from rl_code.rollout import scheduler as scheduler_module
-from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.rollout import playing as playing_module
+from rl_code.rollout.playing import RolloutTimeout
 from tests.rl_code.rollout.small import (
     Episode,
     assert_same,
@@ -40,8 +40,8 @@ def test_waiting_for_tools_changes_no_token_and_no_dispatch_is_of_few_rows(monke
         asked.release(len(futures))
         return real_wait(futures, **settings)
 
-    real_wait = scheduler_module.wait
-    monkeypatch.setattr(scheduler_module, "wait", wait_for)
+    real_wait = playing_module.wait
+    monkeypatch.setattr(playing_module, "wait", wait_for)
 
     def make(task, group, index):
         return Episode(
