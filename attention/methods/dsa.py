@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.cache.writer import NO_PAGE
+from pallas_kernels.paged.reference import NO_PAGE
 from attention.implementations import Call, CallShape
 from attention.indexer import (
     Indexed,

@@ -37,7 +37,8 @@ from jaxtyping import Array, Float
 from attention.blocks import Blocks, Entries, entries, stretches
 from attention.blockwise import XLA, check_heads
 from attention.cache.reader import FEW, PageReader
-from attention.cache.writer import NO_PAGE, PageWriter, put
+from attention.cache.writer import PageWriter
+from pallas_kernels.paged.reference import NO_PAGE, put
 from attention.compressed import compressed_attention, from_pages
 from attention.implementations import (
     Call,

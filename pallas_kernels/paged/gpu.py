@@ -4,6 +4,10 @@ A thread block is one split of the pages of one key/value head. One warpgroup re
 pages and copies them into a ring of buffers in shared memory, several pages to a step. Another
 multiplies.
 
+With ``append`` the keys and values of the queries themselves are not in their pages yet. The block
+that reads the page of such a key puts it into the copy in shared memory, so that it need not wait
+for a write, and writes it to memory when it has read all its pages.
+
 Products are transposed: keys are the rows, and queries times heads are the columns. Matrix units
 work on 64 or 128 rows, which the keys of a step fill and the few queries of a group do not.
 Ordinary arithmetic is too slow: 16 heads that share a key need 32 multiplications per byte, more
@@ -38,6 +42,8 @@ ELSEWHERE = "no kernel for this GPU"
 _NOWHERE = -(2**30)
 # Rows of the registers' layout.
 ROWS = 64
+# Rows of a tile of queries in shared memory.
+TILE = 8
 # Head sizes that are whole products: padding would copy the cache.
 HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
@@ -85,6 +91,8 @@ class _Plan:
     # 1 / sqrt(H).
     scale: float
     interpret: bool
+    # Whether the queries' own keys are still to be written, behind q.
+    appends: bool
     # A key of ``matrix_units.KEY_UNITS``.
     unit: str
 
@@ -96,11 +104,14 @@ def forward(
     work: Work,
     *,
     tuning: TuningConfig,
+    new: tuple[jax.Array, jax.Array] | None = None,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
     work: of parts of pages (``part``, ``lists.divided``).
+    new: the key and the value of the last place that a unit sees, [U, K, H] each, which are written
+      into the pages; None where they are there. With them K' is K, and the pages are references.
 
     Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
     that sees nothing by ``work.bounds`` mean nothing.
@@ -128,6 +139,7 @@ def forward(
         steps=tuning.steps,
         scale=head_dim**-0.5,
         interpret=bool(interpret),
+        appends=new is not None,
         unit=tuning.matrix_unit,
     )
     # the rows are R / Q heads of Q queries each, which repeat the queries' bounds
@@ -135,6 +147,8 @@ def forward(
     q = pad(q, plan.columns, axis=2)
     padded = q.shape[2]
     blocks = padded // plan.columns
+    if new is not None:  # one array, so that one kernel makes all that this one reads
+        q = pad(jnp.concatenate([q, *(x[:, :, None] for x in new)], axis=2), TILE, axis=2)
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         kernel_name="selected_paged_attention" if work.numbered else "paged_attention",
@@ -150,8 +164,9 @@ def forward(
             tiles((plan.steps, tuning.keys, head_dim), v_pages.dtype),
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
-            plgpu.Barrier(num_barriers=1),
+            plgpu.Barrier(num_arrivals=1 + plan.appends),
             *barriers(plan.steps, unit.compute, arrays=2 * plan.width),
+            *([plgpu.SMEM((2, head_dim), q.dtype)] if plan.appends else []),
             *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
         grid=(blocks, work.splits, units * heads),
@@ -167,6 +182,7 @@ def forward(
 
 def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
     out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs = refs
+    new, *refs = refs if plan.appends else (None, *refs)
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
     # a part is one of the K' heads of one unit
     at = jax.lax.div(part, plan.heads)
@@ -178,6 +194,9 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
 
     def compute():
         plgpu.copy_gmem_to_smem(q.at[at, head, own], q_own, loaded)
+        if plan.appends:
+            behind = pl.ds(q.shape[2] - TILE, 2)
+            plgpu.copy_gmem_to_smem(q.at[at, head, behind], new, loaded)
         first, last = (
             plgpu.load(bounds.at[at, i, own], layout=unit.layout.reduce(0), optimized=False)
             for i in range(2)
@@ -186,6 +205,8 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
 
         def visit(slot, carry):
             step, top, total, acc = carry
+            if plan.appends:
+                _insert(pages, step, (k_ring.at[slot], v_ring.at[slot]), new, spans[at, 3], plan)
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (
@@ -205,6 +226,8 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
         targets = (out.at[number, at, head, tile], lse.at[number, at, head, own])
         ring = (filled, emptied, plan.steps)
         attend(unit, count, ring, visit, (out_own, lse_own), targets)
+        if plan.appends:
+            _append(pages, (k, v), head, new, (tile == 0) & (spans[at, 3] >= 0), spans[at, 3], plan)
 
     def sources(step):
         kv_head = jax.lax.div(head, plan.per_head)
@@ -251,6 +274,46 @@ def attend(unit, count, ring, visit, buffers, targets) -> None:
     for buffer, target in zip(buffers, targets, strict=True):
         plgpu.copy_smem_to_gmem(buffer, target)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _insert(pages: _Pages, step, buffers, new, place, plan: _Plan) -> None:
+    """Puts the unit's own key and value into a step's keys and values in shared memory, if the step
+    has their place.
+    """
+    layout = plgpu.Layout.WGMMA
+    number = jax.lax.div(place, plan.page) - pages.begin - step * plan.width
+
+    @pl.when((place >= 0) & (number >= 0) & (number < plan.width))
+    def _():
+        for i, buffer in enumerate(buffers):
+            row = plgpu.load(new.at[i], layout=layout.reduce(0), optimized=False)
+            for first in range(0, buffer.shape[0], ROWS):  # as in ``_clean``
+                some = buffer.at[pl.ds(first, ROWS)]
+                at = spread(_places(pages, step, first, ROWS, layout, plan), some.shape, 0)
+                held = plgpu.load(some, layout=layout)
+                some[...] = jnp.where(at == place, spread(row, some.shape, 1), held)
+        plgpu.commit_smem()
+
+
+def _append(pages: _Pages, stored, head, new, mine, place, plan: _Plan) -> None:
+    """Writes the unit's own key and value to their place in memory, if it is in a page of this
+    split. ``mine``: False where another block writes them.
+    """
+    number = jax.lax.div(place, plan.page) - pages.begin
+    mine &= (number >= 0) & (number < pages.end - pages.begin)
+
+    @pl.when(mine)
+    def _():
+        page = pages.page(number)
+
+        @pl.when(page >= 0)
+        def _():
+            where = jax.lax.div(page, plan.parts)
+            part = jax.lax.rem(page, plan.parts)
+            offset = part * plan.page + jax.lax.rem(place, plan.page)
+            for i, x in enumerate(stored):
+                plgpu.copy_smem_to_gmem(new.at[i], x.at[where, head, offset])
+            plgpu.wait_smem_to_gmem(0)
 
 
 def _place(page, kv_head, plan: _Plan) -> tuple:
