@@ -267,10 +267,15 @@ def forward(
     shape = rows.shape
     rows = rows.reshape(units, heads, -1, q.shape[3])
     options = {} if new is None else {"new": new}
-    outs, lses = KERNELS[implementation].forward(
+    found = KERNELS[implementation].forward(
         rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret, **options
     )
-    out, lse = merge(list(outs), list(lses))
+    if found[1].ndim == 3:  # the kernel has merged
+        out, lse = found
+        if queries == 1:
+            return out.reshape(q.shape), lse.reshape(q.shape[:3])
+    else:
+        out, lse = merge(*map(list, found))
     out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
     lse = lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
     # what the kernels return for queries that see nothing, as padding, means nothing
