@@ -38,8 +38,12 @@ class QueryCost(NamedTuple):
     masked: float = 0.0
     # Of blocks or compressed keys that the layer's heads score once more, to choose among them.
     ranked: float = 0.0
-    # By parameters that make keys of several tokens (``Method.derives``).
+    # By parameters that make keys of several tokens (``Method.derives``), and of a recurrent state
+    # and what it is made of. The backward pass takes two products for each.
     derived: float = 0.0
+    # Of triangular systems. The backward pass solves two more, and multiplies two whole matrices of
+    # their size, which is as much as two others.
+    solved: float = 0.0
 
 
 def windowed(seen: float, window: int, decode: bool) -> tuple[float, float]:

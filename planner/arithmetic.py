@@ -217,7 +217,8 @@ def _update_operations(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     products += _head_products(job, mesh) * made.head
     chosen = costs.chosen_passes(model) * made.chosen
     scored = costs.forward_passes(model) * made.scored
-    return products + attention + chosen + scored, attention
+    solved = costs.solved_passes(model) * made.solved
+    return products + attention + chosen + scored + solved, attention
 
 
 def _useful(job: Workload) -> float:
@@ -227,6 +228,7 @@ def _useful(job: Workload) -> float:
     made = _forward(job, MeshConfig())
     needed = costs.needed(job.model, job.context, costs.of_row(job), decode=False)
     learned = made.layers + made.head + 2 * job.context * (needed.attended + needed.chosen)
+    learned += made.solved
     return 3 * learned + 2 * job.context * (needed.scored + needed.ranked)
 
 
@@ -265,6 +267,8 @@ class _Forward(NamedTuple):
     chosen: float
     # Of scores that keys or blocks are chosen by.
     scored: float
+    # Of triangular systems.
+    solved: float
 
 
 def _forward(job: Workload, mesh: MeshConfig) -> _Forward:
@@ -290,6 +294,7 @@ def _forward(job: Workload, mesh: MeshConfig) -> _Forward:
         chosen=pairs * full.chosen / mesh.tensor,
         # every device along ``tensor`` has all heads of the indexer
         scored=pairs * (full.scored + needed.ranked / mesh.tensor),
+        solved=pairs * needed.solved / mesh.tensor,
     )
 
 

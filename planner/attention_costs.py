@@ -47,6 +47,13 @@ def chosen_passes(model: ModelConfig) -> float:
     return 2.5 + forward_passes(model)
 
 
+def solved_passes(model: ModelConfig) -> float:
+    """The same of triangular systems: one forward, and backward two more and a product that is as
+    much as two.
+    """
+    return 4.0 + forward_passes(model)
+
+
 def of_layers(model: ModelConfig, row: int, seen: float, decode: bool) -> QueryCost:
     """Elements that all layers multiply for a query that sees so many keys of a row."""
     shape = model.layer_shape

@@ -43,6 +43,7 @@ from attention.methods.method import (
     Turn,
 )
 from attention.products import project
+from attention.query_cost import QueryCost
 from pallas_kernels.tokens import Tokens, nodes
 
 if TYPE_CHECKING:
@@ -308,6 +309,22 @@ class GatedDelta(Method):
 
     def pair_size(self, shape: LayerShape, decode: bool) -> int:
         return 0
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        heads, each, key, value = self.sizes(shape)
+        if decode:
+            # ``step`` goes through the state seven times, by a multiplication or an addition: it
+            # decays, is multiplied by k and summed, k times the change is made and added, and it is
+            # multiplied by q and summed
+            return QueryCost(0.0, derived=7 / 2 * heads * each * key * value)
+        # ``chunked``, of places that hold tokens: keys with keys, queries with keys
+        pairs = 2 * CHUNK * key
+        # corrections, queries and new keys with the state or into it; scores with changes
+        of_state = 3 * key * value + CHUNK * value
+        solved = CHUNK * (value + key) / 2
+        return QueryCost(
+            0.0, derived=heads * (pairs + each * of_state), solved=heads * each * solved
+        )
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         heads, each, key, value = self.sizes(shape)
