@@ -5,8 +5,9 @@ Bytes are those of the arrays that a launch must read and write once, as if cach
 an operand that a fusion slices or gathers from only the part that it uses, of an update in place
 only the part that is written. Of a kernel of ours, which the compiler does not see into, operands
 and results count whole, unless ``launches`` is told otherwise; a result that lies where an operand
-does is written in place, nobody knows how much of it, and does not count. The workspace of a library's product
-does not count, and a library may start more than one kernel for a product that is one launch here.
+does is written in place, nobody knows how much of it, and does not count. The workspace of a
+library's product does not count, and a library may start more than one kernel for a product that is
+one launch here.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ heads, H head size.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -21,6 +22,9 @@ from attention.methods.method import Pair
 from pallas_kernels.paged.api import append_attention, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.tokens import Tokens
+
+if TYPE_CHECKING:
+    from attention.cache.writer import PageWriter
 
 # Most queries of a row that read their own pages each.
 FEW = 16
@@ -102,9 +106,9 @@ class PageReader:
             reader = self if window is None else self.in_window(q, q_tokens, window)
             return *reader.dense_lse(pair, q, q_tokens, window), pair
         rows = (self.pages.tables, at.places)
-        options = dict(window=window, filled=self.pages.filled)
-        out, lse, *pair = append_attention(q, *pair, *new, *rows, **options)
-        return out, lse, tuple(pair)
+        filled = self.pages.filled
+        out, lse, k, v = append_attention(q, *pair, *new, *rows, window=window, filled=filled)
+        return out, lse, (k, v)
 
     def windowed(
         self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.cache.tables import Runs
 from attention.methods.method import Pair, Rotate
-from pallas_kernels.paged.reference import NO_PAGE, put, where
+from pallas_kernels.paged.reference import put, where
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,18 +154,19 @@ def append_attention(
     rows = (tables, q_places, lengths, filled)
     if options.implementation != "gpu":
         at = reference.where(tables, q_places, k_pages.shape[2])
-        pages = reference.put((k_pages, v_pages), (k, v), *at)
-        return *_run(options, q, *pages, None, *rows), *pages
+        k_pages, v_pages = reference.put((k_pages, v_pages), (k, v), *at)
+        out, lse = _run(options, q, k_pages, v_pages, None, *rows)
+        return out, lse, k_pages, v_pages
     new = tuple(x[:, 0].astype(k_pages.dtype) for x in kept(k, v))
-    pages = tuple(map(jax.new_ref, (k_pages, v_pages)))
+    k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     how = {"window": window, "tuning": options.tuning, "interpret": interpret}
-    found = forward("gpu", _marked(q), *pages, None, *rows, new=new, **how)
-    return *found, *map(jax.freeze, pages)
+    out, lse = forward("gpu", _marked(q), k_ref, v_ref, None, *rows, new=new, **how)
+    return out, lse, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
 def _marked(q: jax.Array) -> jax.Array:
-    """Queries that are NaN where they are not finite: scores of an infinite one could be -inf, which
-    looks like a key that it does not see.
+    """Queries that are NaN where they are not finite: a score of -inf looks like a key that a query
+    does not see.
     """
     return jnp.where(jnp.isfinite(q), q, jnp.nan)
 

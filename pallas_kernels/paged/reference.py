@@ -15,7 +15,6 @@ from pallas_kernels.finite import kept
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.softmax import masked_attention
 
-
 # A page past all others: a write to it is dropped.
 NO_PAGE = jnp.iinfo(jnp.int32).max
 
