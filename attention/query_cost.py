@@ -38,8 +38,13 @@ class QueryCost(NamedTuple):
     masked: float = 0.0
     # Of blocks or compressed keys that the layer's heads score once more, to choose among them.
     ranked: float = 0.0
-    # By parameters that make keys of several tokens (``Method.derives``).
+    # By parameters that make keys of several tokens (``Method.derives``), and of a recurrent state
+    # and what it is made of. The backward pass takes two products for each.
     derived: float = 0.0
+    # Of the inverses of triangular systems, which the backward pass has from the forward pass.
+    inverted: float = 0.0
+    # Of what ``derived`` counts already and the backward pass computes once more.
+    repeated: float = 0.0
 
 
 def windowed(seen: float, window: int, decode: bool) -> tuple[float, float]:

@@ -22,7 +22,7 @@ import numpy as np
 import rich.table
 from jax.sharding import Mesh
 
-from attention.cache.paged import attend, init_cache, write
+from attention.cache.paged import attend, init_cache, write, write_and_attend
 from attention.cache.tables import sequence_pages
 from attention.layout import lay_out
 from attention.methods.dense import Dense
@@ -196,7 +196,9 @@ def _pages(
     queries: int,
     page: int = BLOCK,
 ) -> Check:
-    """The last tokens of two rows, written to pages and attending to them."""
+    """The last tokens of two rows, written to pages and attending to them, and the same once more
+    from what was written.
+    """
     rows = 2
     count = -(-sizes.tokens // page)
     layer = LayerShape(sizes.head_dim, sizes.heads, sizes.kv_heads, sizes.head_dim)
@@ -223,13 +225,22 @@ def _pages(
         tables = jnp.arange(rows * count, dtype=jnp.int32).reshape(rows, count)[:, ::-1]
         lengths = jnp.array([sizes.tokens, sizes.tokens - 7], jnp.int32)
         slots = jnp.arange(sizes.tokens, dtype=jnp.int32)
-        places = jnp.where(slots < lengths[:, None], slots, -1)
+        places = jnp.where(slots < lengths[:, None] - queries, slots, -1)
         # keys are drawn as if they were rotated already
         options = dict(parameters=parameters, rotate=lambda k, positions: k)
         cache = write(cache, 0, tables, places, keys, **options)
         pages = sequence_pages(tables, lengths, page)
         last = lengths[:, None] - queries + jnp.arange(queries, dtype=jnp.int32)
-        return (attend(cache, 0, q, pages.at(last)[0], pages, inputs=inputs),)
+        seen = pages.at(last)[0]
+        new = {
+            at: tuple(jnp.take_along_axis(x, last[..., None, None], axis=1) for x in pair)
+            for at, pair in keys.items()
+        }
+        # a single token is written by the kernel that attends, where there is one
+        found, cache = write_and_attend(
+            cache, 0, pages, last, new, q, seen, pages, inputs=inputs, **options
+        )
+        return (jnp.stack([found, attend(cache, 0, q, seen, pages, inputs=inputs)]),)
 
     return Check(name, run, tuple(shapes))
 

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.cache import gathered
-from attention.cache.paged import PagedCache, attend, attend_and_note, init_cache, write
+from attention.cache.paged import (
+    PagedCache,
+    attend_and_note,
+    init_cache,
+    write,
+    write_and_attend,
+)
 from attention.cache.reader import PageReader
 from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.cache.writer import PageWriter
@@ -229,15 +235,18 @@ def _write_and_attend(
         mine = cache.with_layer(0, layer)
         rotate = functools.partial(rope, config=model.config)
         # written before they are read, since a token sees itself and those of its chunk
-        options = dict(parameters=parameters, rotate=rotate, runs=written.runs)
-        mine = write(mine, 0, written.tables, places, new, **options)
+        options = dict(parameters=parameters, rotate=rotate)
         q, *extra = (x.reshape(*seen.shape, *x.shape[2:]) for x in (q, *extra))
         (inputs,) = extra or (None,)
         picks = []
         if note:
+            mine = write(mine, 0, written.tables, places, new, runs=written.runs, **options)
             out, *picks = attend_and_note(mine, 0, q, seen, pages, inputs=inputs)
         else:
-            out = attend(mine, 0, q, seen, pages, inputs=inputs)
+            rows = (q, seen, pages)
+            out, mine = write_and_attend(
+                mine, 0, written, places, new, *rows, inputs=inputs, **options
+            )
         out, *picks = (x.reshape(*places.shape, *x.shape[2:]) for x in (out, *picks))
         return out, mine.layers[0], picks
 

@@ -5,8 +5,9 @@ A key that a query does not see has weight 0, and 0 times NaN is NaN. Products t
 query and key that lies in a block with it. So these products only get finite operands. What is bad
 is told by scores instead: a score belongs to one query and one key, and a mask drops it.
 
-- Forward, a key is NaN where it or its value is not finite, and values are finite (``guarded``).
-  The scores of those who see the key are NaN, and so are their results and log-sum-exps.
+- Forward, a key has a NaN where it or its value is not finite, and values are finite
+  (``guarded``). The scores of those who see the key are NaN, and so are their results and
+  log-sum-exps.
 - Backward, all operands are finite (``cleaned``, ``cotangents``). The log-sum-exp of a bad query is
   POISON: the weights of all keys that it sees are then infinite, and infinity times 0 is NaN. The
   weights of other keys stay 0.
@@ -50,8 +51,12 @@ marked.defvjp(lambda x, bad: (marked(x, bad), None), lambda _, d: (d, None))
 
 
 def kept(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(k, v) [..., H] with finite values, and keys that are NaN where either was not finite."""
-    good = jnp.all(jnp.isfinite(v), axis=-1, keepdims=True)
+    """(k, v) [..., H] with finite values, and keys with a NaN where either was not finite."""
+    good = jnp.isfinite(v)
+    if k.shape != v.shape:
+        good = jnp.all(good, axis=-1, keepdims=True)
+    # else element by element: one NaN of a key is enough, and to look at all elements of a value at
+    # once would take a kernel of its own on GPU
     return jnp.where(jnp.isfinite(k) & good, k, jnp.asarray(jnp.nan, k.dtype)), cleaned(v)
 
 

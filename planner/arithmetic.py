@@ -217,7 +217,8 @@ def _update_operations(job: Workload, mesh: MeshConfig) -> tuple[float, float]:
     products += _head_products(job, mesh) * made.head
     chosen = costs.chosen_passes(model) * made.chosen
     scored = costs.forward_passes(model) * made.scored
-    return products + attention + chosen + scored, attention
+    inverted = costs.forward_passes(model) * made.inverted
+    return products + attention + chosen + scored + inverted + made.repeated, attention
 
 
 def _useful(job: Workload) -> float:
@@ -227,7 +228,8 @@ def _useful(job: Workload) -> float:
     made = _forward(job, MeshConfig())
     needed = costs.needed(job.model, job.context, costs.of_row(job), decode=False)
     learned = made.layers + made.head + 2 * job.context * (needed.attended + needed.chosen)
-    return 3 * learned + 2 * job.context * (needed.scored + needed.ranked)
+    once = 2 * job.context * (needed.scored + needed.ranked) + made.inverted
+    return 3 * learned + once
 
 
 def _again(job: Workload, mesh: MeshConfig) -> float:
@@ -265,6 +267,10 @@ class _Forward(NamedTuple):
     chosen: float
     # Of scores that keys or blocks are chosen by.
     scored: float
+    # Of inverses of triangular systems.
+    inverted: float
+    # Of ``layers``, what the backward pass computes once more.
+    repeated: float
 
 
 def _forward(job: Workload, mesh: MeshConfig) -> _Forward:
@@ -290,6 +296,8 @@ def _forward(job: Workload, mesh: MeshConfig) -> _Forward:
         chosen=pairs * full.chosen / mesh.tensor,
         # every device along ``tensor`` has all heads of the indexer
         scored=pairs * (full.scored + needed.ranked / mesh.tensor),
+        inverted=pairs * needed.inverted / mesh.tensor,
+        repeated=pairs * needed.repeated / mesh.tensor,
     )
 
 

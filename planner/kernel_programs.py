@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.ref import AbstractRef
 
 from models.families import PRESETS
 from models.model_config import ModelConfig
@@ -245,7 +246,12 @@ def _kernel(equation: JaxprEqn, caller: str) -> Kernel:
 
 
 def _call(equation: JaxprEqn, places: tuple[int, ...], *arguments: jax.Array) -> Any:
-    return equation.primitive.bind(*(arguments[at] for at in places), **equation.params)
+    # an array that a kernel writes to is a reference of the traced program
+    given = [
+        jax.new_ref(x) if isinstance(variable.aval, AbstractRef) else x
+        for variable, x in zip(dict.fromkeys(equation.invars), arguments, strict=True)
+    ]
+    return equation.primitive.bind(*(given[at] for at in places), **equation.params)
 
 
 def _short(x: jax.ShapeDtypeStruct) -> str:

@@ -4,8 +4,10 @@ each of them moves, and which of them a loop does again though nothing that it r
 Bytes are those of the arrays that a launch must read and write once, as if caches were perfect: of
 an operand that a fusion slices or gathers from only the part that it uses, of an update in place
 only the part that is written. Of a kernel of ours, which the compiler does not see into, operands
-and results count whole, unless ``launches`` is told otherwise. The workspace of a library's product
-does not count, and a library may start more than one kernel for a product that is one launch here.
+and results count whole, unless ``launches`` is told otherwise; a result that lies where an operand
+does is written in place, nobody knows how much of it, and does not count. The workspace of a
+library's product does not count, and a library may start more than one kernel for a product that is
+one launch here.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ _BRANCHES = re.compile(
     r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%?[\w.\-]+))"
 )
 _LIBRARY = re.compile(r'custom_call_target="(?:__cublas|__triton_gemm|__cudnn)')
+_IN_PLACE = re.compile(r"output_to_operand_aliasing=\{(.*?\))\}")
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
 
@@ -246,7 +249,17 @@ def _moved(
         return whole, sum(x.bytes for x in result[len(result) // 2 :])
     if _LIBRARY.search(line.rest):
         result = [x for x in result if x.dtype != "s8"]
+    elif line.operation == "custom-call":
+        return whole, results(line)
     return whole, sum(x.bytes for x in result)
+
+
+def results(line: Instruction) -> float:
+    """Bytes of the results of a call of a kernel that lie apart from its operands."""
+    found = _IN_PLACE.search(line.rest)
+    places = re.findall(r"\{(\d*)\}:", found[1]) if found else []
+    in_place = {int(at or 0) for at in places}
+    return sum(x.bytes for at, x in enumerate(arrays(line.shape)) if at not in in_place)
 
 
 def _bytes(shape: str) -> float:

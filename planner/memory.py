@@ -60,10 +60,10 @@ def two_phases(
     # As compiled for a CPU (tests/planner/test_memory.py). With the rest of a row: the keys of its
     # prompts, taken from those of all rows and copied once, and their gradient (3); those of one
     # layer beside the row's own, and their gradient (2). In the backward pass of prompts: gradients
-    # of the parameters summed over rows, and those of one row (2), beside those of the rest; the
-    # gradient of the keys of one row, taken and copied once (2).
+    # of the parameters summed over rows, beside those of the rest; the gradient of the keys of one
+    # row, taken and copied once (2).
     rest = of_rest + kept + 3 * keys + 2 * keys / model.num_layers
-    working = max(rest, of_prompts + 2 * FLOAT32 * elements + 2 * keys)
+    working = max(rest, of_prompts + FLOAT32 * elements + 2 * keys)
     return {
         # from the first phase to the second
         "prompts": micro * (waiting + keys),

@@ -20,7 +20,7 @@ from models.model_config import ModelConfig
 from models.sharding import make_mesh
 from planner.flops import matmul_flops
 from planner.hlo import Instruction, arrays
-from planner.launches import Launch, launches
+from planner.launches import Launch, launches, results
 from planner.targets import TARGETS, Target
 from rl_code.run.config import RunConfig
 from rl_code.run.traced import traced_programs
@@ -121,7 +121,7 @@ def row(
             for shape in shapes
             for x in arrays(shape)
         )
-        return read, sum(x.bytes for x in arrays(line.shape))
+        return read, results(line)
 
     found = launches(text, trips, of_kernel)
     if program == "decode":  # what stands around its loop runs once a dispatch

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.cache.paged import PagedCache
-from attention.cache.writer import put
 from attention.methods.method import Pair
 from pallas_kernels.finite import kept
+from pallas_kernels.paged.reference import put
 from pallas_kernels.tokens import MASKED
 
 
@@ -152,7 +152,7 @@ def write(
     places: of the tokens; at -1 nothing is written.
     """
     index = jnp.arange(places.shape[0])[:, None]
-    new = kept(*new)  # as ``writer.put`` does
+    new = kept(*new)  # as ``put`` does
 
     def block(number: int, pair: Pair) -> Pair:
         size = pair[0].shape[2]

@@ -140,8 +140,7 @@ def write(
       ValueError: ``new`` lacks a branch that the method writes.
     """
     method = cache.methods[layer]
-    if missing := set(method.rotated_when_written()) - set(new):
-        raise ValueError(f"{layer=} is {method}: new keys lack {', '.join(sorted(missing))}")
+    _check_new(method, layer, new)
     at = PageWriter(tables, places, cache.page, rotate, runs)
     return cache.with_layer(layer, method.write(cache.layers[layer], new, at, parameters))
 
@@ -163,6 +162,39 @@ def attend(
     """
     read = PageReader(pages, cache.page, q.dtype)
     return cache.methods[layer].attend_pages(cache.layers[layer], q, q_tokens, read, inputs)
+
+
+def write_and_attend(
+    cache: PagedCache,
+    layer: int,
+    written: Pages,
+    places: Int[Array, "B T"],
+    new: Keys,
+    q: Float[Array, "R t N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    *,
+    parameters: Parameters,
+    rotate: Rotate,
+    inputs: Float[Array, "R t N parts"] | None = None,
+) -> tuple[Float[Array, "R t N H"], PagedCache]:
+    """``write`` and ``attend``, where the method can by one kernel: (the result, the cache).
+
+    written, places, new, parameters, rotate: as for ``write``, with ``written`` for its tables and
+    runs. q, q_tokens, pages, inputs: as for ``attend``, of the same rows or of rows of one token.
+    """
+    method = cache.methods[layer]
+    _check_new(method, layer, new)
+    at = PageWriter(written.tables, places, cache.page, rotate, written.runs)
+    read = PageReader(pages, cache.page, q.dtype)
+    found = (cache.layers[layer], new, at, parameters, q, q_tokens, read, inputs)
+    out, own = method.append_pages(*found)
+    return out, cache.with_layer(layer, own)
+
+
+def _check_new(method: Method, layer: int, new: Keys) -> None:
+    if missing := set(method.rotated_when_written()) - set(new):
+        raise ValueError(f"{layer=} is {method}: new keys lack {', '.join(sorted(missing))}")
 
 
 def attend_and_note(

@@ -10,6 +10,7 @@ heads, H head size.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -18,9 +19,12 @@ from attention.blocks import Blocks, in_place
 from attention.blockwise import dense_attention
 from attention.cache.tables import Pages
 from attention.methods.method import Pair
-from pallas_kernels.paged.api import paged_attention, selected_paged_attention
+from pallas_kernels.paged.api import append_attention, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.tokens import Tokens
+
+if TYPE_CHECKING:
+    from attention.cache.writer import PageWriter
 
 # Most queries of a row that read their own pages each.
 FEW = 16
@@ -81,6 +85,30 @@ class PageReader:
         # a kernel reads the pages that the queries need from where they lie
         rows = (self.pages.tables, *self._sequences(q_tokens))
         return paged_attention(q, *pair, *rows, window=window, filled=self.pages.filled)
+
+    def append_lse(
+        self,
+        pair: Pair,
+        new: Pair,
+        at: PageWriter,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Pair]:
+        """``dense_lse`` of new tokens whose keys and values are to be written first, and the pages
+        with them.
+
+        new: [B, T, K, H], of the rows of ``at``.
+        """
+        if at.places.shape[1] != 1 or q.shape[1] != 1:
+            # tokens see those of their row before them, which all have to be there
+            pair = at.put(pair, new)
+            reader = self if window is None else self.in_window(q, q_tokens, window)
+            return *reader.dense_lse(pair, q, q_tokens, window), pair
+        rows = (self.pages.tables, at.places)
+        filled = self.pages.filled
+        out, lse, k, v = append_attention(q, *pair, *new, *rows, window=window, filled=filled)
+        return out, lse, (k, v)
 
     def windowed(
         self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int

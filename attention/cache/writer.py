@@ -13,11 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.cache.tables import Runs
 from attention.methods.method import Pair, Rotate
-from pallas_kernels.finite import kept
-from pallas_kernels.paged.lists import lookup
-
-# A page past all others: a write to it is dropped.
-NO_PAGE = jnp.iinfo(jnp.int32).max
+from pallas_kernels.paged.reference import put, where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +56,7 @@ class PageWriter:
 
     def where(self, places: Int[Array, "B n"]):
         """(page, offset) [B, n] of places; NO_PAGE where nothing is to be read or written."""
-        found = lookup(self.tables, jnp.where(places < 0, -1, places // self.page))
-        return jnp.where(found < 0, NO_PAGE, found), places % self.page
+        return where(self.tables, places, self.page)
 
     def put(self, pages: Pair, new: Pair) -> Pair:
         """Pages [pages, K, page, H] with the new keys and values [B, T, K, H] in their places."""
@@ -81,17 +76,3 @@ class PageWriter:
         starts = (self.first // self.page + jnp.arange(count)) * self.page
         page, _ = self.where(jnp.where(starts <= self.last, starts, -1))
         return page, starts
-
-
-def put(pages: Pair, new: Pair, page: Int[Array, "B T"], offset: Int[Array, "B T"]) -> Pair:
-    """Pages with the values new [B, T, K, H] at (page, offset); NO_PAGE is not written.
-
-    Where a value is not finite, its key is written as NaN and the value as zeros. Kernels that read
-    pages where they lie then need not look at values: see ``finite``.
-    """
-    new = kept(*new)
-
-    def one(x: jax.Array, y: Float[Array, "B T K H"]) -> jax.Array:
-        return x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")
-
-    return one(pages[0], new[0]), one(pages[1], new[1])

@@ -26,5 +26,9 @@ class Dense(Method):
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
         return reader.dense(pages["main"], q, q_tokens)
 
+    def append_pages(self, pages, keys, at, parameters, q, q_tokens, reader, inputs):
+        out, _, main = reader.append_lse(pages["main"], keys["main"], at, q, q_tokens)
+        return out, {**pages, "main": main}
+
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         return (*rows_calls("all keys", shape), paged_call("all keys", shape))

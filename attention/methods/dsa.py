@@ -32,7 +32,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.cache.writer import NO_PAGE
 from attention.implementations import Call, CallShape
 from attention.indexer import (
     Indexed,
@@ -56,6 +55,7 @@ from attention.methods.mla import MLA
 from attention.products import project
 from attention.query_cost import QueryCost
 from pallas_kernels.paged.lists import lookup
+from pallas_kernels.paged.reference import NO_PAGE
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader

@@ -51,6 +51,7 @@ from attention.methods.method import (
     Turn,
 )
 from attention.products import project
+from attention.query_cost import QueryCost
 from pallas_kernels.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -306,6 +307,28 @@ class GatedDelta(Method):
 
     def pair_size(self, shape: LayerShape, decode: bool) -> int:
         return 0
+
+    def query_cost(self, shape: LayerShape, row: int, seen: float, decode: bool) -> QueryCost:
+        heads, each, key, value = self.sizes(shape)
+        if decode:
+            # ``step`` goes through the state seven times, by a multiplication or an addition: it
+            # decays, is multiplied by k and summed, k times the change is made and added, and it is
+            # multiplied by q and summed
+            return QueryCost(0.0, derived=7 / 2 * heads * each * key * value)
+        # ``chunked``, of places that hold tokens: keys with keys, queries with keys
+        pairs = 2 * CHUNK * key
+        # corrections, queries and new keys with the state or into it; scores with changes
+        of_state = 3 * key * value + CHUNK * value
+        solved = CHUNK * (value + key)
+        # ``_inverse``: two products for each block below the diagonal, of 8, 16, ... rows
+        inverse = (CHUNK**2 - _SMALL**2) / 3
+        return QueryCost(
+            0.0,
+            derived=heads * (pairs + each * (of_state + solved)),
+            inverted=heads * each * inverse,
+            # corrections with the state, of which the gradient of scores is made
+            repeated=heads * each * key * value,
+        )
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         heads, each, key, value = self.sizes(shape)

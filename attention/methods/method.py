@@ -378,6 +378,21 @@ class Method:
         """Attention of new tokens, whose own keys have been written, to pages."""
         raise NotImplementedError(f"{type(self).__name__}.attend_pages")
 
+    def append_pages(
+        self,
+        pages: LayerPages,
+        keys: Keys,
+        at: PageWriter,
+        parameters: Parameters,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        reader: PageReader,
+        inputs: Float[Array, "B T N parts"] | None,
+    ) -> tuple[Float[Array, "B T N H"], LayerPages]:
+        """``write`` and ``attend_pages``: (the result, the pages with the new keys)."""
+        pages = self.write(pages, keys, at, parameters)
+        return self.attend_pages(pages, q, q_tokens, reader, inputs), pages
+
     def choose_pages(
         self, pages: LayerPages, q: Float[Array, "B T N H"], q_tokens: Tokens, reader: PageReader
     ) -> tuple[jax.Array, Int[Array, "B T C n"]]:

@@ -37,7 +37,7 @@ from jaxtyping import Array, Float
 from attention.blocks import Blocks, Entries, entries, stretches
 from attention.blockwise import XLA, check_heads
 from attention.cache.reader import FEW, PageReader
-from attention.cache.writer import NO_PAGE, PageWriter, put
+from attention.cache.writer import PageWriter
 from attention.compressed import compressed_attention, from_pages
 from attention.implementations import (
     Call,
@@ -63,6 +63,7 @@ from attention.query_cost import BLOCK, QueryCost, chosen, gathered, windowed
 from attention.selected import selected_attention
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.finite import cleaned, marked
+from pallas_kernels.paged.reference import NO_PAGE, put
 from pallas_kernels.tokens import Tokens
 
 

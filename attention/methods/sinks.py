@@ -55,6 +55,10 @@ class Sinks(Method):
         found = reader.dense_lse(pages["main"], q, q_tokens, self.window)
         return with_sinks(*found, inputs[..., 0])
 
+    def append_pages(self, pages, keys, at, parameters, q, q_tokens, reader, inputs):
+        *found, main = reader.append_lse(pages["main"], keys["main"], at, q, q_tokens, self.window)
+        return with_sinks(*found, inputs[..., 0]), {**pages, "main": main}
+
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         return super().decode_bytes(min(tokens, self.window or tokens), shape, dtype)
 

@@ -32,6 +32,10 @@ class Window(Method):
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
         return reader.windowed(pages["main"], q, q_tokens, self.window)
 
+    def append_pages(self, pages, keys, at, parameters, q, q_tokens, reader, inputs):
+        out, _, main = reader.append_lse(pages["main"], keys["main"], at, q, q_tokens, self.window)
+        return out, {**pages, "main": main}
+
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         return super().decode_bytes(min(tokens, self.window), shape, dtype)
 

@@ -27,6 +27,7 @@ from pallas_kernels.choice import (
     dtype_obstacle,
     platform_obstacle,
 )
+from pallas_kernels.finite import kept
 from pallas_kernels.paged import gpu, reference, tpu
 from pallas_kernels.paged.lists import (
     TuningConfig,
@@ -118,12 +119,63 @@ def selected_paged_attention(
     return _run(options, q, k_pages, v_pages, picks, *rows)
 
 
+def append_attention(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    tables: jax.Array,
+    q_places: jax.Array,
+    *,
+    filled: jax.Array | None = None,
+    window: int | None = None,
+    implementation: str | None = None,
+    tuning: TuningConfig | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """``paged_attention`` of the last token of every row, whose own key and value are written.
+
+    q: [B, 1, N, H]. k, v: [B, 1, K, H], those of the same tokens, k rotated as q is.
+    q_places: int32 [B, 1], the last place of every row; -1 for none, where nothing is written. Nor
+      is it at a place without a page. A page that is written to is of one row only.
+
+    On GPU one kernel writes and attends. Returns (out, lse, the pages of keys, the pages of
+    values), without gradients. Raises ValueError as ``paged_attention``.
+    """
+    lengths = q_places[:, 0] + 1
+    _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
+    (batch, queries, _, size) = q.shape
+    shape = (batch, 1, k_pages.shape[1], size)
+    if queries != 1 or k.shape != shape or v.shape != shape:
+        raise ValueError(f"{q.shape=} must be of one token, {k.shape=} and {v.shape=} {shape}")
+    choice = (implementation, tuning, interpret)
+    options = _options(q, k_pages, v_pages, tables.shape[1], None, window, *choice)
+    rows = (tables, q_places, lengths, filled)
+    if options.implementation != "gpu":
+        at = reference.where(tables, q_places, k_pages.shape[2])
+        k_pages, v_pages = reference.put((k_pages, v_pages), (k, v), *at)
+        out, lse = _run(options, q, k_pages, v_pages, None, *rows)
+        return out, lse, k_pages, v_pages
+    new = tuple(x[:, 0].astype(k_pages.dtype) for x in kept(k, v))
+    k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
+    how = {"window": window, "tuning": options.tuning, "interpret": interpret}
+    out, lse = forward("gpu", _marked(q), k_ref, v_ref, None, *rows, new=new, **how)
+    return out, lse, jax.freeze(k_ref), jax.freeze(v_ref)
+
+
+def _marked(q: jax.Array) -> jax.Array:
+    """Queries that are NaN where they are not finite: a score of -inf looks like a key that a query
+    does not see.
+    """
+    return jnp.where(jnp.isfinite(q), q, jnp.nan)
+
+
 def _run(options: _Options, *arguments) -> tuple[jax.Array, jax.Array]:
     if options.implementation == REFERENCE:
         return _plain(options, *arguments)
     q, *rest = arguments
-    # scores of an infinite query could be -inf, which looks like a key that it does not see
-    return _attention(options, jnp.where(jnp.isfinite(q), q, jnp.nan), *rest)
+    return _attention(options, _marked(q), *rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,11 +244,12 @@ def forward(
     *,
     window,
     tuning,
+    new=None,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """(out, lse) by the named kernel, for the backend that this is traced for.
 
-    picks: None to attend to all pages.
+    picks: None to attend to all pages. new: as for ``gpu.forward``, with references to pages.
     """
     kv_heads, stored = k_pages.shape[1:3]
     page = KERNELS[implementation].part(stored)
@@ -214,10 +267,16 @@ def forward(
     rows = q.reshape(units, queries, heads, -1, q.shape[3]).transpose(0, 2, 3, 1, 4)
     shape = rows.shape
     rows = rows.reshape(units, heads, -1, q.shape[3])
-    outs, lses = KERNELS[implementation].forward(
-        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret
+    options = {} if new is None else {"new": new}
+    found = KERNELS[implementation].forward(
+        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret, **options
     )
-    out, lse = merge(list(outs), list(lses))
+    if found[1].ndim == 3:  # the kernel has merged
+        out, lse = found
+        if queries == 1:
+            return out.reshape(q.shape), lse.reshape(q.shape[:3])
+    else:
+        out, lse = merge(*map(list, found))
     out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
     lse = lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
     # what the kernels return for queries that see nothing, as padding, means nothing

@@ -35,6 +35,9 @@ class TuningConfig:
     steps: int = 3
     # On GPU, "wgmma" (Hopper) or "tcgen05" (Blackwell).
     matrix_unit: str = "wgmma"
+    # Whether the thread blocks of a list's splits on GPU are a cluster, which merges their results.
+    # The interpreter runs all of a cluster at the same time, and hangs with fewer threads.
+    cluster: bool = True
 
     def __post_init__(self) -> None:
         check_positive(self)

@@ -11,8 +11,35 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.finite import kept
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.softmax import masked_attention
+
+# A page past all others: a write to it is dropped.
+NO_PAGE = jnp.iinfo(jnp.int32).max
+
+
+def where(tables: jax.Array, places: jax.Array, page: int) -> tuple[jax.Array, jax.Array]:
+    """(page, offset) [B, n] of places [B, n] of rows with these tables; NO_PAGE where a place is
+    negative or has no page.
+    """
+    found = lookup(tables, jnp.where(places < 0, -1, places // page))
+    return jnp.where(found < 0, NO_PAGE, found), places % page
+
+
+def put(pages, new, page: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Pages of keys and of values with the new ones [B, T, K, H] at (page, offset) [B, T]; NO_PAGE
+    is not written.
+
+    Where a value is not finite, its key is written with a NaN and the value with zeros. Kernels
+    that read pages where they lie then need not look at values: see ``finite``.
+    """
+    new = kept(*new)
+
+    def one(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")
+
+    return one(pages[0], new[0]), one(pages[1], new[1])
 
 
 def dense(

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.layout import Before
-from models.lora import trained
+from models.lora import trained, with_trained
 from models.sharding import constrain
 from rl_code.learner.batch import Batch
 from rl_code.learner.distillation import Taught, TeacherConfig, head_of
@@ -125,9 +125,18 @@ def make_two_phase_update(
         metrics = policy_metrics(terms) | counts(batch, total)
         metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
         backward = prefilled.backward
-        backward.args_res = [float32(state.model)]
-        (of_prompts,) = backward(d_keys)
-        grads = jax.tree.map(jnp.add, grads, trained(of_prompts))
+        wide = float32(state.model)
+        backward.args_res = [wide]
+        # As in ``accumulate``, the backward pass adds to these sums in place, row by row: there is
+        # no stack of the gradients of one row. They are made when the rest is done, else they would
+        # lie beside what that needs.
+        zero, d_keys = jax.lax.optimization_barrier((jnp.float32(0.0), d_keys))
+        of_prompts = jax.tree.map(
+            lambda x: jax.new_ref(jnp.broadcast_to(zero, x.shape)), trained(wide)
+        )
+        sums = with_trained(jax.tree.map(lambda _: jax.ad.DontWant(), wide), of_prompts)
+        backward.with_refs(sums)(d_keys)
+        grads = jax.tree.map(lambda x, ref: x + jax.freeze(ref), grads, of_prompts)
         return apply(state, grads, value, optimizer, metrics)
 
     return prefill, jit_step(update)

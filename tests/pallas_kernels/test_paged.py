@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +20,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.finite import kept
 from pallas_kernels.paged import reference
-from pallas_kernels.paged.api import obstacle_on, paged_attention, selected_paged_attention
+from pallas_kernels.paged.api import (
+    append_attention,
+    obstacle_on,
+    paged_attention,
+    selected_paged_attention,
+)
 from pallas_kernels.paged.lists import (
     TuningConfig,
     dense_work,
@@ -35,11 +44,12 @@ TPU = {
 GPU = {
     "implementation": "gpu",
     "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
-    "tuning": TuningConfig(splits=2, keys=128, steps=2),
+    "tuning": TuningConfig(splits=2, keys=128, steps=2, cluster=False),
 }
 REFERENCE = {"implementation": "reference"}
 
 ROWS = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +251,90 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
 def test_gpu_equals_the_definition_in_bfloat16(x64, unit, case):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
     check(case, jnp.bfloat16, **GPU | {"tuning": tuning})
+
+
+def appended(case: Case, dtype, **options) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(what ``append_attention`` gives, what it must: pages with the new keys and values, and
+    attention to them), of a last token in every row but the fourth.
+    """
+    q, *pages = case.inputs(dtype)
+    shape = (ROWS, 1, case.kv_heads, case.size)
+    new = normal(9, shape, shape, dtype=dtype)
+    new[0][1, 0, 0, 3], new[1][2, 0, 0, 5] = np.inf, np.nan
+    rows = jax.device_put((case.tables, case.lengths[:, None] - 1))
+    how = {"window": case.window, "filled": case.filled}
+    found = jax.jit(lambda *x: append_attention(*x, *rows, **how, **options))(q, *pages, *new)
+    k, v = (jnp.asarray(x) for x in new)
+    good = jnp.isfinite(k) & jnp.isfinite(v)
+    kept = jnp.where(good, k, jnp.nan), jnp.where(jnp.isfinite(v), v, 0)
+    wanted = [np.array(x) for x in pages]
+    for row, length in enumerate(case.lengths):
+        page = case.tables[row, (length - 1) // case.page]
+        if length and page >= 0:
+            for x, y in zip(wanted, kept, strict=True):
+                x[page, :, (length - 1) % case.page] = y[row, 0]
+    plain = {"implementation": "reference", **how}
+    exact = paged_attention(q, *map(jnp.asarray, wanted), *rows, case.lengths, **plain)
+    return [np.asarray(x) for x in found], [*map(np.asarray, exact), *wanted]
+
+
+def check_appended(case: Case, dtype, tolerance: float, **options) -> None:
+    found, exact = ([y.astype(np.float64) for y in x] for x in appended(case, dtype, **options))
+    (out, lse, *pages), (wanted, wanted_lse, *wanted_pages) = found, exact
+    for x, y in zip(pages, wanted_pages, strict=True):
+        np.testing.assert_array_equal(x, y)
+    bad = ~np.isfinite(wanted).all(axis=-1)
+    assert np.array_equal(bad, np.isnan(out).all(axis=-1))
+    assert 0 < bad.sum() < bad.size
+    assert relative(out[~bad], wanted[~bad]) < tolerance
+    seen = np.isfinite(wanted_lse)
+    assert np.array_equal(np.isneginf(lse), np.isneginf(wanted_lse))
+    assert np.abs(lse[seen] - wanted_lse[seen]).max() < 1e-4
+
+
+@pytest.mark.parametrize("options", [REFERENCE, TPU], ids=["reference", "tpu"])
+@pytest.mark.parametrize(
+    "case", [Case(), Case(heads=3, kv_heads=1, window=21, padded=True)], ids=str
+)
+@pytest.mark.quick(first=1)
+def test_a_token_is_written_before_it_attends(case, options):
+    check_appended(case, jnp.float32, 1e-5, **options)
+
+
+# what the kernel does not merge, and what one block has whole
+APPENDED = [
+    ("wgmma", 2, Case(heads=6, size=64, page=32)),
+    ("tcgen05", 1, Case(heads=3, kv_heads=1, size=64, page=64, window=150, padded=True)),
+    # a page of more tokens than a step has
+    ("wgmma", 1, Case(size=64, page=256, pages=4)),
+]
+
+
+@pytest.mark.parametrize("unit, splits, case", APPENDED, ids=str)
+@pytest.mark.quick(first=1)
+def test_gpu_writes_the_token_that_it_attends_from(unit, splits, case):
+    tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit, splits=splits)
+    check_appended(case, jnp.bfloat16, 1e-2, **GPU | {"tuning": tuning})
+
+
+CLUSTER = """
+import dataclasses
+from tests.pallas_kernels.test_paged import *
+tuning = dataclasses.replace(GPU["tuning"], cluster=True)
+check_appended(Case(heads=6, size=64, page=32), jnp.bfloat16, 1e-2, **GPU | {"tuning": tuning})
+print("merged")
+"""
+
+
+@pytest.mark.long
+def test_the_blocks_of_a_cluster_merge_their_splits():
+    # with threads for all of a cluster, whatever the machine has
+    environment = os.environ | {"PJRT_NPROC": "16", "NPROC": "16", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", CLUSTER], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.endswith("merged\n"), done.stderr
+    assert "RACE DETECTED" not in done.stdout
 
 
 @pytest.mark.long

@@ -154,6 +154,15 @@ def test_a_kernel_moves_what_it_is_said_to():
     assert [x.bytes for x in whole] == [64.0, 64.0, 64.0]
 
 
+def test_what_a_kernel_writes_in_place_does_not_count():
+    kernel = 'custom-call(%c.2), custom_call_target="mosaic_gpu_v2"'
+    lies_there = f"{kernel}, output_to_operand_aliasing={{{{1}}: (0, {{}})}}"
+    pair = "(f32[4]{0}, f32[8]{0})"
+    text = CHOICE.replace(f"f32[8]{{0}} {kernel}", f"{pair} {lies_there}")
+    (found,) = [x for x in launches(text) if x.name == "k.2"]
+    assert (found.read, found.written) == (32.0, 16.0)
+
+
 def test_a_text_of_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         launches("def main():")

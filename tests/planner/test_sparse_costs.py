@@ -1,4 +1,4 @@
-"""The planner's count of windows, of NSA and of MoBA, beside hand and compiler."""
+"""The planner's count of windows, NSA, MoBA and gated delta nets, beside hand and compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from attention.blockwise import blockwise_attention, mean_trips
 from attention.cache.reader import PageReader
 from attention.cache.tables import sequence_pages
 from attention.cache.writer import PageWriter
+from attention.methods import gated_delta
 from attention.methods.dense import Dense
+from attention.methods.gated_delta import GatedDelta
 from attention.methods.method import LayerShape, Method, PageShape
 from attention.methods.moba import MoBA, moba_attention
 from attention.methods.nsa import NSA, nsa_attention
@@ -233,6 +235,65 @@ def test_an_update_of_moba_does_the_products_that_are_counted():
     cost = method.query_cost(SMALL, ROW, ROW, decode=False)
     wanted = 3.5 * (cost.attended + cost.masked) + cost.ranked
     assert found == pytest.approx(2 * ROW * wanted, rel=0.01)
+
+
+# Three value heads for each of two key heads, of other sizes than those of attention.
+DELTA = GatedDelta(key_heads=2, value_heads=6, key_size=32, value_size=48)
+
+
+def of_delta(*lead: int) -> list[jax.ShapeDtypeStruct]:
+    """Shapes of q, k, v, g and beta of DELTA."""
+    return shapes(*((*lead, 2, *each) for each in ((32,), (32,), (3, 48), (3,), (3,))))
+
+
+@pytest.mark.parametrize("passes", ["forward", "with gradients"])
+def test_chunks_of_a_gated_delta_net_do_the_products_that_are_counted(passes):
+    chunks = ROW // gated_delta.CHUNK
+    (first,) = shapes((ROWS, 2, 3, 32, 48))
+    parents = jax.ShapeDtypeStruct((ROWS, chunks), jnp.int32)
+    given = (*of_delta(ROWS, chunks, gated_delta.CHUNK), first)
+
+    def loss(*given):
+        return jnp.sum(gated_delta.chunked(*given)[0] ** 2)
+
+    function = loss if passes == "forward" else jax.grad(loss, argnums=tuple(range(6)))
+    text = jax.jit(function).lower(*given, parents).compile().as_text()
+    cost = DELTA.query_cost(SMALL, ROW, ROW, decode=False)
+    learned = 0 if passes == "forward" else 2 * cost.derived + cost.repeated
+    wanted = cost.derived + cost.inverted + learned
+    assert matmul_flops(text) == pytest.approx(2 * ROWS * ROW * wanted, rel=0.01)
+
+
+def test_a_decoded_token_of_a_gated_delta_net_goes_through_the_state_as_counted():
+    (state,) = shapes((ROWS, 2, 3, 32, 48))
+    program = jax.make_jaxpr(gated_delta.step)(state, *of_delta(ROWS))
+    found = 0
+    for line in program.eqns:
+        sizes = [x.aval.size for x in (*line.invars, *line.outvars)]
+        if line.primitive.name in ("mul", "add", "sub", "reduce_sum") and max(sizes) >= state.size:
+            found += max(sizes)
+    cost = DELTA.query_cost(SMALL, ROW, ROW, decode=True)
+    assert found == 2 * ROWS * sum(cost)
+
+
+def test_an_update_counts_states_and_their_systems(monkeypatch):
+    """Qwen3.5's three of four layers, in place of dense ones: the same for rows of any length."""
+    method = GatedDelta(key_heads=16, value_heads=32, key_size=128, value_size=128)
+    job = planned("qwen3-8b", method, method, method, Dense())
+    cost = method.query_cost(job.model.layer_shape, 65536, 32768, decode=False)
+    assert cost == QueryCost(
+        0.0,
+        derived=16 * (2 * 64 * 128 + 2 * (3 * 128 * 128 + 64 * 128 + 64 * 256)),
+        inverted=32 * (8**2 + 16**2 + 32**2),
+        repeated=32 * 128**2,
+    )
+    learns = [arithmetic.learner(job, ONE)]
+    monkeypatch.setattr(GatedDelta, "query_cost", lambda *_: QueryCost(0.0))
+    learns.append(arithmetic.learner(job, ONE))
+    # of 36 layers 27 have a state; with remat matrices are multiplied in four passes
+    more = 2 * 65536 * 27 * (4 * cost.derived + 2 * cost.inverted + cost.repeated)
+    assert learns[0].flops - learns[1].flops == pytest.approx(more, rel=1e-6)
+    assert learns[0].attention == learns[1].attention
 
 
 @pytest.mark.parametrize("method", [NSA(), MoBA(block=64, picks=16)], ids=["nsa", "moba"])

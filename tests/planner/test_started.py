@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import pytest
 
 from planner import started
-from planner.targets import TARGETS
+from planner.targets import INSTALL, TARGETS, is_installed
 from tests import programs
 from tests.planner.test_launches import LOOP
 
@@ -47,6 +48,28 @@ def test_of_a_decode_program_one_step_counts():
 def test_of_an_update_all_micro_batches_count():
     found = started.row(Compiled(), "update", TARGETS["h100"], layers=2, loop=3, pages=None)
     assert (found.launches, found.again) == (21, 3)
+
+
+# Launches that a layer adds to a decode step, by the model: see docs/benchmarks/launches.md.
+MOST = {"smollm2-135m": 10, "qwen3-8b": 13}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not is_installed("jax-cuda13-plugin"), reason=f"jax-cuda13-plugin is not installed: {INSTALL}"
+)
+@pytest.mark.parametrize("model", MOST)
+def test_a_layer_adds_few_launches_to_a_decode_step_and_no_copy_of_weights(model, tmp_path):
+    found = []
+    for layers in (2, 3):
+        file = tmp_path / f"{layers}.json"
+        words = ("launches", "--targets=h100", "--programs=decode", f"--model={model}")
+        done = programs.run("launch.aot", *words, f"--layers={layers}", f"--json={file}")
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(file.read_text())["rows"]
+        assert row["again"] == 0
+        found.append(row["launches"])
+    assert found[1] - found[0] <= MOST[model]
 
 
 @pytest.mark.parametrize(
