@@ -21,7 +21,7 @@ learner: fsdp 8 | 18.9 GB | 28.52 s, compute | 9,193
 actor: data 8 | 55.0 GB | 10.28 ms, HBM | 778
 (:answers, 8,192 tokens of prompt and 8 answers in a row, 16 rows; 64 decode together. Of the
 learner 14.5 GB are the prompts' hidden states, keys and values, which wait for the second phase)
-learner: fsdp 4 | 76.9 GB | 3.66 s, compute | 13,447
+learner: fsdp 4 | 68.7 GB | 3.66 s, compute | 13,447
 actor: tensor 2 | 49.3 GB | 8.38 ms, HBM | 3,817
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from attention.methods.dense import Dense
+from attention.methods.method import Method
 from models import huggingface_config
 from models.model_config import ModelConfig
 from models.tokenizer import Tokenizer
@@ -42,9 +42,9 @@ def check(config: RunConfig) -> None:
             )
         return
     shape = model.shape()
-    methods = [type(method).__name__ for method in model.known_methods()]
+    other = _other_methods(model.known_methods())
     refused = {
-        "model.attention": (next((name for name in methods if name != "Dense"), None), None),
+        "model.attention": (type(other[0]).__name__ if other else None, None),
         "model.lora": (model.lora, None),
         "documents": (config.documents, None),
         "rollout.weights": (rollout.weights, None),
@@ -83,8 +83,7 @@ def check_model(config: ModelConfig) -> None:
             f"config.model: a model with experts is not supported {where}: vLLM keeps their "
             "matrices together, and they could not be compared after a push"
         )
-    other = [method for method in config.attention if type(method) is not Dense]
-    if other:
+    if other := _other_methods(config.attention):
         raise ConfigError(
             f"config.model.attention = {type(other[0]).__name__} is not supported {where}: vLLM is "
             "pushed models with dense attention alone"
@@ -93,6 +92,11 @@ def check_model(config: ModelConfig) -> None:
         huggingface_config.config_to_dict(config, max_positions=1)
     except ValueError as error:
         raise ConfigError(f"config.model: vLLM cannot be pushed this model: {error}") from error
+
+
+def _other_methods(methods: Sequence[Method]) -> list[Method]:
+    """Those that do not attend to all keys with q, k and v alone, as vLLM is pushed them."""
+    return [x for x in methods if not x.reads_all_pages or x.needs_documents]
 
 
 # What a run notes of the server that sampled for it, and of what is off.

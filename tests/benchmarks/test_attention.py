@@ -150,7 +150,7 @@ def test_a_small_run(tmp_path):
     done = small_bench.run("attention", *small, f"--json={path}")
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
-    assert len(report["correctness"]) == 13 and len(report["decode"]) == 4
+    assert len(report["correctness"]) == 13 and len(report["decode"]) == 7
     assert {row["contender"] for row in report["rows"]} == {*(attention.PEER, *attention.OURS)}
     assert attention.markdown(report).count("\n|") > 12
 
