@@ -47,6 +47,7 @@ SECOND = {
     "glm4_moe_air": "glm4_moe",
     "glm_moe_dsa_apart": "glm_moe_dsa",
     "qwen2_windows": "qwen3_windows",
+    "qwen3_5": "qwen3_next",
     "qwen3_5_moe": "qwen3_next",
     "qwen3_moe_windows": "qwen3_moe",
 }

@@ -108,6 +108,7 @@ def test_products_are_those_with_the_restored_matrices(kind, name):
     assert np.max(np.abs(found - model)) > 1e-3
 
 
+@pytest.mark.long
 def test_every_mesh_makes_the_same_numbers():
     model = model_of("experts")
     found = cast(model, "bfloat16", "int8")

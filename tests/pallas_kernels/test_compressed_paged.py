@@ -97,7 +97,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_tpu_equals_the_definition(x64, case):
     check(case, jnp.float32, ROUND[jnp.float32], **TPU)
 

@@ -129,7 +129,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         ("tcgen05", "prefill", 4, 70, 3, 1, 72),
     ],
 )
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     x64, unit, kind, scale, window, heads, kv_heads, size
 ):

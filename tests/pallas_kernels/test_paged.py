@@ -311,7 +311,7 @@ APPENDED = [
 
 
 @pytest.mark.parametrize("unit, splits, case", APPENDED, ids=str)
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_gpu_writes_the_token_that_it_attends_from(unit, splits, case):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit, splits=splits)
     check_appended(case, jnp.bfloat16, 1e-2, **GPU | {"tuning": tuning})

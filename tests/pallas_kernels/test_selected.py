@@ -129,7 +129,7 @@ def test_the_reference_equals_the_definition_in_values_and_gradients(x64):
 
 # 16 heads share a key/value head in bfloat16
 @pytest.mark.parametrize("heads, kv_heads, lists", [(4, 2, 2), (2, 1, 2), (7, 1, 1)])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_tpu_equals_the_definition_in_values_and_gradients(
     x64, small_tiles, heads, kv_heads, lists
 ):

@@ -85,6 +85,7 @@ def test_the_recorded_groups_give_the_recorded_weights(recorded):
 
 
 @pytest.mark.parametrize(("start", "end"), [(2, None), (4, None), (2, 4), (0, 1)])
+@pytest.mark.quick(first=1)
 def test_a_replay_may_begin_at_a_checkpoint_and_end_early(recorded, start, end):
     expected = dict.fromkeys(range(start, STEPS if end is None else end), True)
     assert sameness(replayed(recorded, start, end)) == expected

@@ -155,7 +155,7 @@ def test_a_rule_on_text_ends_a_message_in_the_middle(fake, tmp_path):
 
 
 @pytest.mark.parametrize("make", [Nested, Summarising])
-@pytest.mark.quick(first=1)
+@pytest.mark.long
 def test_every_context_of_a_tree_is_what_the_trainer_computes(fake, tmp_path, make):
     with playing(fake, tmp_path) as scheduler:
         scheduler.load(weights(0), 4)
