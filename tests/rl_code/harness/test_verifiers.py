@@ -445,7 +445,7 @@ def test_a_task_of_nemo_gym_is_played_and_verified_by_its_server(play, real_rows
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"responses_create_params": asked, "answer": "5"}))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gym)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         taskset = dict(dataset=str(rows), task=dict(resources_url=url))
