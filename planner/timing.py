@@ -19,7 +19,8 @@ MOST_CALLS = 1000
 def spread(run: Callable[[], Any], repeats: int) -> dict[str, float]:
     """Seconds of one call, of ``repeats`` timed runs: the median ("seconds"), and the "fastest" and
     "slowest". Two calls before them compile the program and find how many calls a run needs; where
-    that is one, the second is the first of the runs.
+    that is one, the second is the first of several runs. It may have to fetch memory for temporary
+    arrays, so it is never the only one.
 
     Where the process's CPU is the device, "cpu_seconds" is the median of its seconds on all cores,
     which other processes beside it change less.
@@ -27,7 +28,7 @@ def spread(run: Callable[[], Any], repeats: int) -> dict[str, float]:
     jax.block_until_ready(run())
     second = _seconds(run, 1)
     calls = min(MOST_CALLS, math.ceil(LEAST_S / second[0]))
-    found = [second] if calls == 1 else []
+    found = [second] if calls == 1 < repeats else []
     found += [_seconds(run, calls) for _ in range(repeats - len(found))]
     seconds = sorted(x for x, _ in found)
     times = dict(seconds=statistics.median(seconds), fastest=seconds[0], slowest=seconds[-1])

@@ -6,7 +6,6 @@ Older ones come first.
 
 from __future__ import annotations
 
-import abc
 import collections
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from rl_code.rollout.spans import ContextRuns
 from rl_code.rollout.stats import RolloutStats
 
 
-class OpenRows(abc.ABC):
+class OpenRows:
     """Opens groups and rows, and closes them.
 
     episodes: the most that are open at once. prompt_length: tokens of the longest prompt.
@@ -138,17 +137,17 @@ class OpenRows(abc.ABC):
         row.keys = [(0, self._version)]
         return row
 
-    @abc.abstractmethod
+    # --- For an engine that has to be told which keys it needs ------------------------------------
+
     def _runs(self) -> ContextRuns | None:
         """Runs of a new context; None without documents."""
+        return None
 
-    @abc.abstractmethod
     def _forget(self, row: Row) -> None:
-        """The keys of a row are not needed any more."""
+        """Hears that the keys of a row are not needed any more."""
 
-    @abc.abstractmethod
     def _set_aside(self, row: Row) -> None:
-        """The keys of a row are not needed until another context of its episode is done."""
+        """Hears that they are not needed until another context of the row's episode is done."""
 
 
 def _in_common(prompts: Sequence[list[int]]) -> int:

@@ -48,15 +48,6 @@ class VllmRows(OpenRows):
             if not group.unopened:
                 self.queue.popleft()
 
-    def _runs(self) -> None:
-        return None
-
-    def _forget(self, row: Row) -> None:
-        pass
-
-    def _set_aside(self, row: Row) -> None:
-        pass
-
 
 class VllmScheduler(Playing[VllmRows]):
     """Drives episodes through a server of vLLM. It owns the worker threads, and those that wait for

@@ -32,6 +32,9 @@ def test_short_calls_are_made_several_times_in_a_run_and_long_ones_once(monkeypa
     assert timing.spread(lambda: call(5.0), repeats=3)["seconds"] == 5.0
     # the second of them is a run
     assert len(made) == 1 + 3
+    made.clear()
+    timing.spread(lambda: call(5.0), repeats=1)
+    assert len(made) == 2 + 1
 
 
 def test_the_spread_is_that_of_the_runs(monkeypatch):
