@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from attention.chunks import CHUNK
+from attention.delta_rule import chunked, recurrence
 from attention.layout import lay_out
-from attention.methods.gated_delta import chunked, recurrence
 from attention.ring import Ring
 from models.paged import model_cache
 from pallas_kernels.tokens import Tokens

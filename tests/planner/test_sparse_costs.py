@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention import compressed, query_cost
+from attention import compressed, delta_rule, query_cost
 from attention.blocks import entries, in_place
 from attention.blockwise import blockwise_attention, mean_trips
 from attention.cache.reader import PageReader
 from attention.cache.tables import sequence_pages
 from attention.cache.writer import PageWriter
-from attention.methods import gated_delta
+from attention.chunks import CHUNK
 from attention.methods.dense import Dense
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.method import LayerShape, Method, PageShape
@@ -248,13 +248,13 @@ def of_delta(*lead: int) -> list[jax.ShapeDtypeStruct]:
 
 @pytest.mark.parametrize("passes", ["forward", "with gradients"])
 def test_chunks_of_a_gated_delta_net_do_the_products_that_are_counted(passes):
-    chunks = ROW // gated_delta.CHUNK
+    chunks = ROW // CHUNK
     (first,) = shapes((ROWS, 2, 3, 32, 48))
     parents = jax.ShapeDtypeStruct((ROWS, chunks), jnp.int32)
-    given = (*of_delta(ROWS, chunks, gated_delta.CHUNK), first)
+    given = (*of_delta(ROWS, chunks, CHUNK), first)
 
     def loss(*given):
-        return jnp.sum(gated_delta.chunked(*given)[0] ** 2)
+        return jnp.sum(delta_rule.chunked(*given)[0] ** 2)
 
     function = loss if passes == "forward" else jax.grad(loss, argnums=tuple(range(6)))
     text = jax.jit(function).lower(*given, parents).compile().as_text()
@@ -266,7 +266,7 @@ def test_chunks_of_a_gated_delta_net_do_the_products_that_are_counted(passes):
 
 def test_a_decoded_token_of_a_gated_delta_net_goes_through_the_state_as_counted():
     (state,) = shapes((ROWS, 2, 3, 32, 48))
-    program = jax.make_jaxpr(gated_delta.step)(state, *of_delta(ROWS))
+    program = jax.make_jaxpr(delta_rule.step)(state, *of_delta(ROWS))
     found = 0
     for line in program.eqns:
         sizes = [x.aval.size for x in (*line.invars, *line.outvars)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,13 +25,6 @@ SOURCE = Named(
 TOOLS = tuple(Named(name) for name in ("write_file", "submit", "ask"))
 CONFIG = AgentCrowdConfig(SOURCE, TOOLS, people=2, at_once=1, late_s=0.0)
 PATIENCE_S = 120.0
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -9,21 +9,6 @@ from people.simulated.at_work import Hole, work
 from people.simulated.client import Client, ServerRefused
 from people.simulated.fit import embedded
 from people.simulated.programmer import Habits, Programmer
-from tests.people.simulated.fake_server import FakeServer
-
-
-@pytest.fixture
-def server():
-    server = FakeServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def client(server):
-    client = Client(server.url, "key-1", session="s", sleep=lambda seconds: None)
-    yield client
-    client.close()
 
 
 def event(key: str, answer: str = "cmpl-1", kind: str = "accepted") -> Event:

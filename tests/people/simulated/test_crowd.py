@@ -7,7 +7,6 @@ import time
 import pytest
 
 from people.simulated.crowd import Crowd, CrowdConfig, api_key, holes_of
-from tests.people.simulated.fake_server import FakeServer
 
 PATIENCE_S = 120.0
 
@@ -24,13 +23,6 @@ def test_a_crowd_that_cannot_be_is_refused():
         CrowdConfig(people=1, processes=2)
     with pytest.raises(ValueError, match="recorded"):
         CrowdConfig(habits="angelic")
-
-
-@pytest.fixture
-def server():
-    server = FakeServer()
-    yield server
-    server.close()
 
 
 def test_persons_come_with_their_own_keys_and_end_with_who_started_them(server):

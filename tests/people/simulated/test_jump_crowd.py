@@ -24,20 +24,6 @@ MANY = next(one for one in MOMENTS if len(one.remaining) >= 2)
 DONE = next(one for one in MOMENTS if not one.remaining)
 
 
-@pytest.fixture
-def server():
-    server = FakeServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def client(server):
-    client = Client(server.url, "key-1", session="s", sleep=lambda seconds: None)
-    yield client
-    client.close()
-
-
 def carried(client: Client, moment: jumps.Moment, habits: JumpHabits = SURE, asks: int = 9):
     """What a session came to, with its events reported at once."""
     person = Jumper(embedded(), habits, 0, "h")
