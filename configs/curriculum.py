@@ -24,16 +24,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.tasks.levels = LEVELS
     config.train.curriculum = dict(by="level")
     config.suites = tuple(quickstart.held_out(f"level_{level}", level, 64) for level in LEVELS)
-    if arg == "smoke":
-        for suite in config.suites:
-            suite.update(count=2, samples=2)
+    for suite in config.suites:
+        suite.update(dict(count=2, samples=2) if arg == "smoke" else dict(samples=4))
+    if arg != "smoke":
+        config.train.update(steps=48)
     return config
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One run for each variant and seed."""
-    for name, evenly in (("alike", 1.0), ("curriculum", 0.2)):
-        for seed in (0,) if arg == "smoke" else (0, 1, 2):
+    """One set of overrides per run; all variants of a seed before the next seed."""
+    for seed in (0,) if arg == "smoke" else (0, 1, 2):
+        for name, evenly in (("alike", 1.0), ("curriculum", 0.2)):
             yield {"variant": name, "seed": seed, "train.curriculum.evenly": evenly}
 
 

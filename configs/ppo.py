@@ -43,6 +43,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # groups of equal rewards, which GRPO learns nothing from, count for a value function
     config.train.pack.drop_uninformative = False
     config.suites = config.suites[:1]
+    with config.ignore_type():
+        config.evaluate = dict(every=1 if arg == "smoke" else 12)
+    config.checkpoint.update(every=config.evaluate.every)
+    if arg != "smoke":
+        config.train.update(steps=48)
+        config.suites[0].update(count=96, samples=4)
     if arg:
         with config.train.ignore_type():
             config.train.value = VALUES.get(arg, VALUES["shared"])

@@ -10,8 +10,9 @@ The config file also defines
   get_figure(arg)  the panels of a figure, as sweeps/figure.py says (optional).
 
 Finished runs are skipped and unfinished ones continue, so the same command can be given again at
-any time. A run that starts like one that has finished takes over its warm start. The sweep leaves
-in the workdir one folder per run, sweep.txt (the table, and the figure's numbers) and sweep.png.
+any time. A run that starts like one that has finished takes over its warm start, also from other
+sweeps: --warm_starts=runs/ablation,runs/ppo. The sweep leaves in the workdir one folder per run,
+sweep.txt (the table, and the figure's numbers) and sweep.png.
 
     python -m launch.sweep --config=... --workdir=runs/paired --fork=runs/base --step=40
 
@@ -67,6 +68,11 @@ absl_flags.DEFINE_list(
     "run_needs", ["CPU=1"], "With --ray, what a node must have for a run, as in GPU=8 or CPU=32."
 )
 absl_flags.DEFINE_integer("run", None, "Run this one alone, counted from 0, and make no table.", 0)
+absl_flags.DEFINE_list(
+    "warm_starts",
+    [],
+    "Workdirs of other sweeps; warm starts of their finished runs are taken over.",
+)
 absl_flags.DEFINE_string(
     "figure", None, "Another file that the figure is written to, beside sweep.png of the workdir."
 )
@@ -91,6 +97,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         )
     overrides, figure = flags.sweep_of(f"{path}{colon}{argument}")
     runs = sweep_runs.plan(config, overrides, Path(workdir))
+    elsewhere = sweep_runs.finished_in(FLAGS.warm_starts)
     panels = sweep_figure.parse(figure)
     given = flags.overrides()
     command = [*TRAIN, f"--config={Path(path).resolve()}{colon}{argument}", *given]
@@ -117,7 +124,15 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         jobs = len(runs) if FLAGS.ray and not FLAGS["jobs"].present else FLAGS.jobs
         try:
             able = [run for run in chosen if run not in unable]
-            failed += execute(able, command, jobs, interrupts, begin, forked=bool(FLAGS.fork))
+            failed += execute(
+                able,
+                command,
+                jobs,
+                interrupts,
+                begin,
+                forked=bool(FLAGS.fork),
+                elsewhere=elsewhere,
+            )
         finally:
             missing = [run for run in runs if not run.finished()]
             if FLAGS.run is None:

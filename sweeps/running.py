@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_code import sft
@@ -62,13 +64,15 @@ def execute(
     begin: Begin | None = None,
     *,
     forked: bool = False,
+    elsewhere: Sequence[tuple[Path, Any]] = (),
 ) -> list[Failure]:
     """Runs ``command`` once for each unfinished run, with the run's overrides.
 
     At most ``jobs`` run at the same time. Returns the runs that failed.
 
     begin: begins a run; None for here. forked: the folders of the runs hold their configs,
-    overrides included.
+    overrides included. elsewhere: (workdir, config) of finished runs of other sweeps, whose warm
+    starts are taken over too.
 
     A first interrupt is passed on to the runs, so that they end after their step, and a second one,
     which ends them at once. Raises KeyboardInterrupt when all of them have ended.
@@ -82,7 +86,7 @@ def execute(
         while active or (waiting and not interrupts.count):
             while waiting and len(active) < jobs and not interrupts.count:
                 run = waiting.pop(0)
-                take_over_warm_start(run, runs)
+                take_over_warm_start(run, runs, elsewhere)
                 kept = f"--config={(run.workdir / CONFIG_FILE).resolve()}"
                 own = [kept] if forked else run.flags()
                 active[(begin or start)(run, [*command, *own], jobs > 1)] = run
@@ -108,24 +112,26 @@ def execute(
     return failed
 
 
-def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
+def take_over_warm_start(
+    run: SweepRun, runs: Sequence[SweepRun], elsewhere: Sequence[tuple[Path, Any]] = ()
+) -> None:
     """Copies the warm start of a finished run whose warm start would be the same.
 
-    Does nothing if ``run`` has a warm start already, or a part of one.
+    Does nothing if ``run`` has a warm start already, or a part of one. elsewhere: (workdir, config)
+    of finished runs that are none of ``runs``.
     """
     target = run.workdir / sft.FOLDER
-    for other in runs:
-        source = other.workdir / sft.FOLDER
-        if target.exists() or not source.exists() or not other.finished():
+    here = ((other.workdir, other.config) for other in runs if other.finished())
+    for workdir, config in itertools.chain(here, elsewhere):
+        source = workdir / sft.FOLDER
+        if target.exists() or not source.exists():
             continue
-        if not read_config.diff(other.config, run.config, without=sft.may_differ(run.config)):
+        if not read_config.diff(config, run.config, without=sft.may_differ(run.config)):
             partial = run.workdir / f".{sft.FOLDER}.partial"
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial)
             partial.rename(target)
-            print(
-                f"{run.workdir.name} takes over the warm start of {other.workdir.name}", flush=True
-            )
+            print(f"{run.workdir.name} takes over the warm start of {workdir.name}", flush=True)
 
 
 def record(run: SweepRun, exit_code: int, seconds: float) -> bool:

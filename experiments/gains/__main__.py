@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.gains import report
-from experiments.runs import finished
 from launch import command
+from sweeps.runs import finished
 
 _POINTS = 20.0
 

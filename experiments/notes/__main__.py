@@ -17,13 +17,13 @@ from absl import flags as absl_flags
 from configs.notes import COMPARED, TASKS
 from experiments.notes.report import costs, draw, summary
 from experiments.notes.study import Compared, compare
-from experiments.runs import finished
 from experiments.tab import held_out
 from launch import command, flags
 from rl_code import sft
 from rl_code.recording import kept_config
 from rl_code.run.config import meshes
 from rl_code.run.workdir import CONFIG_FILE
+from sweeps.runs import finished
 
 _COMPARED = absl_flags.DEFINE_integer("compared", COMPARED, "Repositories.", 2)
 _TASKS_EACH = absl_flags.DEFINE_integer("tasks_each", TASKS, "Tasks of each repository.", 1)

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import rich.table
 
-from experiments import runs
 from experiments.organisations.holes import AskedAtHome, Holes, of
 from experiments.report import Estimate, figure, resampled, table
 from experiments.tab import held_out
@@ -19,6 +18,7 @@ from experiments.tab.asked import suggested
 from models.adapter_rows import with_several
 from models.lora import trained, without_adapters
 from rl_code.types import Group
+from sweeps import runs
 
 _SAMPLES = 4
 

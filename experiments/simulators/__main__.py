@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from configs.simulators import HABITS
-from experiments.runs import finished
 from experiments.simulators import report
 from launch import command
+from sweeps.runs import finished
 
 
 def main(argv: list[str]) -> None:

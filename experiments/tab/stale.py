@@ -10,8 +10,8 @@ import numpy as np
 import rich.table
 
 from experiments.report import band, figure, spread, table
-from experiments.runs import finished
 from rl_code.metrics.values import read_metrics
+from sweeps.runs import finished
 
 _REWARD = "reward/total"
 
