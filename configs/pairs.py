@@ -2,7 +2,7 @@
 
 What: a transformer of 1 M parameters. The first task of a pair shows a module, the second asks for
   a value of it that only a note still tells (``experiments/pairs/source.py``). The warm start
-  recalls well and stores any value, or none; then GRPO on fresh pairs. The arms differ in what is
+  recalls well and stores up to three values, any ones, or none; then GRPO on fresh pairs. The arms differ in what is
   kept and in whether stores are credited by what their notes do to second tasks
   (``memory.left_out``).
 Command: python -m launch.sweep --config=configs/pairs.py --workdir=runs/pairs
@@ -27,6 +27,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     tasks = 4 if arg == "smoke" else TASKS
     with config.unlocked(), config.ignore_type():
+        # what was read has to be found by its name
+        config.model.preset = "small_reader"
         config.tools = (
             "read_file",
             dict(name="memory_store", most=16, longest=40),
@@ -36,7 +38,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         )
         # notes of a step are read two steps later
         config.tasks = dict(
-            name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks
+            name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks, most=3
         )
         config.memory = dict(rule="calls", left_out=4 if arg == "" else 2)
         config.limits = dict(turns=4, tokens=160, turn_tokens=40, test_runs=0, command_s=5.0)
@@ -48,6 +50,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.engine.update(prompt_length=32)
     config.sft.update(slots=160)
+    if arg == "":
+        config.sft.update(steps=480)
     config.train.update(tasks_per_step=tasks, shuffled=False)
     if arg == "smoke":
         config.train.update(steps=6)

@@ -30,6 +30,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/summaries.py:{arg}: the argument must be empty or smoke")
     config = quickstart.get_config(arg)
     with config.unlocked(), config.ignore_type():
+        # what was read has to be found by its name
+        config.model.preset = "small_reader"
         config.tools = ("read_file", "write_file", "submit")
         config.tasks = gather("train", seed=0)
         config.summaries = SUMMARIES

@@ -28,7 +28,11 @@ from rl_code.tasks.demonstrations import Segment
 
 FOLDER = "sft"
 # Keys of a config on which no warm start depends: runs that differ in nothing else may share one.
-MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox", "asynchrony")
+# Summaries and notes are made in episodes, which a warm start has none of.
+MAY_DIFFER = (
+    *MAY_CHANGE,
+    *("train", "rollout", "reward", "sandbox", "asynchrony", "summaries", "memory"),
+)
 
 
 def may_differ(config: RunConfig) -> tuple[str, ...]:

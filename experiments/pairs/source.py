@@ -9,8 +9,8 @@ storing; what to store is told by the second one alone.
 The stream has blocks: the first tasks of some pairs, then their second ones. Drawn in this order
 (``train.shuffled=False``), a pair is as many tasks apart as a block has pairs.
 
-Demonstrations of the first task store any constant, or none; those of the second recall ``rate``,
-and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
+Demonstrations of the first task store some constants, any ones, or none; those of the second recall
+``rate``, and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
 that reading is learned before the first update of the policy, and storing is not.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -90,13 +90,13 @@ def written(value: int) -> str:
     return f"def f():\n    return {value}\n"
 
 
-def first(constants: Mapping[str, int], store: str) -> list[Part]:
-    """Demonstration of the first task behind its prompt. store: a constant; "" for none."""
+def first(constants: Mapping[str, int], store: Sequence[str]) -> list[Part]:
+    """Demonstration of the first task behind its prompt. store: constants, stored in one turn."""
     text = shown(MODULE, module_text(constants), verbose=False)
-    parts = [*_exchange(ToolCall("read_file", {"path": MODULE}), text)]
-    if store:
-        call = ToolCall("memory_store", {"name": store, "text": str(constants[store])})
-        parts += _exchange(call, "stored")
+    parts = [*_exchange((ToolCall("read_file", {"path": MODULE}),), (text,))]
+    calls = [ToolCall("memory_store", {"name": one, "text": str(constants[one])}) for one in store]
+    if calls:
+        parts += _exchange(calls, ["stored"] * len(calls))
     return [*parts, _handed_in(constants[KEY])]
 
 
@@ -105,12 +105,13 @@ def second(notes: Mapping[str, str], guess: int) -> list[Part]:
     recall = ToolCall("memory_recall", {"question": WANTED})
     told = MemoryRecall().told(WANTED, notes, verbose=False)
     value = int(notes[WANTED]) if WANTED in notes else guess
-    return [*_exchange(recall, told), _handed_in(value)]
+    return [*_exchange((recall,), (told,)), _handed_in(value)]
 
 
-def _exchange(call: ToolCall, result: str) -> list[Part]:
-    told = _PROTOCOL.observation([ToolResult(call.name, result)])
-    return [(_PROTOCOL.message((call,), _TOOLS), True), (told, False)]
+def _exchange(calls: Sequence[ToolCall], results: Sequence[str]) -> list[Part]:
+    pairs = zip(calls, results, strict=True)
+    told = _PROTOCOL.observation([ToolResult(call.name, result) for call, result in pairs])
+    return [(_PROTOCOL.message(tuple(calls), _TOOLS), True), (told, False)]
 
 
 def _handed_in(value: int) -> Part:
@@ -133,6 +134,8 @@ class Pairs(Source):
     apart: int = 32
     # Probability that a demonstration of the first task stores something.
     stores: float = 0.5
+    # The most constants that such a demonstration stores: 1 to so many.
+    most: int = 1
     # Probability that a demonstration of the second task finds the note that it asks for.
     finds: float = 0.75
 
@@ -143,7 +146,9 @@ class Pairs(Source):
         check_split(self.split)
         if not 2 <= self.constants <= len(_NAMES) + 2:
             raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES) + 2}")
-        at_least(self, apart=1)
+        at_least(self, apart=1, most=1)
+        if self.most > self.constants:
+            raise ValueError(f"most={self.most} must be at most constants={self.constants}")
         shares(self, "stores", "finds")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
@@ -158,7 +163,8 @@ class Pairs(Source):
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")
         if kind == FIRST:
-            stored = rng.choice(list(constants)) if rng.random() < self.stores else ""
+            count = rng.randint(1, self.most) if rng.random() < self.stores else 0
+            stored = rng.sample(list(constants), count)
             played = first(constants, stored)
         else:
             noted = WANTED if rng.random() < self.finds else rng.choice((KEY, ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from experiments.pairs.metrics import OfPairs
@@ -73,22 +74,23 @@ def test_a_note_of_the_first_task_solves_the_second(play):
     constants = constants_of("train", 0, 5, 6)
     one, other = (generate("train", 0, 5, kind, 6) for kind in (FIRST, SECOND))
     assert scope_of(one) == scope_of(other) and MODULE not in other.files
-    for store, solved in ((WANTED, True), (KEY, False), ("", False)):
+    for store in ((WANTED,), (KEY, WANTED), (KEY,), ()):
+        solved = WANTED in store
         made = play(one, first(constants, store))
         assert made.solved
         notes = notes_after(Group(one, (made,)), TOOLS, {})
-        assert notes == ({store: str(constants[store])} if store else {})
+        assert notes == {name: str(constants[name]) for name in store}
         guess = next(value for value in VALUES if value != constants[WANTED])
         read = play(with_notes(other, notes), second(notes, guess))
         assert read.solved == solved
         found = OfPairs()([Group(one, (made,)), Group(with_notes(other, notes), (read,))], {})
         assert found == {
             "pairs/solved_first": 1.0,
-            "pairs/stored": float(store != ""),
-            "pairs/stored_wanted": float(store == WANTED),
+            "pairs/stored": float(bool(store)),
+            "pairs/stored_wanted": float(solved),
             "pairs/solved_second": float(solved),
             "pairs/there": float(solved),
-            "pairs/notes": float(store != ""),
+            "pairs/notes": float(len(store)),
         }
 
 
@@ -111,9 +113,14 @@ def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
     found = [f"{WANTED}: " in text for text in played[SECOND]]
     # by the draws of seed 0: a half of them store, one of six constants
     assert 0.05 < sum(stored) / len(stored) < 0.12 and 0.65 < sum(found) / len(found) < 0.85
+    # and of those that store one to three of six, a third
+    tasks = [Pairs("train", apart=400, stores=1.0, most=3).task(index) for index in range(400)]
+    texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks]
+    assert {text.count("store ") for text in texts} == {1, 2, 3}
+    assert 0.25 < np.mean([f"store {WANTED}" in text for text in texts]) < 0.42
 
 
 def test_settings_that_cannot_be():
-    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}, {"finds": -0.5}):
+    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}, {"finds": -0.5}, {"most": 7}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Pairs("train", **wrong)
