@@ -2,8 +2,8 @@
 
 What: a transformer of 1 M parameters. The first task of a pair shows a module, the second asks for
   a value of it that only a note still tells (``experiments/pairs/source.py``). The warm start
-  recalls well and stores up to three values, any ones, or none; then GRPO on fresh pairs. The arms differ in what is
-  kept and in whether stores are credited by what their notes do to second tasks
+  recalls well and stores up to three values, any ones, or none; then GRPO on fresh pairs. The arms
+  differ in what is kept and in whether stores are credited by what their notes do to second tasks
   (``memory.left_out``).
 Command: python -m launch.sweep --config=configs/pairs.py --workdir=runs/pairs
 Hardware: 2 CPU cores. Run time: not run yet.

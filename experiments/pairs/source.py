@@ -10,8 +10,8 @@ The stream has blocks: the first tasks of some pairs, then their second ones. Dr
 (``train.shuffled=False``), a pair is as many tasks apart as a block has pairs.
 
 Demonstrations of the first task store some constants, any ones, or none; those of the second recall
-``rate``, and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
-that reading is learned before the first update of the policy, and storing is not.
+``rate``, and write what the note says, or else a guess. Most of them find the note, whatever was
+stored, so that reading is learned before the first update of the policy, and storing is not.
 """
 
 from __future__ import annotations
