@@ -2,9 +2,9 @@
 
 What: a transformer of 1 M parameters. The first task of a pair shows a module, the second asks for
   a value of it that only a note still tells (``experiments/pairs/source.py``). The warm start
-  recalls well and stores up to three values, any ones, or none; then GRPO on fresh pairs. The arms
-  differ in what is kept and in whether stores are credited by what their notes do to second tasks
-  (``memory.left_out``).
+  recalls well and stores any value, or none; drills teach to copy a value by its name. Then GRPO on
+  fresh pairs. The arms differ in what is kept and in whether stores are credited by what their
+  notes do to second tasks (``memory.left_out``).
 Command: python -m launch.sweep --config=configs/pairs.py --workdir=runs/pairs
 Hardware: 2 CPU cores. Run time: not run yet.
 Expected metric: not run yet. pairs/solved_second and pairs/stored_wanted rise where stores are
@@ -38,10 +38,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         )
         # notes of a step are read two steps later
         config.tasks = dict(
-            name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks, most=3
+            name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks
         )
+        # other pairs, a half of them drills
+        config.sft.tasks = config.tasks.to_dict() | dict(seed=1, drills=0.5)
         config.memory = dict(rule="calls", left_out=4 if arg == "" else 2)
-        config.limits = dict(turns=4, tokens=160, turn_tokens=40, test_runs=0, command_s=5.0)
+        config.limits = dict(turns=4, tokens=160, turn_tokens=64, test_runs=0, command_s=5.0)
         config.metrics = dict(extra=("experiments.pairs.metrics:OfPairs",))
         config.train.pack = dict()
         config.train.micro_batches = None
@@ -50,9 +52,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.engine.update(prompt_length=32)
     config.sft.update(slots=160)
-    if arg == "":
-        config.sft.update(steps=480)
     config.train.update(tasks_per_step=tasks, shuffled=False)
+    if arg == "":
+        config.train.update(steps=48)
     if arg == "smoke":
         config.train.update(steps=6)
     return config

@@ -9,9 +9,12 @@ storing; what to store is told by the second one alone.
 The stream has blocks: the first tasks of some pairs, then their second ones. Drawn in this order
 (``train.shuffled=False``), a pair is as many tasks apart as a block has pairs.
 
-Demonstrations of the first task store some constants, any ones, or none; those of the second recall
-``rate``, and write what the note says, or else a guess. Most of them find the note, whatever was
-stored, so that reading is learned before the first update of the policy, and storing is not.
+Demonstrations of the first task store any constant, or none; those of the second recall ``rate``,
+and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
+that reading is learned before the first update of the policy, and storing is not.
+
+A small model does not learn from these to find a value by its name. Drills, of which warm starts
+may have some, ask for notes of all constants.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ PATH, MODULE = "f.py", "shop.py"
 # What the first and the second task of a pair ask for.
 KEY, WANTED = "key", "rate"
 FIRST, SECOND = "first", "second"
+# What a drill asks for beside it.
+ALL = "\nnote all"
 _NAMES = tuple("base cost drop edge fee gain high item lift mean note part size tax unit".split())
 _PROTOCOL = Compact()
 _TOOLS = find_tools(
@@ -58,8 +63,13 @@ def constants_of(split: str, seed: int, pair: int, count: int) -> dict[str, int]
     return {name: rng.choice(VALUES) for name in names}
 
 
-def generate(split: str, seed: int, pair: int, kind: str, count: int) -> Task:
-    """A task of a pair, the same for the same arguments. kind: FIRST or SECOND."""
+def generate(
+    split: str, seed: int, pair: int, kind: str, count: int, *, drill: bool = False
+) -> Task:
+    """A task of a pair, the same for the same arguments.
+
+    kind: FIRST or SECOND. drill: ask for notes of all constants.
+    """
     constants = constants_of(split, seed, pair, count)
     asked = KEY if kind == FIRST else WANTED
     files = {PATH: "def f():\n    return 0\n"}
@@ -69,7 +79,7 @@ def generate(split: str, seed: int, pair: int, kind: str, count: int) -> Task:
     repository = f"pairs/{split}/{seed}/{pair}"
     return Task(
         id=f"{repository}/{kind}",
-        messages=({"role": "user", "content": f"f gives the {asked} of shop"},),
+        messages=({"role": "user", "content": f"f gives the {asked} of shop{ALL * drill}"},),
         files=files,
         path=PATH,
         entry_point="f",
@@ -134,10 +144,10 @@ class Pairs(Source):
     apart: int = 32
     # Probability that a demonstration of the first task stores something.
     stores: float = 0.5
-    # The most constants that such a demonstration stores: 1 to so many.
-    most: int = 1
     # Probability that a demonstration of the second task finds the note that it asks for.
     finds: float = 0.75
+    # Share of the pairs whose first task is a drill.
+    drills: float = 0.0
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[tuple[str, ...]] = ("played",)
@@ -146,10 +156,8 @@ class Pairs(Source):
         check_split(self.split)
         if not 2 <= self.constants <= len(_NAMES) + 2:
             raise ValueError(f"constants={self.constants} must be 2 to {len(_NAMES) + 2}")
-        at_least(self, apart=1, most=1)
-        if self.most > self.constants:
-            raise ValueError(f"most={self.most} must be at most constants={self.constants}")
-        shares(self, "stores", "finds")
+        at_least(self, apart=1)
+        shares(self, "stores", "finds", "drills")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Stream:
         return Stream(self.task)
@@ -159,11 +167,13 @@ class Pairs(Source):
         block, at = divmod(index, 2 * self.apart)
         pair = block * self.apart + at % self.apart
         kind = FIRST if at < self.apart else SECOND
-        task = generate(self.split, self.seed, pair, kind, self.constants)
+        drawn = random.Random(f"drill/{self.split}/{self.seed}/{pair}").random()
+        drill = kind == FIRST and drawn < self.drills
+        task = generate(self.split, self.seed, pair, kind, self.constants, drill=drill)
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")
         if kind == FIRST:
-            count = rng.randint(1, self.most) if rng.random() < self.stores else 0
+            count = len(constants) if drill else int(rng.random() < self.stores)
             stored = rng.sample(list(constants), count)
             played = first(constants, stored)
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from experiments.pairs.metrics import OfPairs
 from experiments.pairs.source import (
+    ALL,
     FIRST,
     KEY,
     MODULE,
@@ -113,14 +113,21 @@ def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
     found = [f"{WANTED}: " in text for text in played[SECOND]]
     # by the draws of seed 0: a half of them store, one of six constants
     assert 0.05 < sum(stored) / len(stored) < 0.12 and 0.65 < sum(found) / len(found) < 0.85
-    # and of those that store one to three of six, a third
-    tasks = [Pairs("train", apart=400, stores=1.0, most=3).task(index) for index in range(400)]
-    texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks]
-    assert {text.count("store ") for text in texts} == {1, 2, 3}
-    assert 0.25 < np.mean([f"store {WANTED}" in text for text in texts]) < 0.42
+    # drills store all of them, and say so; second tasks are none
+    tasks = [Pairs("train", apart=200, drills=1.0).task(index) for index in range(400)]
+    asked = [task.messages[0]["content"].endswith(ALL) for task in tasks]
+    assert asked == [True] * 200 + [False] * 200
+    texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks[:200]]
+    assert {text.count("store ") for text in texts} == {6}
 
 
 def test_settings_that_cannot_be():
-    for wrong in ({"constants": 1}, {"apart": 0}, {"stores": 2.0}, {"finds": -0.5}, {"most": 7}):
+    for wrong in (
+        {"constants": 1},
+        {"apart": 0},
+        {"stores": 2.0},
+        {"finds": -0.5},
+        {"drills": 1.5},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Pairs("train", **wrong)
