@@ -1,8 +1,9 @@
 """Words as feedback against rewards alone, from the same warm start, 3 seeds each (2601.20802).
 
 What: the quickstart with a teacher. The teacher is the moving average of the weights, and reads
-  beside the task what solved it in a sibling of the group. Variants: GRPO, GRPO with the teacher,
-  the teacher alone.
+  beside the task what solved it in a sibling of the group. Two in five tasks of the warm start tell
+  what solves them too, since an agent from scratch makes nothing of such a text otherwise.
+  Variants: GRPO, GRPO with the teacher, the teacher alone.
 Command: python -m launch.sweep --config=configs/self_distillation.py --workdir=runs/feedback
 Hardware: 2 CPU cores. Run time: not run.
 Expected metric: held-out pass@1 of GRPO in two thirds of its episodes; not run.
@@ -20,7 +21,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/self_distillation.py:{arg}: must be empty or smoke")
     config = quickstart.get_config(arg)
-    with config.unlocked():
+    with config.unlocked(), config.ignore_type():
+        # the agent is from scratch, and has to learn what feedback is
+        told = dict(name="experiments.self_distillation.source:Told", of=config.tasks.to_dict())
+        config.sft.tasks = told
         config.train.teacher = dict(
             average=0.95,
             feedback="solved_sibling",

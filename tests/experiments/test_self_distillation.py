@@ -1,0 +1,40 @@
+"""Tasks that tell what solved them: in the words of the feedback, and their demonstrations use it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from experiments.self_distillation.source import Told
+from rl_code.config.named import Named
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
+from rl_code.learner.feedback import SolvedSibling
+from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
+from rl_code.tasks.generated import Generated
+from rl_code.types import Limits
+
+OF = Named("generated", {"split": "train", "levels": (1, 2)})
+LIMITS = Limits(5, 288, 64, 3, 5.0)
+
+
+def test_a_share_of_the_tasks_tells_what_solved_them():
+    plain = Generated(split="train", levels=(1, 2)).load(None, None)
+    told = Told(OF, share=0.4).load(None, None)
+    pairs = [(plain[index], told[index]) for index in range(200)]
+    changed = [(one, other) for one, other in pairs if one != other]
+    assert 60 < len(changed) < 100
+    for one, other in changed:
+        said = other.messages[-1]["content"].removeprefix(one.messages[-1]["content"])
+        assert said.startswith(f"\n\n{SolvedSibling().words}\n")
+        # what is handed in is what the last message told wrote
+        *_, last = said.partition(SolvedSibling().words)[2].strip().split("<|eot|>\n")
+        write, submit = Compact().parse(last.removesuffix("<|eot|>"), other, find_tools())
+        assert submit.name == "submit"
+        assert write.arguments["content"].strip() == other.meta["hands_in"].strip()
+        *_, shown = demonstrate(other, random.Random(0), DemonstrationConfig(0.0), LIMITS)
+        assert shown.sampled and other.meta["hands_in"].strip() in shown.text
+    assert {task.messages[-1]["content"].count("<|eot|>") for _, task in changed} == {1, 2}
+    with pytest.raises(ValueError, match=r"share=1\.5"):
+        Told(OF, share=1.5)
