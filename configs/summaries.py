@@ -1,6 +1,6 @@
 """Tasks for which a context is too short: summaries trained, untrained and absent.
 
-What: a transformer of 1 M parameters reads five to eight modules and writes down one value of each
+What: a transformer of 1 M parameters reads four to six modules and writes down one value of each
   (``experiments/summaries/source.py``). A context has room for two to four of them. The warm start
   shows parts of episodes, whose summaries are wrong in three of ten cases; then GRPO. The arms are
   the same but for the summaries: trained with the episode's advantage, not trained, or absent, with
@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.rollout.engine.update(prompt_length=64)
     config.sft.update(slots=224)
     if arg == "":
+        config.sft.update(steps=400)
         config.train.update(steps=40)
     if arg == "smoke":
         for suite in config.suites:
@@ -53,7 +54,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def gather(split: str, seed: int) -> dict:
     """The source of a split."""
-    return dict(name="experiments.summaries.source:Gather", split=split, seed=seed)
+    name = "experiments.summaries.source:Gather"
+    return dict(name=name, split=split, seed=seed, files=(4, 6))
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
