@@ -3,31 +3,36 @@
 A teacher that has feedback in its context teaches what it makes of that. A pretrained model makes
 something of it by itself; an agent from scratch has never seen any. So its warm start has tasks
 with the feedback that the teacher will read (``SolvedSibling``: the messages of an episode, perhaps
-with a wrong attempt first), whose demonstrations hand in what it says.
+with a wrong attempt first), whose demonstrations write what it says. They run the tests as often as
+others: a teacher that hands in at once teaches to test no more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_code.config.read_config import shares
+from rl_code.config.read_config import at_least, shares
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.learner.feedback import SolvedSibling, with_feedback
-from rl_code.tasks.demonstrations import KINDS
+from rl_code.tasks.demonstrations import KINDS, PLAYED, DemonstrationConfig, demonstrate
 from rl_code.tasks.of_another import OfAnother
 from rl_code.tasks.stream import Stream
-from rl_code.types import Task, ToolCall
+from rl_code.types import Limits, Task, ToolCall
 
 _PROTOCOL = Compact()
 _TOOLS = find_tools()
 _GENERATED = KINDS["generated"]
 # Probability that the episode which is told had a wrong attempt first.
 _SECOND = 0.4
+_RIGHT = DemonstrationConfig(p_right=1.0)
+# Room for an attempt and its submission; budgets of tokens and seconds are not looked at.
+_ROOM = Limits(turns=2, tokens=0, turn_tokens=0, test_runs=0, command_s=0.0)
 
 
 def solved_by(task: Task, rng: random.Random) -> str:
@@ -48,9 +53,12 @@ class Told(OfAnother):
 
     # Share of the tasks that do.
     share: float = 0.4
+    # ``limits.test_runs`` of the episodes.
+    test_runs: int = 3
 
     def __post_init__(self) -> None:
         shares(self, "share")
+        at_least(self, test_runs=0)
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         tasks = self._source.load(pool, workdir)
@@ -61,5 +69,9 @@ class Told(OfAnother):
         if rng.random() >= self.share:
             return task
         told = with_feedback(task, f"{SolvedSibling().words}\n{solved_by(task, rng)}")
-        (solution,) = task.reference.values()
-        return dataclasses.replace(told, meta={**task.meta, "hands_in": solution})
+        segments = demonstrate(
+            task, rng, _RIGHT, dataclasses.replace(_ROOM, test_runs=self.test_runs)
+        )
+        behind = itertools.dropwhile(lambda segment: not segment.sampled, segments)
+        played = tuple((segment.text, segment.sampled) for segment in behind)
+        return dataclasses.replace(told, meta={**task.meta, PLAYED: played})

@@ -25,16 +25,21 @@ def test_a_share_of_the_tasks_tells_what_solved_them():
     pairs = [(plain[index], told[index]) for index in range(200)]
     changed = [(one, other) for one, other in pairs if one != other]
     assert 60 < len(changed) < 100
+    tests: list[bool] = []
     for one, other in changed:
         said = other.messages[-1]["content"].removeprefix(one.messages[-1]["content"])
         assert said.startswith(f"\n\n{SolvedSibling().words}\n")
-        # what is handed in is what the last message told wrote
+        # what is written is what the last message told wrote
         *_, last = said.partition(SolvedSibling().words)[2].strip().split("<|eot|>\n")
         write, submit = Compact().parse(last.removesuffix("<|eot|>"), other, find_tools())
         assert submit.name == "submit"
-        assert write.arguments["content"].strip() == other.meta["hands_in"].strip()
-        *_, shown = demonstrate(other, random.Random(0), DemonstrationConfig(0.0), LIMITS)
-        assert shown.sampled and other.meta["hands_in"].strip() in shown.text
+        (solution,) = one.reference.values()
+        assert write.arguments["content"].strip() == solution.strip()
+        _, first, *then = demonstrate(other, random.Random(0), DemonstrationConfig(0.0), LIMITS)
+        assert first.sampled and solution.strip() in first.text
+        tests.append(bool(then))
+    # it is tested as often as what is shown without being told
+    assert 0.35 < sum(tests) / len(tests) < 0.65
     assert {task.messages[-1]["content"].count("<|eot|>") for _, task in changed} == {1, 2}
     with pytest.raises(ValueError, match=r"share=1\.5"):
         Told(OF, share=1.5)
