@@ -124,6 +124,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         jobs = len(runs) if FLAGS.ray and not FLAGS["jobs"].present else FLAGS.jobs
         try:
             able = [run for run in chosen if run not in unable]
+            elsewhere += [
+                (run.workdir, run.config) for run in runs if run not in able and run.finished()
+            ]
             failed += execute(
                 able,
                 command,

@@ -204,7 +204,10 @@ def test_one_run_of_a_sweep_runs_alone_and_the_table_is_made_afterwards(tmp_path
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / name / "calls.txt").exists() for name in names] == [False, True]
     assert not (tmp_path / "sweep.txt").exists()
+    (tmp_path / names[1] / "sft").mkdir()
+    (tmp_path / names[1] / "sft" / "weights").write_text("of grpo")
     assert command(tmp_path, "--run=0").returncode == 2
+    assert (tmp_path / names[0] / "sft" / "weights").read_text() == "of grpo"
     told = command(tmp_path, "--jobs=0")
     assert told.returncode == 1
     assert f"1 of 2 runs have not finished: {names[0]}" in " ".join(told.stderr.split())
