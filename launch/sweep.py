@@ -49,6 +49,7 @@ from rl_code.run.config import RunConfig
 from sweeps import figure as sweep_figure
 from sweeps import fork, on_ray, table
 from sweeps import runs as sweep_runs
+from sweeps.done import finished_in
 from sweeps.running import WRONG, Failure, Interrupts, execute
 from sweeps.runs import SweepRun
 
@@ -97,7 +98,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         )
     overrides, figure = flags.sweep_of(f"{path}{colon}{argument}")
     runs = sweep_runs.plan(config, overrides, Path(workdir))
-    elsewhere = sweep_runs.finished_in(FLAGS.warm_starts)
+    elsewhere = finished_in(FLAGS.warm_starts)
     panels = sweep_figure.parse(figure)
     given = flags.overrides()
     command = [*TRAIN, f"--config={Path(path).resolve()}{colon}{argument}", *given]

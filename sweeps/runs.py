@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import runpy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +48,6 @@ class SweepRun:
                 f"{self.workdir} was finished with another config; {', '.join(keys)} differ"
             )
         return True
-
-
-def finished(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """(workdir, config) of the runs of a sweep that have finished, in order of their names."""
-    for path in sorted(folder.glob(f"*/{DONE}")):
-        yield path.parent, json.loads(path.read_text())["config"]
-
-
-def finished_in(workdirs: Iterable[str]) -> list[tuple[Path, dict[str, Any]]]:
-    """(workdir, config) of all finished runs of other sweeps.
-
-    Raises ConfigError if a folder has none.
-    """
-    found = []
-    for workdir in workdirs:
-        runs = list(finished(Path(workdir)))
-        if not runs:
-            raise read_config.ConfigError(
-                f"--warm_starts={workdir} holds no finished run; name the workdir of a sweep"
-            )
-        found += runs
-    return found
 
 
 def read(file: str, argument: str) -> tuple[list[Mapping[str, Any]], Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.gains import report
 from launch import command
-from sweeps.runs import finished
+from sweeps.done import finished
 
 _POINTS = 20.0
 

@@ -23,7 +23,7 @@ from rl_code import sft
 from rl_code.recording import kept_config
 from rl_code.run.config import meshes
 from rl_code.run.workdir import CONFIG_FILE
-from sweeps.runs import finished
+from sweeps.done import finished
 
 _COMPARED = absl_flags.DEFINE_integer("compared", COMPARED, "Repositories.", 2)
 _TASKS_EACH = absl_flags.DEFINE_integer("tasks_each", TASKS, "Tasks of each repository.", 1)

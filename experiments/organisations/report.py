@@ -18,7 +18,7 @@ from experiments.tab.asked import suggested
 from models.adapter_rows import with_several
 from models.lora import trained, without_adapters
 from rl_code.types import Group
-from sweeps import runs
+from sweeps import done
 
 _SAMPLES = 4
 
@@ -38,7 +38,7 @@ class Earned:
 def finished(folder: Path, organisations: Sequence[str]) -> dict[str, dict[str, Path]]:
     """The runs of each seed whose runs have all finished, by the adapter's name."""
     seeds: dict[str, dict[str, Path]] = {}
-    for path, _ in runs.finished(folder):
+    for path, _ in done.finished(folder):
         variant, _, seed = path.name.removeprefix("variant=").partition(",")
         seeds.setdefault(seed, {})[variant] = path
     wanted = {*organisations, "shared"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.simulators import HABITS
 from experiments.simulators import report
 from launch import command
-from sweeps.runs import finished
+from sweeps.done import finished
 
 
 def main(argv: list[str]) -> None:

@@ -11,7 +11,7 @@ import rich.table
 
 from experiments.report import band, figure, spread, table
 from rl_code.metrics.values import read_metrics
-from sweeps.runs import finished
+from sweeps.done import finished
 
 _REWARD = "reward/total"
 

@@ -23,6 +23,7 @@ from rl_code.evaluation.suite import SuiteResult, TaskResult
 from sweeps import figure as sweep_figure
 from sweeps import running, table
 from sweeps import runs as sweep_runs
+from sweeps.done import finished, finished_in
 from sweeps.runs import SweepRun
 from tests import sweep_programs
 from tests.late import Late
@@ -158,7 +159,7 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
         "kind=rloo,seed=0 takes over the warm start of kind=grpo,seed=0" in capsys.readouterr().out
     )
     # a run of another sweep takes it over too, and one that starts otherwise does not
-    elsewhere = list(sweep_runs.finished(tmp_path))
+    elsewhere = list(finished(tmp_path))
     other = make_runs(tmp_path / "other")
     running.take_over_warm_start(other[2], other, elsewhere)
     assert (other[2].workdir / "sft" / "weights").read_text() == "kind=grpo,seed=0"
@@ -169,7 +170,7 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
 
 def test_warm_starts_of_a_folder_without_runs_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"--warm_starts=.*none holds no finished run"):
-        sweep_runs.finished_in([str(tmp_path / "none")])
+        finished_in([str(tmp_path / "none")])
 
 
 def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
