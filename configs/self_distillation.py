@@ -5,8 +5,9 @@ What: the quickstart with a teacher. The teacher is the moving average of the we
   what solves them too, since an agent from scratch makes nothing of such a text otherwise.
   Variants: GRPO, GRPO with the teacher, the teacher alone.
 Command: python -m launch.sweep --config=configs/self_distillation.py --workdir=runs/feedback
-Hardware: 2 CPU cores. Run time: not run.
-Expected metric: held-out pass@1 of GRPO in two thirds of its episodes; not run.
+Hardware: 2 CPU cores. Run time: docs/results/self_distillation.md.
+Expected metric: held-out pass@1 of GRPO in two thirds of its episodes. It is not reached in one
+  seed: 50.3 % before RL, then 67.7 % with GRPO, 57.6 % with both, 52.6 % with the teacher alone
 """
 
 from collections.abc import Iterator
