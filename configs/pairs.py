@@ -6,9 +6,10 @@ What: a transformer of 1 M parameters. The first task of a pair shows a module, 
   fresh pairs. The arms differ in what is kept and in whether stores are credited by what their
   notes do to second tasks (``memory.left_out``).
 Command: python -m launch.sweep --config=configs/pairs.py --workdir=runs/pairs
-Hardware: 2 CPU cores. Run time: not run yet.
-Expected metric: not run yet. pairs/solved_second and pairs/stored_wanted rise where stores are
-  credited, and stay where they are not; without notes pairs/solved_second is near 1 %.
+Hardware: 2 CPU cores. Run time: not run to its end.
+Expected metric: not run to its end (docs/results/pairs.md). pairs/solved_second and
+  pairs/stored_wanted rise where stores are credited, and stay where they are not; without notes
+  pairs/solved_second is near 1 %.
 """
 
 from collections.abc import Iterator

@@ -6,9 +6,9 @@ What: a transformer of 1 M parameters reads four to six modules and writes down 
   the same but for the summaries: trained with the episode's advantage, not trained, or absent, with
   the same context and with one that holds the whole episode.
 Command: python -m launch.sweep --config=configs/summaries.py --workdir=runs/summaries
-Hardware: 2 CPU cores. Run time: not run yet.
-Expected metric: not run yet. Held-out pass@1 is near 0 where summaries are absent and contexts
-  short; it rises further where they are trained than where they are not.
+Hardware: 2 CPU cores. Run time: docs/results/summaries.md.
+Expected metric: held-out pass@1 from about 33 to 96 % where summaries are trained, by at most 5
+  points where they are not; near 0 where they are absent and contexts short.
 """
 
 from collections.abc import Iterator
