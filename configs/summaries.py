@@ -7,7 +7,7 @@ What: a transformer of 1 M parameters reads four to six modules and writes down 
   the same context and with one that holds the whole episode.
 Command: python -m launch.sweep --config=configs/summaries.py --workdir=runs/summaries
 Hardware: 2 CPU cores. Run time: docs/results/summaries.md.
-Expected metric: held-out pass@1 from about 33 to 96 % where summaries are trained, by at most 5
+Expected metric: held-out pass@1 from about 33 to 96 % where summaries are trained, by 2 to 12
   points where they are not; near 0 where they are absent and contexts short.
 """
 

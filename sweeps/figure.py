@@ -78,6 +78,25 @@ def series(workdir: Path, metric: str) -> dict[int, float]:
     return points
 
 
+def having(variants: Variants, metric: str) -> Variants:
+    """The variants whose runs all wrote a metric; runs without values write none of values.
+
+    Raises ConfigError if there is no such variant.
+    """
+    missing: list[ConfigError] = []
+    found = {}
+    for variant, workdirs in variants.items():
+        try:
+            for workdir in workdirs:
+                series(workdir, metric)
+            found[variant] = workdirs
+        except ConfigError as error:
+            missing.append(error)
+    if not found and missing:
+        raise missing[0]
+    return found
+
+
 # The horizontal axes that a curve can have.
 X: dict[str, Callable[[Path], dict[int, float]]] = {"step": steps, "minutes": minutes}
 
@@ -86,7 +105,8 @@ X: dict[str, Callable[[Path], dict[int, float]]] = {"step": steps, "minutes": mi
 class Curve:
     """A metric against the step or against time, as moving averages.
 
-    The runs of a variant are averaged step by step, in both coordinates.
+    The runs of a variant are averaged step by step, in both coordinates. A variant that did not
+    write the metric has no curve.
     """
 
     metric: str
@@ -107,7 +127,7 @@ class Curve:
 
     def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """As ``Panel.draw``."""
-        for variant, workdirs in variants.items():
+        for variant, workdirs in having(variants, self.metric).items():
             points = [self._points(workdir) for workdir in workdirs]
             common = sorted(set.intersection(*(set(run) for run in points)))
             values = np.array([[run[step] for step in common] for run in points])
@@ -130,7 +150,7 @@ class Curve:
         """
         points = {
             variant: [[*self._points(w).values()] for w in workdirs]
-            for variant, workdirs in variants.items()
+            for variant, workdirs in having(variants, self.metric).items()
         }
         ends = np.linspace(
             0, min(run[-1][0] for runs in points.values() for run in runs), _SPANS + 1
@@ -240,13 +260,15 @@ def parse(figure: Iterable[tuple]) -> list[Panel]:
 
 
 def table(panel: Panel, variants: Variants) -> rich.table.Table:
-    """The numbers of a panel, one row per variant."""
+    """The numbers of a panel, one row per variant that has any."""
     numbers = panel.numbers(variants)
     view = rich.table.Table(title=rich.markup.escape(panel.title), title_justify="left")
     view.add_column("variant", no_wrap=True)
     for name in numbers:
         view.add_column(rich.markup.escape(name), justify="right", overflow="fold")
     for variant in variants:
+        if not all(variant in numbers[name] for name in numbers):
+            continue
         view.add_row(
             rich.markup.escape(variant), *(_cell(numbers[name][variant]) for name in numbers)
         )

@@ -376,6 +376,21 @@ def test_curves_are_compared_where_all_runs_have_been(tmp_path):
     assert [numbers[span]["slow"][0] for span in list(numbers)[2:]] == pytest.approx([1.25, 1.75])
 
 
+def test_a_variant_without_a_metric_has_no_curve(tmp_path):
+    without, valued = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
+    write_results(without, 1, 2, [row(1.0, 60.0, 0)] * 4)
+    write_results(valued, 1, 2, [row(1.0, 60.0, 0) | {"value/mean": 0.5}] * 4)
+    variants = {"without": [without.workdir], "valued": [valued.workdir]}
+    curve = sweep_figure.Curve("value/mean", "step", 1)
+    axis = figure.Figure().subplots()
+    curve.draw(axis, variants, dict.fromkeys(variants, "red"))
+    assert len(axis.lines) == 1
+    shown = sweep_figure.table(curve, variants)
+    assert list(shown.columns[0].cells) == ["valued"]
+    with pytest.raises(ConfigError, match="has no metric 'value/mean'"):
+        curve.numbers({"without": [without.workdir]})
+
+
 def test_a_histogram_counts_what_a_step_lacks_as_nothing(tmp_path):
     young, old = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
     write_results(young, 1, 2, [row(1.0, 60.0, 0)] * 4)
