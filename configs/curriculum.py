@@ -23,10 +23,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     config.tasks.levels = LEVELS
     config.train.curriculum = dict(by="level")
-    config.suites = tuple(quickstart.held_out(f"level_{level}", level, 64) for level in LEVELS)
-    for suite in config.suites:
-        suite.update(dict(count=2, samples=2) if arg == "smoke" else dict(samples=4))
-    if arg != "smoke":
+    config.suites = tuple(
+        quickstart.held_out(f"level_{level}", level, 64) | dict(samples=4) for level in LEVELS
+    )
+    if arg == "smoke":
+        for suite in config.suites:
+            suite.update(count=2, samples=2)
+    else:
         config.train.update(steps=48)
     return config
 

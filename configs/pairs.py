@@ -53,11 +53,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.engine.update(prompt_length=32)
     config.sft.update(slots=160)
-    config.train.update(tasks_per_step=tasks, shuffled=False)
-    if arg == "":
-        config.train.update(steps=48)
-    if arg == "smoke":
-        config.train.update(steps=6)
+    steps = 6 if arg == "smoke" else 48
+    config.train.update(steps=steps, tasks_per_step=tasks, shuffled=False)
     return config
 
 

@@ -9,8 +9,8 @@ What: the quickstart with advantages by GAE instead of the group's mean (PPO, 17
 Command: python -m launch.train --config=configs/ppo.py:separate --workdir=runs/ppo, or all arms
   with three seeds by python -m launch.sweep --config=configs/ppo.py --workdir=runs/ppo_grpo
 Hardware: 2 CPU cores. Run time: docs/results/ppo.md.
-Expected metric: held-out pass@1 rises less than with GRPO, at equal steps and seconds, and falls
-  with a lambda of 0.8; value/explained_variance* by turn and by distance to the end stay low.
+Expected metric: held-out pass@1 rises as with GRPO at equal steps (48 to 70 %), and not with a
+  lambda of 0.8; value/explained_variance rises to about 0.5 with a separate backbone
 """
 
 from collections.abc import Iterator

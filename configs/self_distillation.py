@@ -24,8 +24,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     with config.unlocked(), config.ignore_type():
         # the agent is from scratch, and has to learn what feedback is
-        told = dict(name="experiments.self_distillation.source:Told", of=config.tasks.to_dict())
-        config.sft.tasks = told
+        config.sft.tasks = dict(
+            name="experiments.self_distillation.source:Told",
+            of=config.tasks.to_dict(),
+            test_runs=config.limits.test_runs,
+        )
         config.train.teacher = dict(
             average=0.95,
             feedback="solved_sibling",

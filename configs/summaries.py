@@ -43,12 +43,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.engine.update(prompt_length=64)
     config.sft.update(slots=224)
-    if arg == "":
-        config.sft.update(steps=400)
-        config.train.update(steps=40)
     if arg == "smoke":
         for suite in config.suites:
             suite.update(count=4, samples=2)
+    else:
+        config.sft.update(steps=400)
+        config.train.update(steps=40)
     return config
 
 

@@ -31,7 +31,13 @@ FOLDER = "sft"
 # Summaries and notes are made in episodes, which a warm start has none of.
 MAY_DIFFER = (
     *MAY_CHANGE,
-    *("train", "rollout", "reward", "sandbox", "asynchrony", "summaries", "memory"),
+    "train",
+    "rollout",
+    "reward",
+    "sandbox",
+    "asynchrony",
+    "summaries",
+    "memory",
 )
 
 

@@ -51,10 +51,10 @@ def solved_by(task: Task, rng: random.Random) -> str:
 class Told(OfAnother):
     """The tasks of another source, generated ones, a share of which tell what solved them."""
 
+    # ``limits.test_runs`` of the episodes.
+    test_runs: int
     # Share of the tasks that do.
     share: float = 0.4
-    # ``limits.test_runs`` of the episodes.
-    test_runs: int = 3
 
     def __post_init__(self) -> None:
         shares(self, "share")

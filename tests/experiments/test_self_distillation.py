@@ -21,7 +21,7 @@ LIMITS = Limits(5, 288, 64, 3, 5.0)
 
 def test_a_share_of_the_tasks_tells_what_solved_them():
     plain = Generated(split="train", levels=(1, 2)).load(None, None)
-    told = Told(OF, share=0.4).load(None, None)
+    told = Told(OF, LIMITS.test_runs).load(None, None)
     pairs = [(plain[index], told[index]) for index in range(200)]
     changed = [(one, other) for one, other in pairs if one != other]
     assert 60 < len(changed) < 100
@@ -42,4 +42,6 @@ def test_a_share_of_the_tasks_tells_what_solved_them():
     assert 0.35 < sum(tests) / len(tests) < 0.65
     assert {task.messages[-1]["content"].count("<|eot|>") for _, task in changed} == {1, 2}
     with pytest.raises(ValueError, match=r"share=1\.5"):
-        Told(OF, share=1.5)
+        Told(OF, 3, share=1.5)
+    with pytest.raises(ValueError, match="test_runs=-1"):
+        Told(OF, -1)

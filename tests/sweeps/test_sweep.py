@@ -387,8 +387,9 @@ def test_a_variant_without_a_metric_has_no_curve(tmp_path):
     assert len(axis.lines) == 1
     shown = sweep_figure.table(curve, variants)
     assert list(shown.columns[0].cells) == ["valued"]
-    with pytest.raises(ConfigError, match="has no metric 'value/mean'"):
-        curve.numbers({"without": [without.workdir]})
+    for wrong in ([without.workdir], [valued.workdir, without.workdir]):
+        with pytest.raises(ConfigError, match="has no metric 'value/mean'"):
+            curve.numbers({"one": wrong})
 
 
 def test_a_histogram_counts_what_a_step_lacks_as_nothing(tmp_path):
