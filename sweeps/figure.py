@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,8 @@ Numbers = dict[str, dict[str, list[float]]]
 
 # Most panels side by side.
 _COLUMNS = 2
+# Characters that fit side by side above and below a panel.
+_WIDTH = 70
 # Parts of a curve's range, for each of which the table has a mean.
 _SPANS = 4
 
@@ -285,7 +288,7 @@ def draw(variants: Variants, panels: Sequence[Panel], path: Path) -> None:
         axis.remove()
     for panel, axis in zip(panels, axes.flat, strict=False):
         panel.draw(axis, variants, colours)
-        axis.set_title(panel.title)
+        axis.set_title(textwrap.fill(panel.title, _WIDTH))
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(
         handles=[
@@ -316,6 +319,10 @@ def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, Any]) -> None:
             linewidth=0.8,
         )
     axis.set_xticks(range(len(numbers)), numbers)
+    if sum(map(len, numbers)) > _WIDTH:  # side by side they would lie on each other
+        axis.tick_params(axis="x", labelrotation=30)
+        for label in axis.get_xticklabels():
+            label.set_horizontalalignment("right")
     axis.grid(alpha=0.3, axis="y")
     axis.set_axisbelow(True)
 

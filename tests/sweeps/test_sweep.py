@@ -392,6 +392,18 @@ def test_a_variant_without_a_metric_has_no_curve(tmp_path):
             curve.numbers({"one": wrong})
 
 
+@pytest.mark.parametrize(("count", "rotation"), [(2, 0.0), (8, 30.0)])
+def test_names_of_many_bars_do_not_lie_on_each_other(tmp_path, count, rotation):
+    (run,) = make_runs(tmp_path, [{"seed": 0}])
+    names = tuple(f"value/error_of_{number}_continuations" for number in range(count))
+    write_results(run, 1, 2, [dict.fromkeys(names, 0.5)] * 2)
+    axis = figure.Figure().subplots()
+    sweep_figure.Bars(names).draw(axis, {"base": [run.workdir]}, {"base": "red"})
+    labels = axis.get_xticklabels()
+    assert [label.get_text() for label in labels] == list(names)
+    assert {label.get_rotation() for label in labels} == {rotation}
+
+
 def test_a_histogram_counts_what_a_step_lacks_as_nothing(tmp_path):
     young, old = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
     write_results(young, 1, 2, [row(1.0, 60.0, 0)] * 4)
