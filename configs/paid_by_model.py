@@ -4,11 +4,11 @@ What: the quickstart's agent goes on from a recorded step and is paid by its tes
   a reward model of its own outcomes alone. The model reads the task and the change of the work, or
   the change of the reference too ("sighted"). It stays as it is, or is trained again every 50
   updates on the newest outcomes. All variants of a seed have the same random numbers.
-Command: python -m launch.train --config=configs/paid_by_model.py --workdir=runs/outcomes, then
+Command: the run that configs/process_rewards.py forks, runs/forked, then
   python -m launch.reward_model --config=configs/reward_model.py --workdir=runs/blind
-  --config.weights=runs/outcomes --config.runs="('runs/outcomes',)", the same with :truth and
+  --config.weights=runs/forked --config.runs="('runs/forked',)", the same with :truth and
   --workdir=runs/sighted, then python -m launch.sweep --config=configs/paid_by_model.py
-  --workdir=runs/paid_by_model --fork=runs/outcomes --step=40, then
+  --workdir=runs/paid_by_model --fork=runs/forked --step=40, then
   python -m experiments.gains runs/paid_by_model
 Hardware: 2 CPU cores. Run time: not run.
 Expected metric: the update at which held-out pass@1 is highest: latest for the outcome, later for
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from configs import quickstart
+from configs import process_rewards
 
 # Folders of launch.reward_model, without sight of the truth and with it.
 FOLDERS = {"blind": "runs/blind", "sighted": "runs/sighted"}
@@ -32,24 +32,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """The run that is forked, of whose outcomes the models are made. arg: "" or "smoke"."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/paid_by_model.py:{arg}: the argument must be empty or smoke")
-    config = quickstart.get_config(arg)
-    config.train.update(steps=_steps(arg)[0], tasks_per_step=8, group_size=4, micro_batches=4)
-    config.train.optimizer.update(schedule="constant")
-    config.suites = config.suites[:1]
-    config.checkpoint.update(every=1 if arg == "smoke" else 20)
-    with config.ignore_type():
-        config.evaluate = dict(every=1 if arg == "smoke" else 40, samples=2)
-    return config
+    return process_rewards.get_config(arg)
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
-    base, more = _steps(arg)
     penalty = dict(name="malformed", weight=0.1)
     smoke = arg == "smoke"
     retrain = dict(every=1, fit=FIT | dict(updates=2)) if smoke else dict(every=50, fit=FIT)
     for seed in (0,) if smoke else (0, 1, 2):
-        common = {"seed": seed, "train.steps": base + more}
+        common = {"seed": seed} | process_rewards.of_forks(arg)
         yield {"variant": "outcome", **common, "reward.signals": ("tests", penalty)}
         for name, folder in FOLDERS.items():
             signal = dict(name="reward_model", folder=folder)
@@ -64,10 +56,6 @@ def get_figure(arg: str = "") -> tuple[tuple, ...]:
     return (
         ("curve", "reward/solved", "step", window),
         ("curve", "reward/total", "step", window),
-        ("curve", "policy/entropy", "step", window),
+        ("curve", "reward/solved", "drift", window),
+        ("curve", "episode/turns", "step", window),
     )
-
-
-def _steps(arg: str) -> tuple[int, int]:
-    """Steps of the run that is forked, and steps of each fork."""
-    return (2, 2) if arg == "smoke" else (40, 600)

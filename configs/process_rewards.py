@@ -4,8 +4,7 @@ What: the quickstart's agent goes on from a recorded step with one of six reward
   scores of a process reward model (2312.08935) in each of four forms, and the mean with a pull
   towards the start (KL). Both curves are drawn over updates, and policy/kl says how far it went
   (2210.10760 draws them over its root). The model was trained on forks of the same policy.
-Command: python -m launch.train --config=configs/process_rewards.py --workdir=runs/forked
-  --config.rollout.forks="{'continuations': 4}" --config.train.advantage=monte_carlo, then
+Command: python -m launch.train --config=configs/process_rewards.py --workdir=runs/forked, then
   python -m launch.process_model --config=configs/process_model.py --workdir=runs/prm
   --config.runs="('runs/forked',)" --config.backbone=runs/forked, then
   python -m launch.sweep --config=configs/process_rewards.py --workdir=runs/paid
@@ -29,45 +28,68 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """The run that is forked, whose continuations are the model's labels. arg: "" or "smoke"."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/process_rewards.py:{arg}: the argument must be empty or smoke")
+    smoke = arg == "smoke"
     config = quickstart.get_config(arg)
-    config.train.update(steps=_steps(arg)[0], tasks_per_step=8, group_size=4)
+    config.mesh.update(data=1)
+    with config.ignore_type():
+        # the labels of the model
+        config.rollout.forks = dict(continuations=4)
+        config.train.advantage = "monte_carlo"
+    config.train.update(
+        steps=_steps(arg)[0], tasks_per_step=8, group_size=4, micro_batches=4 if smoke else 16
+    )
     config.train.optimizer.update(schedule="constant")
-    config.rollout.engine.update(prompt_length=config.limits.tokens)
-    config.suites = config.suites[:1]
+    # as in configs/ten_thousand.py, whose updates are as small
+    config.rollout.engine.update(slots=12, prompt_length=config.limits.tokens)
+    config.suites = (quickstart.held_out("held_out", 2, 4 if smoke else 96) | dict(samples=2),)
+    config.checkpoint.update(every=1 if smoke else 20)
+    with config.ignore_type():
+        config.evaluate = dict(every=1 if smoke else 100)
     return config
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
-    base, more = _steps(arg)
-    common = {"train.steps": base + more, "train.group_size": 8}
+    common = of_forks(arg)
     penalty = dict(name="malformed", weight=0.1)
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         yield {
             "variant": "outcome",
             "seed": seed,
-            "train.advantage": "grpo",
-            "reward.signals": ("tests", penalty),
             **common,
+            "reward.signals": ("tests", penalty),
         }
-        for form, kl_coef in (*((form, 0.0) for form in FORMS), ("mean", 0.05)):
+        for form in FORMS:
             signal = dict(name="process", weights=MODEL, form=form)
-            yield {
-                "variant": f"{form} with KL" if kl_coef else form,
-                "seed": seed,
-                "train.advantage": "process",
-                "train.loss.kl_coef": kl_coef,
-                "train.pack.drop_uninformative": not kl_coef,
-                "reward.signals": (signal, penalty),
-                **common,
-            }
+            paid = {"train.advantage": "process", "reward.signals": (signal, penalty)}
+            yield {"variant": form, "seed": seed, **common, **paid}
+            if form == "mean":
+                pulled = common | {"train.loss.kl_coef": 0.05}
+                yield {"variant": f"{form} with KL", "seed": seed, **pulled, **paid}
+
+
+def of_forks(arg: str) -> dict:
+    """Overrides of all forks: small updates at a quarter of the rate, and many of them."""
+    return {
+        "rollout.forks": None,
+        "train.advantage": "grpo",
+        "train.steps": sum(_steps(arg)),
+        "train.tasks_per_step": 4,
+        "train.optimizer.learning_rate": 1e-4,
+        # pulls nothing, and has policy/kl measured, on all groups
+        "train.loss.kl_coef": 1e-6,
+        "train.pack.drop_uninformative": False,
+    }
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:
     """Panels of the figure."""
+    window = 1 if arg == "smoke" else 20
     return (
-        ("curve", "reward/solved", "step", 20),
-        ("curve", "reward/process/score", "step", 20),
+        ("curve", "reward/solved", "step", window),
+        ("curve", "reward/process/score", "step", window),
+        ("curve", "reward/solved", "drift", window),
+        ("curve", "episode/turns", "step", window),
     )
 
 

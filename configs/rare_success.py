@@ -47,6 +47,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.suites = (quickstart.held_out("held_out", level=3, count=64),)
     if arg == "smoke":
         config.suites[0].update(count=2, samples=2)
+    else:
+        config.train.update(steps=48)
     return config
 
 

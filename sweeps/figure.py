@@ -4,6 +4,8 @@ A config names a panel by a tuple, its kind first:
 
   ("curve", metric, "step", n)     the metric against the step, as moving averages over n steps
   ("curve", metric, "minutes", n)  the same against the minutes that the steps took so far
+  ("curve", metric, "drift", n)    the same against the square root of policy/kl, by which one
+                                   sees how far a reward can be optimised (2210.10760)
   ("bars", metric, ...)            the mean of each metric over all steps
   ("totals", metric, ...)          the sum of each metric over all steps
   ("histogram", prefix)            the mean over all steps of each metric whose name begins with
@@ -90,13 +92,22 @@ def having(variants: Variants, metric: str) -> Variants:
     return {name: runs for name, runs in variants.items() if wrote(runs)} or variants
 
 
+def drift(workdir: Path) -> dict[int, float]:
+    """For each step of a run, the square root of its KL divergence from the reference policy."""
+    return {step: max(0.0, kl) ** 0.5 for step, kl in series(workdir, "policy/kl").items()}
+
+
 # The horizontal axes that a curve can have.
-X: dict[str, Callable[[Path], dict[int, float]]] = {"step": steps, "minutes": minutes}
+X: dict[str, Callable[[Path], dict[int, float]]] = {
+    "step": steps,
+    "minutes": minutes,
+    "drift": drift,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric against the step or against time, as moving averages.
+    """A metric against the step, time or drift, as moving averages.
 
     The runs of a variant are averaged step by step, in both coordinates. A variant that did not
     write the metric has no curve.
@@ -142,7 +153,7 @@ class Curve:
         The axis ends where the shortest run ends. Between two points the curve is a straight line.
         """
         points = {
-            variant: [[*self._points(w).values()] for w in workdirs]
+            variant: [sorted(self._points(w).values()) for w in workdirs]
             for variant, workdirs in having(variants, self.metric).items()
         }
         ends = np.linspace(

@@ -161,7 +161,9 @@ def quality_of(report: dict[str, Any]) -> Quality:
 def outcomes_of_run(
     workdir: Path, config: RewardModelConfig, tokenizer: Tokenizer
 ) -> Iterator[Outcome]:
-    """The outcomes on record, in their order. Raises ConfigError, and StoreError."""
+    """The outcomes on record, of continuations too, in their order. Raises ConfigError, and
+    StoreError.
+    """
     run = kept_config.read(workdir)
     store = GroupStore(workdir / STORE)
     steps = [
@@ -182,7 +184,7 @@ def outcomes_of_run(
     ):
         for number, record in enumerate(read_ahead(store.folder, places), start=1):
             task = record.group.task
-            for trajectory in record.group.trajectories:
+            for trajectory in record.group.all:
                 work = change_of(record.group, trajectory, run, pool)
                 if work is not None:
                     ids = reading.ids(tokenizer, task, reading.kept(work), pool)

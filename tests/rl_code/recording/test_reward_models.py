@@ -30,7 +30,7 @@ from rl_code.rewards.scorer import Scorer
 from rl_code.run.config import RunConfig
 from rl_code.run.workdir import CONFIG_FILE, STORE
 from rl_code.store.store import GroupStore
-from rl_code.types import Group, Reward
+from rl_code.types import Fork, Group, Reward
 from tests.models.small import narrow_preset
 from tests.rl_code.recording.test_review import FIX, SUBMIT, TASK, play
 from tests.rl_code.rewards.folders import make_tokenizer
@@ -67,7 +67,10 @@ def run(tmp_path_factory) -> Path:
                 noted(trajectory, good=(trajectory.index + item.number) % 2 == 0)
                 for trajectory in group.trajectories
             ]
-            store.deliver(item, Group(group.task, tuple(members)))
+            parted = dataclasses.replace(members[0], index=4, fork=Fork(0, 0, (0,)))
+            # the groups of one task have a continuation
+            more = (parted,) if item.number == 0 else None
+            store.deliver(item, Group(group.task, tuple(members), more))
         store.consume(step, store.read(step), version=step)
     return workdir
 
@@ -95,12 +98,12 @@ def test_outcomes_are_read_from_notes_and_cheats_are_not(weights, run):
     config = configured(weights, run)
     tokenizer = make_tokenizer()
     outcomes = list(outcomes_of_run(run, config, tokenizer))
-    assert len(outcomes) == STEPS * 10 * 3
+    assert len(outcomes) == STEPS * (10 * 3 + 1)
     assert len({one.task for one in outcomes}) == 10
     for one in outcomes[:6]:
         assert ("+x" if one.good else "+y") in tokenizer.decode(one.tokens)
     some = dataclasses.replace(config, first=1, last=3, every=2)
-    assert len(list(outcomes_of_run(run, some, tokenizer))) == 30
+    assert len(list(outcomes_of_run(run, some, tokenizer))) == 31
     with pytest.raises(ConfigError, match="has no steps 9 to None"):
         list(outcomes_of_run(run, dataclasses.replace(config, first=9), tokenizer))
 
