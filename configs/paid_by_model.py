@@ -29,7 +29,7 @@ FIT = dict(updates=60, rows=8, optimizer=dict(learning_rate=3e-4, warmup_steps=5
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The run that is forked, of whose outcomes the models are made. arg: "" or "smoke"."""
+    """A fork of the run that configs/process_rewards.py makes. arg: "" or "smoke"."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/paid_by_model.py:{arg}: the argument must be empty or smoke")
     return process_rewards.get_config(arg)

@@ -4,7 +4,8 @@ What: the quickstart's agent goes on from a recorded step with one of six reward
   scores of a process reward model (2312.08935) in each of four forms, and the mean with a pull
   towards the start (KL). Both curves are drawn over updates, and policy/kl says how far it went
   (2210.10760 draws them over its root). The model was trained on forks of the same policy.
-Command: python -m launch.train --config=configs/process_rewards.py --workdir=runs/forked, then
+Command: python -m launch.train --config=configs/process_rewards.py:labels
+  --workdir=runs/forked, then
   python -m launch.process_model --config=configs/process_model.py --workdir=runs/prm
   --config.runs="('runs/forked',)" --config.backbone=runs/forked, then
   python -m launch.sweep --config=configs/process_rewards.py --workdir=runs/paid
@@ -25,16 +26,18 @@ FORMS = ("sum", "mean", "minimum", "difference")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The run that is forked, whose continuations are the model's labels. arg: "" or "smoke"."""
-    if arg not in ("", "smoke"):
-        raise ValueError(f"configs/process_rewards.py:{arg}: the argument must be empty or smoke")
+    """A fork; or, with the argument "labels", the run that is forked, whose continuations are the
+    model's labels; or "smoke" (seconds).
+    """
+    if arg not in ("", "labels", "smoke"):
+        raise ValueError(f"configs/process_rewards.py:{arg}: expected nothing, labels or smoke")
     smoke = arg == "smoke"
-    config = quickstart.get_config(arg)
+    config = quickstart.get_config("smoke" if smoke else "")
     config.mesh.update(data=1)
-    with config.ignore_type():
-        # the labels of the model
-        config.rollout.forks = dict(continuations=4)
-        config.train.advantage = "monte_carlo"
+    if arg == "labels":
+        with config.unlocked(), config.ignore_type():
+            config.rollout.forks = dict(continuations=4)
+            config.train.advantage = "monte_carlo"
     config.train.update(
         steps=_steps(arg)[0], tasks_per_step=8, group_size=4, micro_batches=4 if smoke else 16
     )
