@@ -5,8 +5,8 @@ What: the quickstart on functions of three levels. The curriculum draws a level 
 Command: python -m launch.sweep --config=configs/curriculum.py --workdir=runs/curriculum
   --figure=docs/curriculum.png
 Hardware: 2 CPU cores. Run time: docs/results/curriculum.md.
-Expected metric: the share of mixed groups is larger with the curriculum; held-out pass@1 of each
-  level, mean and range over seeds
+Expected metric: held-out pass@1 of each level rises by 8 to 14 points with and without it, since
+  all levels have mixed groups
 """
 
 from collections.abc import Iterator
