@@ -1,8 +1,8 @@
 """The implementation that each attention call of a model takes: a kernel, or XLA and why.
 
-The kernels cannot run float32 on GPU, heads of more than 128, or small blocks. Such calls go to
-XLA. The dry run prints what each call takes, and a run logs it when it starts, so that nobody has
-to find it out from a profile.
+The kernels of attention cannot run float32 on GPU, heads of more than 128, or small blocks. Such
+calls go to XLA. The dry run prints what each call takes, and a run logs it when it starts, so that
+nobody has to find it out from a profile.
 """
 
 from __future__ import annotations

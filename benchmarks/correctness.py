@@ -34,6 +34,7 @@ from attention.methods.window import Window
 from attention.selected import selected_attention
 from models.sharding import MeshConfig, make_mesh, use_mesh
 from pallas_kernels import choice
+from pallas_kernels.delta.api import chunked
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.tokens import TAIL, sequences
 
@@ -62,6 +63,8 @@ class Check:
     run: Callable[..., tuple[jax.Array, ...]]
     # Shapes of the arrays; they are drawn in float64 and rounded.
     shapes: tuple[tuple[int, ...], ...]
+    # The dtype of what has one whatever that of the model is.
+    dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +92,12 @@ def check_all(dtype: str, sizes: Sizes, device: jax.Device | None = None) -> Ite
     here = make_mesh(MeshConfig(1, 1), [device or jax.devices()[0]])
     cpu = make_mesh(MeshConfig(1, 1), jax.devices("cpu")[:1])
     for check in checks(sizes):
+        own = check.dtype or dtype
         rng = np.random.default_rng(0)
         arrays = [rng.standard_normal(shape) for shape in check.shapes]
         exact = compute(check, arrays, "float64", cpu)
-        found = errors(compute(check, arrays, dtype, here), exact)
-        rough = errors(compute(check, arrays, dtype, cpu), exact) if dtype == "bfloat16" else None
+        found = errors(compute(check, arrays, own, here), exact)
+        rough = errors(compute(check, arrays, own, cpu), exact) if own == "bfloat16" else None
         for of, part in (("output", slice(0, 1)), ("gradients", slice(1, None))):
             if not found[part]:
                 continue
@@ -149,6 +153,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield _chosen("some blocks, rows", sizes)
     # where a kernel has two ways, the one that the heuristic does not take
     yield _chosen("some blocks, rows, the other way", sizes, gather_in_kernel=False)
+    yield _states("gated delta, rows", sizes)
 
 
 def _rows(name: str, method: Method, sizes: Sizes) -> Check:
@@ -278,6 +283,32 @@ def _chosen(name: str, sizes: Sizes, **changes: bool) -> Check:
         return out, *slopes
 
     return Check(name, run, (q, q, *pair))
+
+
+def _states(name: str, sizes: Sizes) -> Check:
+    """Chunks of gated delta nets, not all of which continue the one before: results and the
+    gradients of all that they are made of. States are in float32.
+    """
+    count = sizes.tokens // BLOCK
+    slots = np.arange(count)
+    # every third one begins where the one before began
+    parents = np.where(slots % 3 == 2, slots - 1, slots)[None]
+    heads, each, size = sizes.kv_heads, sizes.heads // sizes.kv_heads, sizes.head_dim
+    places = (1, count, BLOCK, heads)
+    keys, values, numbers = (*places, size), (*places, each, size), (*places, each)
+    first = (1, heads, each, size, size)
+
+    def run(weight, *arrays):
+        def total(q, k, v, g, beta, first):
+            k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+            given = q, k, v, -jax.nn.softplus(g), jax.nn.sigmoid(beta), first
+            out, _ = chunked(*given, jnp.asarray(parents, jnp.int32))
+            return jnp.sum(out * weight), out
+
+        slopes, out = jax.grad(total, range(6), has_aux=True)(*arrays)
+        return out, *slopes
+
+    return Check(name, run, (values, keys, keys, values, numbers, numbers, first), "float32")
 
 
 def _heads(sizes: Sizes, tokens: int, rows: int = 1):

@@ -84,6 +84,12 @@ def _documents(name: str, **settings: Any) -> Workload:
     return dataclasses.replace(plain, name=f"{plain.name}, documents", changes=changes)
 
 
+def _states(**settings: Any) -> Workload:
+    """The same with layers that keep states, every second one."""
+    plain = _large("gated_delta", **settings)
+    return dataclasses.replace(plain, attention=(*(plain.attention or ()), {"name": "dense"}))
+
+
 def _experts(tensor: int) -> Workload:
     """The same with a mixture of experts, each cut over some devices."""
     plain = _large("dense")
@@ -118,6 +124,8 @@ WORKLOADS = (
     # the paper's blocks of 512, which are pages of the cache too
     _paged("moba", page=512),
     _large("gated_documents"),
+    # as Qwen3-Next and Qwen3.5
+    _states(key_heads=16, value_heads=32, key_size=128, value_size=128),
     _documents("dense"),
     _documents("nsa"),
     _experts(tensor=1),

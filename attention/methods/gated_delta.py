@@ -6,9 +6,10 @@ changes by the delta rule (``attention.delta_rule``).
 q, k and v of a token come from one projection, a causal depthwise convolution over the last tokens
 of its sequence, and SiLU. The result passes through RMSNorm and the gate SiLU(z).
 
-Rows are computed in chunks. In packed rows every run of one segment and branch begins a chunk. Its
-first state, and the inputs of its first convolutions, are those at the end of the run that it
-continues, at any depth of a tree; zero where it continues none (``attention.chunks``).
+Rows are computed in chunks (``pallas_kernels.delta``). In packed rows every run of one segment and
+branch begins a chunk. Its first state, and the inputs of its first convolutions, are those at the
+end of the run that it continues, at any depth of a tree; zero where it continues none
+(``attention.chunks``).
 
 Where the tokens of rows are cut over devices, a state is linear in the one that its device begins
 with: S = A S_0 + B. Every device computes A and B of its own chunks at the same time as all others,
@@ -36,7 +37,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.chunks import CHUNK, Chunks, cut_rows
-from attention.delta_rule import SMALL, chunked, step
+from attention.delta_rule import step
+from attention.implementations import Call, CallShape
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -48,6 +50,8 @@ from attention.methods.method import (
 )
 from attention.products import project
 from attention.query_cost import QueryCost
+from pallas_kernels.delta.api import chunked, obstacle_on
+from pallas_kernels.delta.reference import SMALL
 from pallas_kernels.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -315,7 +319,8 @@ class GatedDelta(Method):
         # corrections, queries and new keys with the state or into it; scores with changes
         of_state = 3 * key * value + CHUNK * value
         solved = CHUNK * (value + key)
-        # ``delta_rule.solve``: two products for each block below the diagonal, of 8, 16, ... rows
+        # its inverse (``delta.reference``): two products for each block below the diagonal, of 8,
+        # 16, ... rows
         inverse = (CHUNK**2 - SMALL**2) / 3
         return QueryCost(
             0.0,
@@ -325,9 +330,26 @@ class GatedDelta(Method):
             repeated=heads * each * key * value,
         )
 
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        sizes = self.key_size or shape.head_dim, self.value_size or shape.head_dim
+        found = []
+        for phase, tokens in (("train", CHUNK), ("prefill", self.chunk(shape.page))):
+
+            def obstacle(platform: str, name: str, dtype: str, tokens: int = tokens) -> str | None:
+                # states, and what changes them, are at least float32
+                wide = str(jnp.promote_types(dtype, jnp.float32))
+                return obstacle_on(platform, name, wide, tokens, sizes)
+
+            found.append(Call("states", phase, obstacle))
+        return (*found, Call("states", "decode", _no_kernel))
+
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
         heads, each, key, value = self.sizes(shape)
         return 4 * heads * each * key * value
+
+
+def _no_kernel(platform: str, name: str, dtype: str) -> str:
+    return "one token multiplies no matrices"
 
 
 def _unit(x: jax.Array) -> jax.Array:

@@ -13,10 +13,11 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from attention.chunks import CHUNK
-from attention.delta_rule import chunked, recurrence
+from attention.delta_rule import recurrence
 from attention.layout import lay_out
 from attention.ring import Ring
 from models.paged import model_cache
+from pallas_kernels.delta.api import chunked
 from pallas_kernels.tokens import Tokens
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, WIDTH, random_tokens, run

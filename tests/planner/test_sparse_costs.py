@@ -25,6 +25,7 @@ from attention.methods.window import Window
 from attention.query_cost import QueryCost
 from models.families import PRESETS
 from models.sharding import MeshConfig
+from pallas_kernels.delta.api import chunked
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.tokens import TAIL, Tokens
 from planner import arithmetic, attention_costs
@@ -254,7 +255,7 @@ def test_chunks_of_a_gated_delta_net_do_the_products_that_are_counted(passes):
     given = (*of_delta(ROWS, chunks, CHUNK), first)
 
     def loss(*given):
-        return jnp.sum(delta_rule.chunked(*given)[0] ** 2)
+        return jnp.sum(chunked(*given)[0] ** 2)
 
     function = loss if passes == "forward" else jax.grad(loss, argnums=tuple(range(6)))
     text = jax.jit(function).lower(*given, parents).compile().as_text()

@@ -1,0 +1,1 @@
+"""The gated delta rule by chunks, forward and backward."""
