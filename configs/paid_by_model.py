@@ -56,6 +56,6 @@ def get_figure(arg: str = "") -> tuple[tuple, ...]:
     return (
         ("curve", "reward/solved", "step", window),
         ("curve", "reward/total", "step", window),
-        ("curve", "reward/solved", "drift", window),
+        ("curve", "reward/solved", "sqrt_kl", window),
         ("curve", "episode/turns", "step", window),
     )

@@ -1,9 +1,9 @@
 """Few tasks played often against many tasks played once, at equal episodes, 3 seeds each.
 
-What: the quickstart's agent, warmed up on functions of one step, is trained on the first n tasks of
-  a stream of functions of two steps. Every step has 128 episodes, as groups of 4, 8 or 32. So a run
-  of 72 steps plays each of 32 tasks 288 times, of 256 tasks 36 times, of 2,048 tasks 4.5 times.
-  Runs of a seed begin with one warm start, which has seen none of these tasks.
+What: the quickstart's agent is trained on the first n tasks of a stream of functions of two steps.
+  Every step has 128 episodes, as groups of 4, 8 or 32. So a run of 48 steps plays each of 8 tasks
+  768 times, each of 64 tasks 96 times, and of 2,048 tasks none twice with groups of 8 or 32. Runs
+  of a seed begin with one warm start, which has seen none of these tasks.
 Command: python -m launch.sweep --config=configs/scarce_data.py --workdir=runs/scarce_data
   --figure=docs/scarce_data.png
 Hardware: 2 CPU cores. Run time: not run.
@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     with config.ignore_type():
         config.tasks = first(TASKS[1])
         # what is demonstrated is no part of what is scarce
-        config.sft.tasks = dict(name="generated", split="train", levels=(1,), seed=1)
+        config.sft.tasks = dict(name="generated", split="train", levels=(1, 2, 2), seed=1)
     config.suites = config.suites[:1]
     if arg == "smoke":
         config.tasks.count = 8

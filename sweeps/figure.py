@@ -4,7 +4,7 @@ A config names a panel by a tuple, its kind first:
 
   ("curve", metric, "step", n)     the metric against the step, as moving averages over n steps
   ("curve", metric, "minutes", n)  the same against the minutes that the steps took so far
-  ("curve", metric, "drift", n)    the same against the square root of policy/kl, by which one
+  ("curve", metric, "sqrt_kl", n)  the same against the square root of policy/kl, by which one
                                    sees how far a reward can be optimised (2210.10760)
   ("bars", metric, ...)            the mean of each metric over all steps
   ("totals", metric, ...)          the sum of each metric over all steps
@@ -92,7 +92,7 @@ def having(variants: Variants, metric: str) -> Variants:
     return {name: runs for name, runs in variants.items() if wrote(runs)} or variants
 
 
-def drift(workdir: Path) -> dict[int, float]:
+def sqrt_kl(workdir: Path) -> dict[int, float]:
     """For each step of a run, the square root of its KL divergence from the reference policy."""
     return {step: max(0.0, kl) ** 0.5 for step, kl in series(workdir, "policy/kl").items()}
 
@@ -101,13 +101,13 @@ def drift(workdir: Path) -> dict[int, float]:
 X: dict[str, Callable[[Path], dict[int, float]]] = {
     "step": steps,
     "minutes": minutes,
-    "drift": drift,
+    "sqrt_kl": sqrt_kl,
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric against the step, time or drift, as moving averages.
+    """A metric against the step, time or divergence, as moving averages.
 
     The runs of a variant are averaged step by step, in both coordinates. A variant that did not
     write the metric has no curve.

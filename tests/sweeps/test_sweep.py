@@ -376,20 +376,20 @@ def test_curves_are_compared_where_all_runs_have_been(tmp_path):
     assert [numbers[span]["slow"][0] for span in list(numbers)[2:]] == pytest.approx([1.25, 1.75])
 
 
-def test_a_curve_against_drift_is_ordered_by_it(tmp_path):
+def test_a_curve_against_divergence_is_ordered_by_it(tmp_path):
     (run,) = make_runs(tmp_path, [{"seed": 0}])
     rows = [row(reward, 60.0, 0) for reward in (1.0, 3.0, 2.0)]
     # the policy goes two away from where it began, and half of the way back; one estimate is below 0
     write_results(
         run, 1, 2, [x | {"policy/kl": kl} for x, kl in zip(rows, (-0.1, 4, 1), strict=True)]
     )
-    curve = sweep_figure.Curve("reward/total", "drift", 1)
+    curve = sweep_figure.Curve("reward/total", "sqrt_kl", 1)
     axis = figure.Figure().subplots()
     curve.draw(axis, {"base": [run.workdir]}, {"base": "red"})
     (line,) = axis.lines
     assert line.get_xydata().tolist() == [[0, 1], [2, 3], [1, 2]]
     numbers = curve.numbers({"base": [run.workdir]})
-    assert numbers["drift 1.5 to 2"]["base"] == pytest.approx([2.75])
+    assert numbers["sqrt_kl 1.5 to 2"]["base"] == pytest.approx([2.75])
 
 
 def test_a_variant_without_a_metric_has_no_curve(tmp_path):
