@@ -11,9 +11,9 @@ Command: python -m launch.train --config=configs/process_rewards.py:labels
   python -m launch.sweep --config=configs/process_rewards.py --workdir=runs/paid
   --fork=runs/forked --step=40
 Hardware: 2 CPU cores. Run time: 7 to 18 minutes a fork beside other programs.
-Expected metric: held-out pass@1 of 69 % keeps at 71 % where the outcome is paid. Paid by the mean
-  of the scores it falls below 60 % within 160 updates and below 5 % within 600, while
-  reward/process/score rises from 0.74 to 0.9.
+Expected metric: held-out pass@1 of 69 % keeps at 71 % where the outcome is paid, and at 69 % with
+  the difference of the scores. With their mean it falls below 60 % within 160 updates and below 5 %
+  within 600, while reward/process/score rises from 0.74 to 0.9.
 """
 
 from collections.abc import Iterator
