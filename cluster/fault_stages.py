@@ -118,7 +118,8 @@ class Supervised(Stage):
 class OnRay(Stage):
     """The roles by launch.on_ray, on a Ray cluster that is simulated on this machine.
 
-    A node that is lost is replaced by a new one, as an autoscaler would do.
+    A node that is lost is replaced by a new one before another is lost: until then the others have
+    room for all roles. To start one takes seconds, in which a short run may end.
     """
 
     replaces_hung = True
@@ -133,6 +134,7 @@ class OnRay(Stage):
     ):
         super().__init__(folder, actors, variables)
         self._nodes = nodes
+        self._lacks_node = False
         # Nodes have the environment of who starts them.
         os.environ.update(variables)
         # All roles fit on all nodes but one.
@@ -143,6 +145,9 @@ class OnRay(Stage):
         self._start("on_ray", ["launch.on_ray", address, *more, *command])
 
     def lose_node(self, rng: random.Random) -> dict | None:
+        if self._lacks_node:
+            self._cluster.add_node()
+            self._lacks_node = False
         found = roles(self.folder)
         used = [
             node
@@ -157,7 +162,7 @@ class OnRay(Stage):
         for pid, name in lost:
             self.expect_return(name, pid, fault)
         self._cluster.lose_node(node)
-        self._cluster.add_node()
+        self._lacks_node = True
         return fault
 
     def lose_head(self) -> dict | None:
@@ -176,6 +181,7 @@ class OnRay(Stage):
         # A new cluster at the same address; what started the roles is started again meanwhile.
         self._cluster.close()
         self._cluster.start(self._nodes, port)
+        self._lacks_node = False
         return fault
 
     def close(self) -> None:
