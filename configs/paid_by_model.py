@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import ml_collections
 
 from configs import process_rewards
+from configs.process_rewards import PENALTY
 
 # Folders of launch.reward_model, without sight of the truth and with it.
 FOLDERS = {"blind": "runs/blind", "sighted": "runs/sighted"}
@@ -36,17 +37,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
-    penalty = dict(name="malformed", weight=0.1)
     smoke = arg == "smoke"
     retrain = dict(every=1, fit=FIT | dict(updates=2)) if smoke else dict(every=50, fit=FIT)
     for seed in (0,) if smoke else (0, 1, 2):
         common = {"seed": seed} | process_rewards.of_forks(arg)
-        yield {"variant": "outcome", **common, "reward.signals": ("tests", penalty)}
+        yield {"variant": "outcome", **common, "reward.signals": ("tests", PENALTY)}
         for name, folder in FOLDERS.items():
             signal = dict(name="reward_model", folder=folder)
-            yield {"variant": name, **common, "reward.signals": (signal, penalty)}
+            yield {"variant": name, **common, "reward.signals": (signal, PENALTY)}
             signal = signal | dict(retrain=retrain)
-            yield {"variant": f"{name}, retrained", **common, "reward.signals": (signal, penalty)}
+            yield {"variant": f"{name}, retrained", **common, "reward.signals": (signal, PENALTY)}
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:

@@ -24,6 +24,8 @@ from configs import quickstart
 
 MODEL = "runs/prm@300"
 FORMS = ("sum", "mean", "minimum", "difference")
+# Beside the signal that is compared, in every run.
+PENALTY = dict(name="malformed", weight=0.1)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -55,17 +57,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def get_sweep(arg: str = "") -> Iterator[dict]:
     """One set of overrides per run; all variants of a seed before the next seed."""
     common = of_forks(arg)
-    penalty = dict(name="malformed", weight=0.1)
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         yield {
             "variant": "outcome",
             "seed": seed,
             **common,
-            "reward.signals": ("tests", penalty),
+            "reward.signals": ("tests", PENALTY),
         }
         for form in FORMS:
             signal = dict(name="process", weights=MODEL, form=form)
-            paid = {"train.advantage": "process", "reward.signals": (signal, penalty)}
+            paid = {"train.advantage": "process", "reward.signals": (signal, PENALTY)}
             yield {"variant": form, "seed": seed, **common, **paid}
             if form == "mean":
                 pulled = common | {"train.loss.kl_coef": 0.05}

@@ -1,9 +1,10 @@
 """The pass over chunks on GPU (Mosaic GPU), for Hopper.
 
 A thread block passes 64 columns of a head's state from chunk to chunk, alone: columns need nothing
-of each other. All matrices are cut into tiles of 64 by 64, which one warpgroup copies into a ring
-of buffers in shared memory, in the order in which the other multiplies by them. The state is kept
-transposed, so that it and what is made of it are the left sides of products, in registers.
+of each other. All matrices are cut into tiles of 64 by 64 (``gpu_memory``), which one warpgroup
+copies into a ring of buffers in shared memory, in the order in which the other multiplies by them.
+The state is kept transposed, so that it and what is made of it are the left sides of products, in
+registers.
 
 Float32 is multiplied as six products of parts in bfloat16 (``_split``), which is as precise. The
 parts of what is copied are made before the kernel.
@@ -22,7 +23,6 @@ C, H and W filled up to multiples of 64; P = W / 64 parts of the columns.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -34,23 +34,31 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.delta import reference
 from pallas_kernels.delta.blocks import continued
+from pallas_kernels.delta.gpu_memory import (
+    PARTS,
+    STEPS,
+    TILE,
+    Plan,
+    across,
+    by_head,
+    filled,
+    from_tiles,
+    in_order,
+    in_turn,
+    launch,
+    planned,
+    ring,
+)
 from pallas_kernels.delta.reference import Parts
 from pallas_kernels.matrix_units import full, tiles
-from pallas_kernels.padding import pad
-from pallas_kernels.pipeline import barriers, fetch, named
+from pallas_kernels.pipeline import fetch, named
 
 DTYPES = ("float32",)
 # What the kernels take: the work inside of chunks is XLA's.
 prepared = reference.parts
-# Rows and columns of a tile, which a warpgroup multiplies.
-_TILE = 64
 # Largest key size: the state of a thread block is in registers.
 _LARGEST = 128
-# Slots of the ring of tiles, 24 KiB each: what the states of the largest key size leave of shared
-# memory.
-_STEPS = 6
-# Parts of a float32 number, and which products of parts are summed, the smallest first.
-_PARTS = 3
+# Products of the parts of two numbers that are summed, the smallest first.
 _PAIRS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
@@ -61,34 +69,11 @@ def obstacle(platform: str, tokens: int, sizes: tuple[int, int]) -> str | None:
     """
     if platform == "blackwell":
         return "no kernel for Blackwell"
-    if tokens > _TILE:
-        return f"{tokens} tokens of a chunk are more than {_TILE}"
+    if tokens > TILE:
+        return f"{tokens} tokens of a chunk are more than {TILE}"
     if sizes[0] > _LARGEST:
         return f"key size {sizes[0]} is more than {_LARGEST}"
     return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """Static arguments of a kernel."""
-
-    chunks: int
-    heads: int
-    # P.
-    columns: int
-    # H / 64.
-    keys: int
-    interpret: bool
-
-    @property
-    def tiles(self) -> int:
-        """Tiles that a thread block goes through with every chunk."""
-        return 2 + 3 * self.keys
-
-    @property
-    def size(self) -> int:
-        """H."""
-        return self.keys * _TILE
 
 
 def forward(
@@ -97,30 +82,30 @@ def forward(
     """As ``tpu.forward``."""
     shape = parts.values.shape
     sizes = first.shape[-2:]
-    values, corrections, scores, queries, to_end, decays = _by_head(parts)
-    right = [*_in_turn(-corrections, queries), scores, *_across(to_end)]
-    given = _in_order(values, right)
-    plan = _plan(values, corrections, interpret)
-    first = _filled(first.reshape(shape[0], plan.heads, *sizes)).swapaxes(2, 3)
+    values, corrections, scores, queries, to_end, decays = by_head(parts)
+    right = [*in_turn(-corrections, queries), scores, *across(to_end)]
+    given = in_order(values, right)
+    plan = planned(values, corrections, interpret)
+    first = filled(first.reshape(shape[0], plan.heads, *sizes)).swapaxes(2, 3)
     batch = shape[0]
-    count = batch * plan.heads * plan.columns * _TILE
+    count = batch * plan.heads * plan.columns * TILE
     out, states = plgpu.kernel(
         functools.partial(_forward_kernel, plan=plan),
         kernel_name="delta_forward",
         out_type=[
-            jax.ShapeDtypeStruct((count * plan.chunks, _TILE), jnp.float32),
+            jax.ShapeDtypeStruct((count * plan.chunks, TILE), jnp.float32),
             jax.ShapeDtypeStruct((count * (plan.chunks + 1), plan.size), jnp.float32),
         ],
         scratch_types=[
-            *_ring(plan),
-            tiles((_TILE, plan.size), jnp.float32),
-            tiles((_TILE, _TILE), jnp.float32),
+            *ring(plan),
+            tiles((TILE, plan.size), jnp.float32),
+            tiles((TILE, TILE), jnp.float32),
             plgpu.Barrier(),
         ],
-        **_launch(plan, batch),
+        **launch(plan, batch),
         interpret=interpret or None,
     )(parents.astype(jnp.int32), decays, given, first.reshape(-1, plan.size))
-    out = _from_tiles(out, plan, shape)
+    out = from_tiles(out, plan, shape)
     states = states.reshape(batch, plan.heads, plan.chunks + 1, -1, plan.size)
     # XLA drops it where nobody uses it
     natural = states[:, :, 1:, : sizes[1], : sizes[0]].transpose(0, 2, 1, 4, 3)
@@ -140,43 +125,43 @@ def backward(
     shape = parts.values.shape
     batch, chunks = shape[:2]
     parents = parents.astype(jnp.int32)
-    values, corrections, scores, queries, to_end, decays = _by_head(parts)
+    values, corrections, scores, queries, to_end, decays = by_head(parts)
     heads = values.shape[1]
-    d_out = _filled(d_out.reshape(*shape[:2], heads, *shape[4:]).swapaxes(1, 2))
-    right = [scores, *_across(to_end), *_in_turn(queries, -corrections)]
-    given = _in_order(d_out, right)
-    plan = _plan(values, corrections, interpret)
-    count = batch * heads * plan.columns * _TILE
+    d_out = filled(d_out.reshape(*shape[:2], heads, *shape[4:]).swapaxes(1, 2))
+    right = [scores, *across(to_end), *in_turn(queries, -corrections)]
+    given = in_order(d_out, right)
+    plan = planned(values, corrections, interpret)
+    count = batch * heads * plan.columns * TILE
     more = []
     if d_states is not None:
         sizes = d_states.shape[-2:]
         d_states = d_states.reshape(batch, chunks, heads, *sizes)
-        d_states = _filled(d_states).transpose(0, 2, 1, 4, 3)
+        d_states = filled(d_states).transpose(0, 2, 1, 4, 3)
         more = [d_states.reshape(-1, plan.size)]
     state = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     d_values, behind, d_first, _ = plgpu.kernel(
         functools.partial(_backward_kernel, plan=plan, used=bool(more)),
         kernel_name="delta_backward",
         out_type=[
-            state((count * chunks, _TILE)),
+            state((count * chunks, TILE)),
             state((count * chunks, plan.size)),
             state((count, plan.size)),
             # written and read for some chunks only
             state((count * chunks, plan.size)),
         ],
         scratch_types=[
-            *_ring(plan),
-            tiles((_TILE, plan.size), jnp.float32),
-            tiles((_TILE, plan.size), jnp.float32),
-            tiles((_TILE, _TILE), jnp.float32),
+            *ring(plan),
+            tiles((TILE, plan.size), jnp.float32),
+            tiles((TILE, plan.size), jnp.float32),
+            tiles((TILE, TILE), jnp.float32),
             plgpu.Barrier(),
         ],
-        **_launch(plan, batch),
+        **launch(plan, batch),
         interpret=interpret or None,
     )(parents, *continued(parents), decays, given, *more)
 
     # of every chunk by itself, with the state before it and the cotangent of the one behind it
-    d_values = d_values.reshape(batch, heads, chunks, -1, _TILE)
+    d_values = d_values.reshape(batch, heads, chunks, -1, TILE)
     behind = behind.reshape(batch, heads, chunks, -1, plan.size)
     before = jax.vmap(lambda x, at: x[:, at])(states, parents)
     changes = values - _einsum("bmnch,bmnwh->bmncw", corrections, before)
@@ -216,7 +201,7 @@ _ForwardRefs = collections.namedtuple(
 )
 
 
-def _forward_kernel(*arguments, plan: _Plan):
+def _forward_kernel(*arguments, plan: Plan):
     refs, _ = named(_ForwardRefs, arguments)
     row, head, wg = (jax.lax.axis_index(name) for name in ("row", "head", "wg"))
     of_state, of_chunk = (functools.partial(_rows, plan, x) for x in (plan.chunks + 1, plan.chunks))
@@ -239,7 +224,7 @@ def _forward_kernel(*arguments, plan: _Plan):
             tile = _Tiles(refs, plan, chunk)
             decay = refs.decays[row, head, chunk]
             changes = _sum(tile.parts())
-            out = full((_TILE, _TILE), 0.0, plgpu.Layout.WGMMA)
+            out = full((TILE, TILE), 0.0, plgpu.Layout.WGMMA)
             for part in parts:
                 state = _split(_load(refs.kept.at[:, part]))
                 changes = tile.add(changes, state, transposed=True)
@@ -279,7 +264,7 @@ _BackwardRefs = collections.namedtuple(
 )
 
 
-def _backward_kernel(*arguments, plan: _Plan, used: bool):
+def _backward_kernel(*arguments, plan: Plan, used: bool):
     given = list(arguments)
     if not used:
         given.insert(_BackwardRefs._fields.index("d_states"), None)
@@ -307,7 +292,7 @@ def _backward_kernel(*arguments, plan: _Plan, used: bool):
 
     def clear():
         for part in parts:
-            refs.kept.at[:, part][...] = full((_TILE, _TILE), 0.0, plgpu.Layout.WGMMA)
+            refs.kept.at[:, part][...] = full((TILE, TILE), 0.0, plgpu.Layout.WGMMA)
         plgpu.commit_smem()
 
     @pl.when(wg == 0)
@@ -324,7 +309,7 @@ def _backward_kernel(*arguments, plan: _Plan, used: bool):
             tile = _Tiles(refs, plan, step)
             decay = refs.decays[row, head, chunk]
             d_out = tile.parts()
-            d_changes = tile.add(full((_TILE, _TILE), 0.0, plgpu.Layout.WGMMA), d_out)
+            d_changes = tile.add(full((TILE, TILE), 0.0, plgpu.Layout.WGMMA), d_out)
             for part in parts:
                 behind = _split(_load(refs.kept.at[:, part]))
                 d_changes = tile.add(d_changes, behind, transposed=True)
@@ -356,7 +341,7 @@ def _backward_kernel(*arguments, plan: _Plan, used: bool):
 class _Tiles:
     """The tiles of a chunk, one after another as they arrive in the ring."""
 
-    def __init__(self, refs, plan: _Plan, turn):
+    def __init__(self, refs, plan: Plan, turn):
         self.refs, self.plan = refs, plan
         self.step = turn * plan.tiles
 
@@ -393,7 +378,7 @@ class _Tiles:
     def _next(self) -> list:
         slot = self._slot()
         plgpu.barrier_wait(self.refs.filled.at[slot])
-        return [self.refs.ring.at[slot, pl.ds(part * _TILE, _TILE)] for part in range(_PARTS)]
+        return [self.refs.ring.at[slot, pl.ds(part * TILE, TILE)] for part in range(PARTS)]
 
     def _done(self) -> None:
         # what was read by loads may be overwritten by the copy engine only after a fence
@@ -402,10 +387,10 @@ class _Tiles:
         self.step = self.step + 1
 
     def _slot(self):
-        return jax.lax.rem(self.step, jnp.int32(_STEPS))
+        return jax.lax.rem(self.step, jnp.int32(STEPS))
 
 
-def _fetch(refs, plan: _Plan, wg, reverse: bool = False) -> None:
+def _fetch(refs, plan: Plan, wg, reverse: bool = False) -> None:
     """The work of the warpgroup that copies. reverse: the last chunk comes first."""
     row, head, part = (jax.lax.axis_index(name) for name in ("row", "head", "part"))
 
@@ -415,22 +400,22 @@ def _fetch(refs, plan: _Plan, wg, reverse: bool = False) -> None:
         # the first tile is that of the thread block's own columns
         tile = jnp.where(at == 0, part, plan.columns - 1 + at)
         number = (row * plan.heads + head) * plan.chunks + chunk
-        first = (number * (plan.columns + plan.tiles - 1) + tile) * (_PARTS * _TILE)
-        return (refs.given.at[pl.ds(pl.multiple_of(first, _TILE), _PARTS * _TILE)],)
+        first = (number * (plan.columns + plan.tiles - 1) + tile) * (PARTS * TILE)
+        return (refs.given.at[pl.ds(pl.multiple_of(first, TILE), PARTS * TILE)],)
 
     @pl.when(wg == 1)
     def _():
         rings = (refs.ring,)
-        fetch(plan.chunks * plan.tiles, sources, rings, refs.filled, refs.emptied, _STEPS)
+        fetch(plan.chunks * plan.tiles, sources, rings, refs.filled, refs.emptied, STEPS)
 
 
-def _rows(plan: _Plan, count: int, number):
+def _rows(plan: Plan, count: int, number):
     """The rows of the thread block's columns in an array [B * M * count * P * 64, ...]: those of
     its head's chunk or state with this number, of ``count``.
     """
     row, head, part = (jax.lax.axis_index(name) for name in ("row", "head", "part"))
     at = ((row * plan.heads + head) * count + number) * plan.columns + part
-    return pl.ds(pl.multiple_of(at * _TILE, _TILE), _TILE)
+    return pl.ds(pl.multiple_of(at * TILE, TILE), TILE)
 
 
 def _read(source, there, loaded) -> None:
@@ -441,7 +426,7 @@ def _read(source, there, loaded) -> None:
 def _split(x) -> list:
     """Three numbers in bfloat16 whose sum is x."""
     found = []
-    for _ in range(_PARTS):
+    for _ in range(PARTS):
         part = x.astype(jnp.bfloat16)
         found.append(part)
         x = x - part.astype(jnp.float32)
@@ -459,74 +444,4 @@ def _load(ref):
 
 
 def _parts_of(size: int) -> list:
-    return [pl.ds(at, _TILE) for at in range(0, size, _TILE)]
-
-
-# --- How arrays lie in memory ---------------------------------------------------------------------
-
-
-def _plan(values: jax.Array, corrections: jax.Array, interpret: Any) -> _Plan:
-    """The plan of a kernel; values and corrections as from ``_by_head``."""
-    chunks, heads = values.shape[2], values.shape[1]
-    columns, keys = (x.shape[-1] // _TILE for x in (values, corrections))
-    return _Plan(chunks, heads, columns, keys, bool(interpret))
-
-
-def _ring(plan: _Plan) -> list:
-    """Types of the ring of tiles and of its barriers."""
-    ring = tiles((_STEPS, _PARTS * _TILE, _TILE), jnp.bfloat16)
-    return [ring, *barriers(_STEPS, compute=1, arrays=1)]
-
-
-def _launch(plan: _Plan, batch: int) -> dict:
-    """Options of both kernels."""
-    return {
-        "grid": (plan.columns, plan.heads, batch),
-        "grid_names": ("part", "head", "row"),
-        "num_threads": 2,
-        "thread_name": "wg",
-        "compiler_params": plgpu.CompilerParams(),
-    }
-
-
-def _by_head(parts: Parts) -> list[jax.Array]:
-    """The parts [B, M, N, ...], filled up to whole tiles, and the decays [B, M, N] of chunks."""
-    *given, end = (x.reshape(*x.shape[:2], -1, *x.shape[4:]).swapaxes(1, 2) for x in parts)
-    return [*map(_filled, given), jnp.exp(end[..., 0])]
-
-
-def _filled(x: jax.Array) -> jax.Array:
-    """x with its last two axes filled up to whole tiles by zeros."""
-    return pad(pad(x, _TILE, axis=x.ndim - 2), _TILE, axis=x.ndim - 1)
-
-
-def _across(x: jax.Array) -> list[jax.Array]:
-    """The tiles of x [..., 64, columns] from left to right."""
-    return jnp.split(x, x.shape[-1] // _TILE, axis=-1)
-
-
-def _in_turn(*arrays: jax.Array) -> list[jax.Array]:
-    """The tiles of arrays, first the leftmost of each."""
-    return [tile for place in zip(*map(_across, arrays), strict=True) for tile in place]
-
-
-def _in_order(own: jax.Array, right: Sequence[jax.Array]) -> jax.Array:
-    """All tiles of all chunks, as parts in bfloat16, in the order in which they are used.
-
-    own: [B, M, N, 64, W], of which every thread block has a tile, transposed. right: tiles
-    [B, M, N, 64, 64] that all of them multiply by. Returns an array [tiles * 3 * 64, 64].
-    """
-    found = jnp.stack([*(tile.swapaxes(-1, -2) for tile in _across(own)), *right], axis=3)
-    parts = []
-    for _ in range(_PARTS):
-        # a conversion there and back is none to XLA
-        part = jax.lax.reduce_precision(found, exponent_bits=8, mantissa_bits=7)
-        parts.append(part.astype(jnp.bfloat16))
-        found = found - part
-    return jnp.stack(parts, axis=4).reshape(-1, _TILE)
-
-
-def _from_tiles(out: jax.Array, plan: _Plan, shape: tuple[int, ...]) -> jax.Array:
-    """Results [B * M * N * W, 64], transposed and filled up, in ``shape`` [B, N, K, R, C, W]."""
-    out = out.reshape(shape[0], plan.heads, plan.chunks, -1, _TILE)
-    return out[..., : shape[5], : shape[4]].transpose(0, 2, 1, 4, 3).reshape(shape)
+    return [pl.ds(at, TILE) for at in range(0, size, TILE)]
