@@ -103,6 +103,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     given = flags.overrides()
     command = [*TRAIN, f"--config={Path(path).resolve()}{colon}{argument}", *given]
     chosen = choose(runs, FLAGS.run, FLAGS.jobs)
+    if not (FLAGS.jobs or Path(workdir).is_dir()):
+        raise read_config.ConfigError(
+            f"--jobs=0 makes the table of what has run, and there is no folder --workdir={workdir}"
+        )
     failed: list[Failure] = []
     if FLAGS.fork:
         parent = Path(FLAGS.fork)
