@@ -140,7 +140,8 @@ class Run:
 
     @property
     def _stopping(self) -> bool:
-        return self._stop.requested or self._error is not None
+        """True once nothing is started again: the learner has ended, or all are to end."""
+        return self._end_by is not None or self._stop.requested or self._error is not None
 
     def _kill_what_is_left(self) -> None:
         for role in self._running:

@@ -84,6 +84,8 @@ def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest, host: s
 
         def report(version: int) -> None:
             """Report the work done with the version before, once ``version`` is loaded."""
+            if weights.fetched is None:  # started when the last step was consumed already
+                return
             row = actor_metrics(actor.take_stats()) | weights.fetched.metrics()
             if version > metrics.last_step:
                 metrics.write(version, row)
@@ -100,6 +102,8 @@ def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest, host: s
         actor = make_actor(run, store, weights, report, remote)
         try:
             actor.run(lambda: stop.requested or store.is_consumed(steps - 1))
+            if stop.requested:  # a later start goes on behind the last row
+                return True
             report(steps)
         except KeyboardInterrupt:
             return True

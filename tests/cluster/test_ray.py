@@ -137,6 +137,12 @@ def test_a_run_ends_with_its_learner_and_starts_again_what_dies(tmp_path):
     assert (learner.starts, actor.starts) == (3, 2) and not learner.signals + actor.signals
 
 
+def test_nothing_is_started_again_once_the_learner_has_ended(tmp_path):
+    learner, actor = Scripted("learner", 0), Scripted("actor-0", 1, 1, 0)
+    play(tmp_path, learner, actor)
+    assert actor.starts == 1
+
+
 def test_an_actor_that_gives_up_is_left_out_but_the_last_one_and_the_learner_end_the_run(tmp_path):
     learner, first = Scripted("learner", None), Scripted("actor-0", 2)
     with pytest.raises(ray_run.Lasting, match=r"actor-0 has given up: exit code 2.*its last words"):

@@ -32,11 +32,17 @@ def strike(folder: Path, steps: int, *faults: str) -> dict:
         *faults,
     ]
     done = programs.run("launch.faults", *line, devices=None)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr + last_lines(folder)
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"
     )
     return json.loads((folder / "faults.json").read_text())
+
+
+def last_lines(folder: Path) -> str:
+    """Of each log of a run."""
+    logs = sorted([*folder.glob("*.log"), *folder.glob("cluster/logs/*.log")])
+    return "\n".join(f"{x.name}:\n{x.read_text()[-1500:]}" for x in logs)
 
 
 @pytest.mark.long

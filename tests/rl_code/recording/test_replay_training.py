@@ -32,7 +32,7 @@ from rl_code.recording.replay_training import same_bits
 from rl_code.rollout.group_source import InActorThread
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
-from rl_code.run.workdir import STORE, check
+from rl_code.run.workdir import ACTORS, STORE, check
 from rl_code.store import audit
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
@@ -367,6 +367,13 @@ def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(
     with pytest.raises(OSError, match="struck"):
         train(make_config("one_step", 1), version_missing)
     assert "actor" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_actor_that_starts_when_the_last_step_is_consumed_has_nothing_to_do(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    act(make_config("one_step", 1), tmp_path, "late")
+    assert read_metrics(tmp_path / ACTORS / "late") == []
+    assert audit.check(tmp_path / STORE, 1).problems == []
 
 
 @pytest.mark.timeout(120)
