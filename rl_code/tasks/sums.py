@@ -1,10 +1,12 @@
 """Sums with the answer in one line: short answers, to stand beside code.
 
-A task is an addition or a subtraction, and the file gives the result as a literal. There is nothing
-to run and nothing to read: visible tests there are none, so an episode is one message.
+A task is an addition, a subtraction, or the larger or the smaller of two numbers, and the file
+gives the result as a literal. There is nothing to run and nothing to read: visible tests there are
+none, so an episode is one message.
 
 A demonstration hands in the right result with a probability that the source says, and else one that
-is off by a digit. So does what is warmed up on them, which makes its pass rate a setting.
+is off by a digit, or the other number. So does what is warmed up on them, which makes its pass rate
+a setting.
 
 Each pair of numbers belongs to exactly one split.
 """
@@ -12,8 +14,9 @@ Each pair of numbers belongs to exactly one split.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,20 +35,33 @@ _PROTOCOL = Compact()
 _TOOLS = find_tools()
 # How far a wrong result is from the right one.
 _WRONG = (-10, -2, -1, 1, 2, 10)
+# Sign -> result of two numbers, of which the first is not the smaller one.
+SIGNS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "max": max,
+    "min": min,
+}
 
 
-def generate(split: str, seed: int, index: int, most: int, right: float) -> Task:
+def generate(
+    split: str, seed: int, index: int, most: int, right: float, signs: Sequence[str] = ("+", "-")
+) -> Task:
     """Task ``index`` of a split's endless stream, with its demonstration; the same for the same
     arguments.
     """
     rng = random.Random(f"sums/{split}/{seed}/{index}")
     while True:
-        sign = rng.choice("+-")
+        sign = rng.choice(signs)
         one, other = sorted(rng.choices(range(most + 1), k=2), reverse=True)
-        if split_of((str(one), str(other))) == split:
+        compared = sign in ("max", "min")
+        if split_of((str(one), str(other))) == split and (one > other or not compared):
             break
-    result = one + other if sign == "+" else one - other
-    told = result if rng.random() < right else result + rng.choice(_WRONG)
+    result = SIGNS[sign](one, other)
+    wrong = [one + other - result] if compared else [result + far for far in _WRONG]
+    told = result if rng.random() < right else rng.choice(wrong)
+    if compared and rng.random() < 0.5:  # the place says nothing
+        one, other = other, one
     write = ToolCall("write_file", {"path": PATH, "content": written(told)})
     played = _PROTOCOL.message((write, ToolCall("submit", {})), _TOOLS)
     return Task(
@@ -77,6 +93,8 @@ class Sums(Source):
     most: int = 49
     # Probability that a demonstration is right.
     right: float = 0.5
+    # Any of "+", "-", "max" and "min".
+    signs: tuple[str, ...] = ("+", "-")
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[tuple[str, ...]] = ("played",)
@@ -85,6 +103,9 @@ class Sums(Source):
         check_split(self.split)
         at_least(self, most=9)
         shares(self, "right")
+        if not self.signs or set(self.signs) - set(SIGNS):
+            raise ValueError(f"signs={self.signs} must be some of {', '.join(SIGNS)}")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return Stream(lambda i: generate(self.split, self.seed, i, self.most, self.right))
+        settings = self.most, self.right, self.signs
+        return Stream(lambda i: generate(self.split, self.seed, i, *settings))

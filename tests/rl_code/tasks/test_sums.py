@@ -34,6 +34,23 @@ def test_the_reference_passes_and_is_one_line():
         assert eval(task.messages[0]["content"]) == task.hidden_tests.cases[0].expected
 
 
+def test_the_place_of_a_number_does_not_say_whether_it_is_the_larger_one():
+    first = {True: 0, False: 0}
+    for task in tasks("train", 200, signs=("max", "min"), right=0.0, most=99):
+        one, sign, other = task.messages[0]["content"].split()
+        numbers = int(one), int(other)
+        assert one != other
+        expected = task.hidden_tests.cases[0].expected
+        assert expected == {"max": max, "min": min}[sign](numbers) and passes(
+            task.reference[task.path], task
+        )
+        first[int(one) == expected] += 1
+        # what a wrong demonstration says is the other number
+        _, said = demonstrate(task, random.Random(0), DemonstrationConfig(), LIMITS)
+        assert f"lambda: {sum(numbers) - expected}\n" in said.text
+    assert min(first.values()) > 70
+
+
 def test_demonstrations_are_right_as_often_as_the_source_says():
     for right in (0.0, 0.4, 1.0):
         found = []
@@ -56,7 +73,7 @@ def test_a_pair_of_numbers_belongs_to_one_split():
     assert not pairs["train"] & pairs["test"] and not pairs["validation"] & pairs["test"]
 
 
-@pytest.mark.parametrize("wrong", [{"most": 3}, {"right": 2.0}])
+@pytest.mark.parametrize("wrong", [{"most": 3}, {"right": 2.0}, {"signs": ("*",)}, {"signs": ()}])
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         tasks("train", 1, **wrong)
