@@ -17,6 +17,7 @@ from pallas_kernels.compressed import api as compressed
 from pallas_kernels.compressed import paged as paged_compressed
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.flash import api as flash
+from pallas_kernels.latent import api as latent
 from pallas_kernels.paged import api as paged
 from pallas_kernels.selected import api as selected
 
@@ -168,6 +169,16 @@ def paged_call(part: str, shape: CallShape) -> Call:
 
     def obstacle(platform: str, name: str, dtype: str) -> str | None:
         return paged.obstacle_on(platform, name, dtype, shape.queries("decode"), pages)
+
+    return Call(part, "decode", obstacle)
+
+
+def latent_call(part: str, shape: CallShape, rank: int) -> Call:
+    """Decoding from pages of latent vectors, whose first ``rank`` elements are the value."""
+    pages = (shape.decode_rows * shape.pages, 1, shape.page, shape.head_dim)
+
+    def obstacle(platform: str, name: str, dtype: str) -> str | None:
+        return latent.obstacle_on(platform, name, dtype, shape.queries("decode"), pages, rank)
 
     return Call(part, "decode", obstacle)
 

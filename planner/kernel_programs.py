@@ -90,6 +90,12 @@ def _states(**settings: Any) -> Workload:
     return dataclasses.replace(plain, attention=(*(plain.attention or ()), {"name": "dense"}))
 
 
+def _latent(tensor: int) -> Workload:
+    """DeepSeek-V3, whose heads are cut over some devices."""
+    name = f"671B, mla over {tensor}"
+    return Workload(name, "quickstart", _LARGE, "deepseek-v3", tensor=tensor)
+
+
 def _experts(tensor: int) -> Workload:
     """The same with a mixture of experts, each cut over some devices."""
     plain = _large("dense")
@@ -126,6 +132,7 @@ WORKLOADS = (
     _large("gated_documents"),
     # as Qwen3-Next and Qwen3.5
     _states(key_heads=16, value_heads=32, key_size=128, value_size=128),
+    _latent(tensor=8),
     _documents("dense"),
     _documents("nsa"),
     _experts(tensor=1),
@@ -184,8 +191,12 @@ def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
     config = changed(workload.config, changes)
     shape = PRESETS[workload.preset] if workload.preset else config.model.shape()
     methods = config.model.methods() or shape.attention
+    moe = shape.moe
+    if moe is not None and moe.first_dense:
+        moe = dataclasses.replace(moe, first_dense=len(methods))
     return config, dataclasses.replace(
         shape,
+        moe=moe,
         dtype="bfloat16",
         param_dtype="bfloat16",
         attention=methods,

@@ -19,6 +19,7 @@ from attention.blocks import Blocks, in_place
 from attention.blockwise import dense_attention
 from attention.cache.tables import Pages
 from attention.methods.method import Pair
+from pallas_kernels.latent.api import latent_attention
 from pallas_kernels.paged.api import append_attention, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.tokens import Tokens
@@ -85,6 +86,19 @@ class PageReader:
         # a kernel reads the pages that the queries need from where they lie
         rows = (self.pages.tables, *self._sequences(q_tokens))
         return paged_attention(q, *pair, *rows, window=window, filled=self.pages.filled)
+
+    def latent(
+        self,
+        kept: Float[Array, "pages 1 page E"],
+        rank: int,
+        q: Float[Array, "B T N E"],
+        q_tokens: Tokens,
+    ) -> Float[Array, "B T N V"]:
+        """Attention of few queries to every vector that they may see, whose first ``rank`` elements
+        are the value.
+        """
+        rows = (self.pages.tables, *self._sequences(q_tokens))
+        return latent_attention(q, kept, rank, *rows, filled=self.pages.filled)[0]
 
     def append_lse(
         self,

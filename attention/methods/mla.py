@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.blockwise import dense_attention
-from attention.implementations import Call, CallShape, paged_call, rows_calls
+from attention.implementations import Call, CallShape, latent_call, rows_calls
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -266,7 +266,7 @@ class MLA(Method):
         if reader.few(q):
             wide = self._absorbed(parameters, q, kept.shape[-1])
             rank = parameters["kv_b"].shape[0]
-            out = reader.dense((kept, kept), wide, q_tokens)[..., :rank]
+            out = reader.latent(kept, rank, wide, q_tokens)
             return self._values(parameters, q, out, kept.shape[-1])
         latent = reader.joined(kept, reader.pages.tokens)
         value = self._value_size(parameters, q, latent)
@@ -317,4 +317,4 @@ class MLA(Method):
         whole = max(sizes.plain + sizes.rotated, sizes.value)
         rows = dataclasses.replace(shape, num_kv_heads=shape.num_heads, head_dim=whole)
         pages = dataclasses.replace(shape, num_kv_heads=1, head_dim=sizes.latent + sizes.rotated)
-        return (*rows_calls("all keys", rows), paged_call("all keys", pages))
+        return (*rows_calls("all keys", rows), latent_call("all keys", pages, sizes.latent))

@@ -21,7 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, spread, tiles
 from pallas_kernels.padding import pad
-from pallas_kernels.paged.gpu import HEAD_DIMS, ROWS, attend
+from pallas_kernels.paged.gpu import HEAD_DIMS, attend
+from pallas_kernels.paged.gpu_pages import ROWS
 from pallas_kernels.paged.lists import COLUMNS
 from pallas_kernels.pipeline import barriers, fetch, named, specialise_warps
 from pallas_kernels.tokens import MASKED

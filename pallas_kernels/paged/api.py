@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from pallas_kernels.finite import kept
 from pallas_kernels.paged import gpu, reference, tpu
 from pallas_kernels.paged.lists import (
     TuningConfig,
+    Work,
     dense_work,
     divided,
     heuristic,
@@ -160,11 +162,11 @@ def append_attention(
     new = tuple(x[:, 0].astype(k_pages.dtype) for x in kept(k, v))
     k_ref, v_ref = jax.new_ref(k_pages), jax.new_ref(v_pages)
     how = {"window": window, "tuning": options.tuning, "interpret": interpret}
-    out, lse = forward("gpu", _marked(q), k_ref, v_ref, None, *rows, new=new, **how)
+    out, lse = forward("gpu", marked(q), k_ref, v_ref, None, *rows, new=new, **how)
     return out, lse, jax.freeze(k_ref), jax.freeze(v_ref)
 
 
-def _marked(q: jax.Array) -> jax.Array:
+def marked(q: jax.Array) -> jax.Array:
     """Queries that are NaN where they are not finite: a score of -inf looks like a key that a query
     does not see.
     """
@@ -175,7 +177,7 @@ def _run(options: _Options, *arguments) -> tuple[jax.Array, jax.Array]:
     if options.implementation == REFERENCE:
         return _plain(options, *arguments)
     q, *rest = arguments
-    return _attention(options, _marked(q), *rest)
+    return _attention(options, marked(q), *rest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,28 +264,43 @@ def forward(
     else:
         work = selected_work(picks, tables, q_places, lengths, page, tuning, filled)
         heads = picks.shape[2]
+    options = {} if new is None else {"new": new}
+
+    def kernel(rows: jax.Array):
+        return KERNELS[implementation].forward(
+            rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret, **options
+        )
+
+    return by_units(q, work, heads, kernel)
+
+
+def by_units(
+    q: jax.Array, work: Work, heads: int, kernel: Callable[[jax.Array], tuple]
+) -> tuple[jax.Array, jax.Array]:
+    """(out [B, T, N, V], lse [B, T, N]) of q [B, T, N, H] by a kernel.
+
+    heads: K', the heads of queries that share keys. kernel: gives rows [U, K', R, H] of queries
+      their results of each split, (out [splits, U, K', R, V], lse [splits, U, K', R]), or merged
+      without the first axis.
+    """
     units, queries = work.bounds.shape[::2]
     # query heads before queries, so that a block of rows repeats the queries' places
     rows = q.reshape(units, queries, heads, -1, q.shape[3]).transpose(0, 2, 3, 1, 4)
     shape = rows.shape
-    rows = rows.reshape(units, heads, -1, q.shape[3])
-    options = {} if new is None else {"new": new}
-    found = KERNELS[implementation].forward(
-        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret, **options
-    )
-    if found[1].ndim == 3:  # the kernel has merged
-        out, lse = found
+    out, lse = kernel(rows.reshape(units, heads, -1, q.shape[3]))
+    size = out.shape[-1]
+    if lse.ndim == 3:  # the kernel has merged
         if queries == 1:
-            return out.reshape(q.shape), lse.reshape(q.shape[:3])
+            return out.reshape(*q.shape[:3], size), lse.reshape(q.shape[:3])
     else:
-        out, lse = merge(*map(list, found))
-    out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
+        out, lse = merge(list(out), list(lse))
+    out = out.reshape(*shape[:4], size).transpose(0, 3, 1, 2, 4)
     lse = lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
     # what the kernels return for queries that see nothing, as padding, means nothing
     seen = jnp.broadcast_to(work.seeing[:, :, None, None], lse.shape)
     out = jnp.where(seen[..., None], out, 0)
     lse = jnp.where(seen, lse, -jnp.inf)
-    return out.reshape(q.shape).astype(q.dtype), lse.reshape(q.shape[:3])
+    return out.reshape(*q.shape[:3], size).astype(q.dtype), lse.reshape(q.shape[:3])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

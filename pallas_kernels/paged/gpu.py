@@ -30,6 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
+from pallas_kernels.paged.gpu_pages import ROWS, Pages, clean, places_of
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
 from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
 from pallas_kernels.tokens import MASKED
@@ -38,10 +39,6 @@ DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
-# A place that no query sees.
-_NOWHERE = -(2**30)
-# Rows of the registers' layout.
-ROWS = 64
 # Thread blocks of a cluster that every device can hold.
 MAX_CLUSTER = 8
 # Rows of a tile of queries in shared memory.
@@ -233,7 +230,7 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
     at = jax.lax.div(part, plan.heads)
     head = jax.lax.rem(part, plan.heads)
     unit = KEY_UNITS[plan.unit](refs, plan.interpret)
-    pages = _Pages(lists, at, jax.lax.div(head, plan.per_list), plan)
+    pages = Pages(lists, at, jax.lax.div(head, plan.per_list), plan)
     count = jax.lax.div(pages.end - pages.begin + (plan.width - 1), plan.width)
     own = pl.ds(tile * plan.columns, plan.columns)
 
@@ -253,7 +250,8 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
             if plan.appends:
                 _insert(pages, step, (k_ring.at[slot], v_ring.at[slot]), new, spans[at, 3], plan)
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
-            places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
+            line = unit.layout.reduce(1)
+            places = spread(places_of(pages, step, 0, unit.keys, line, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (
                 places <= spread(last, places.shape, 1)
             )
@@ -263,7 +261,7 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
             shrink = jnp.exp2(top - new_top)
             total = total * shrink + weights.sum(axis=0)
             # before the product: a weight of 0 times a value that is not finite would be NaN
-            _clean(pages, step, v_ring.at[slot], spans, at, plan)
+            clean(pages, step, v_ring.at[slot], spans, at, plan)
             acc = unit.shrink_and_add(acc, shrink, v_ring.at[slot], weights.astype(v_ring.dtype))
             return step + 1, new_top, total, acc
 
@@ -384,7 +382,7 @@ def _finish(unit, buffers, targets, found) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _insert(pages: _Pages, step, buffers, new, place, plan: _Plan) -> None:
+def _insert(pages: Pages, step, buffers, new, place, plan: _Plan) -> None:
     """Puts the unit's own key and value into a step's keys and values in shared memory, if the step
     has their place.
     """
@@ -395,15 +393,16 @@ def _insert(pages: _Pages, step, buffers, new, place, plan: _Plan) -> None:
     def _():
         for i, buffer in enumerate(buffers):
             row = plgpu.load(new.at[i], layout=layout.reduce(0), optimized=False)
-            for first in range(0, buffer.shape[0], ROWS):  # as in ``_clean``
+            for first in range(0, buffer.shape[0], ROWS):  # as in ``clean``
                 some = buffer.at[pl.ds(first, ROWS)]
-                at = spread(_places(pages, step, first, ROWS, layout, plan), some.shape, 0)
+                line = layout.reduce(1)
+                at = spread(places_of(pages, step, first, ROWS, line, plan), some.shape, 0)
                 held = plgpu.load(some, layout=layout)
                 some[...] = jnp.where(at == place, spread(row, some.shape, 1), held)
         plgpu.commit_smem()
 
 
-def _append(pages: _Pages, stored, head, new, mine, place, plan: _Plan) -> None:
+def _append(pages: Pages, stored, head, new, mine, place, plan: _Plan) -> None:
     """Writes the unit's own key and value to their place in memory, if it is in a page of this
     split. ``mine``: False where another block writes them.
     """
@@ -430,89 +429,3 @@ def _place(page, kv_head, plan: _Plan) -> tuple:
         return page, kv_head
     stored = jax.lax.div(page, plan.parts)
     return stored, kv_head, pl.ds(jax.lax.rem(page, plan.parts) * plan.page, plan.page)
-
-
-class _Pages:
-    """The pages of a split, by their index in it.
-
-    An index past the end gives the last page again: a copy of it stays in bounds.
-    """
-
-    def __init__(self, lists, at, number, plan: _Plan):
-        self.list = lists.at[at, number]
-        self.plan = plan
-        split = jax.lax.axis_index("split")
-        self.begin = self.list[2 * split]
-        self.end = self.list[2 * split + 1]
-
-    def page(self, index):
-        """The number of a page in memory; for a hole it is ~p of some page p of the list."""
-        return self.list[2 * self.plan.splits + jnp.minimum(self.begin + index, self.end - 1)]
-
-    def place(self, index):
-        """The place in the sequence of a page's first token.
-
-        ``_NOWHERE`` for a hole and past the end, so that no query sees any place of it.
-        """
-        at = jnp.minimum(self.begin + index, self.end - 1)
-        number = (
-            self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
-        )
-        real = (self.page(index) >= 0) & (self.begin + index < self.end)
-        return jnp.where(real, number * self.plan.page, _NOWHERE)
-
-    def filled(self, index):
-        """The number of places at the start of a page that hold a token."""
-        at = jnp.minimum(self.begin + index, self.end - 1)
-        parts = 2 if self.plan.numbered else 1
-        return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
-
-
-def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
-    """The place in the sequence of ``count`` keys of a step, from its ``first`` one on.
-
-    Returns int32 [count]. The keys must cover whole pages, or lie within one page.
-    """
-    row = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout.reduce(1))
-    inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
-    # no page begins in the range: it lies within one page
-    inside = inside or [first // plan.page]
-
-    def over_pages(value):
-        """value(i), which is constant over page number i of the step, for every key."""
-        found = jnp.broadcast_to(value(inside[0]), row.shape)
-        for i in inside[1:]:
-            found = jnp.where(row >= i * plan.page - first, value(i), found)
-        return found
-
-    # place minus index in the range
-    place = row + over_pages(lambda i: pages.place(step * plan.width + i) - i * plan.page + first)
-    if not plan.padded:
-        return place
-    # the index in the range at which a page's padding begins
-    end = over_pages(lambda i: pages.filled(step * plan.width + i) + i * plan.page - first)
-    return jnp.where(row < end, place, _NOWHERE)
-
-
-def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
-    """Writes zeros over the values that no query sees.
-
-    Such values may not be finite, and 0 times them would be NaN.
-    """
-    # the first and the last place that any query of the unit sees
-    low = spans[at, 2]
-    high = spans[at, 3]
-    layout = plgpu.Layout.WGMMA
-    starts = [pages.place(step * plan.width + i) for i in range(plan.width)]
-    inside = [(start >= low) & (start + (plan.page - 1) <= high) for start in starts]
-    if plan.padded:
-        inside += [pages.filled(step * plan.width + i) == plan.page for i in range(plan.width)]
-
-    @pl.when(~functools.reduce(jnp.logical_and, inside))
-    def _():
-        for first in range(0, values.shape[0], ROWS):  # few at a time, for the sake of registers
-            some = values.at[pl.ds(first, ROWS)]
-            place = spread(_places(pages, step, first, ROWS, layout, plan), some.shape, 0)
-            kept = plgpu.load(some, layout=layout)
-            some[...] = jnp.where((place >= low) & (place <= high), kept, jnp.zeros_like(kept))
-        plgpu.commit_smem()

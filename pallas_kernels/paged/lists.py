@@ -76,20 +76,26 @@ def heuristic(
     if device == "tpu":
         keys = max(min(512, _STEP_BYTES // place_bytes), 128) // page * page or page
         return TuningConfig(min(2, -(-places // keys)), keys)  # two cores at most share a kernel
-    steps = -(-places // GPU_KEYS)
     blocks = lists * -(-rows // columns(rows))
+    return TuningConfig(
+        splits=splits_for(device, blocks, -(-places // GPU_KEYS)),
+        keys=GPU_KEYS,
+        steps=3 if columns(rows) == COLUMNS else 2,
+        matrix_unit="wgmma" if device == "hopper" else "tcgen05",
+    )
+
+
+def splits_for(device: str, blocks: int, steps: int) -> int:
+    """Splits of lists of so many steps on "hopper" or "blackwell", with so many thread blocks for
+    each split.
+    """
 
     # in steps: thread blocks run in waves of one for each processor
     def time(splits: int) -> int:
         waves = -(-blocks * splits // _PROCESSORS[device])
         return waves * (-(-steps // splits) + _BLOCK_STEPS)
 
-    return TuningConfig(
-        splits=min(range(1, min(steps, _PROCESSORS[device]) + 1), key=time),
-        keys=GPU_KEYS,
-        steps=3 if columns(rows) == COLUMNS else 2,
-        matrix_unit="wgmma" if device == "hopper" else "tcgen05",
-    )
+    return min(range(1, min(steps, _PROCESSORS[device]) + 1), key=time)
 
 
 @dataclasses.dataclass(frozen=True)

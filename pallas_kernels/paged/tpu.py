@@ -83,13 +83,15 @@ class _Plan:
 def forward(
     q: jax.Array,
     k_pages: jax.Array,
-    v_pages: jax.Array,
+    v_pages: jax.Array | None,
     work: Work,
     *,
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
+
+    v_pages: None where the keys are the values too, which are then read once.
 
     Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32.
     The results of a query that sees nothing by ``work.bounds`` mean nothing.
@@ -129,9 +131,10 @@ def forward(
         return pl.BlockSpec((1, 1, 1, length), at, memory_space=pltpu.SMEM)
 
     results = lambda s, i: (s, *part(i), 0, 0)  # noqa: E731
+    stored = [k_pages] if v_pages is None else [k_pages, v_pages]
     lists_of_parts = work.lists[:, :, None]
     out, lse = pl.pallas_call(
-        functools.partial(_kernel, plan=plan),
+        functools.partial(_kernel, plan=plan, arrays=len(stored)),
         grid=(splits, units * lists),
         in_specs=[
             scalars(0),
@@ -139,7 +142,7 @@ def forward(
             pl.BlockSpec((1, 1, 1, 4), lambda s, i: (part(i)[0], 0, 0, 0), memory_space=pltpu.SMEM),
             pl.BlockSpec((1, padded, 2), lambda s, i: (part(i)[0], 0, 0)),
             pl.BlockSpec((1, plan.heads, padded, head_dim), lambda s, i: (*part(i), 0, 0)),
-            *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+            *[pl.BlockSpec(memory_space=pl.ANY)] * len(stored),
         ],
         out_specs=[
             pl.BlockSpec((1, 1, plan.heads, padded, head_dim), results),
@@ -150,15 +153,14 @@ def forward(
             jax.ShapeDtypeStruct((splits, units, heads, padded, 1), jnp.float32),
         ],
         scratch_shapes=[
-            pltpu.VMEM((2, plan.heads, tuning.keys, head_dim), k_pages.dtype),
-            pltpu.VMEM((2, plan.heads, tuning.keys, head_dim), v_pages.dtype),
+            *[pltpu.VMEM((2, plan.heads, tuning.keys, head_dim), x.dtype) for x in stored],
             pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
             pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
             pltpu.VMEM((plan.heads, padded, head_dim), jnp.float32),
             # steps of all parts before, which outlives a grid step
             pltpu.SMEM((1,), jnp.int32),
             # by buffer; keys or values; and page of a step
-            pltpu.SemaphoreType.DMA((2, 2, plan.width)),
+            pltpu.SemaphoreType.DMA((2, len(stored), plan.width)),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
@@ -172,8 +174,7 @@ def forward(
         work.spans[:, None, None],
         bounds,
         q,
-        k_pages,
-        v_pages,
+        *stored,
     )
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0]
 
@@ -181,8 +182,10 @@ def forward(
 # --- Kernel ---------------------------------------------------------------------------------------
 
 
-def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
-    out, lse, k_two, v_two, top, total, acc, done, semaphores = refs
+def _kernel(own, following, spans, bounds, q, *refs, plan: _Plan, arrays: int):
+    stored, (out, lse), refs = refs[:arrays], refs[arrays : arrays + 2], refs[arrays + 2 :]
+    buffers, (top, total, acc, done, semaphores) = refs[:arrays], refs[arrays:]
+    k_two, v_two = buffers[0], buffers[-1]
     split = pl.program_id(0)
     part = pl.program_id(1)
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
@@ -192,7 +195,7 @@ def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
     fetch = functools.partial(
         _fetch,
         split=split,
-        pairs=((k, k_two), (v, v_two)),
+        pairs=tuple(zip(stored, buffers, strict=True)),
         semaphores=semaphores,
         plan=plan,
     )

@@ -65,6 +65,9 @@ def test_every_method_has_a_row_for_every_phase_on_every_target(name, platform):
         if name == "mla" and kernel == "gpu":
             # the plain and the rotated part of a key together
             assert rows[0].reason == "head size 256 is more than 128"
+            decode = [(row.implementation, row.reason) for row in rows if row.phase == "decode"]
+            other = ("xla", "no kernel for this GPU")
+            assert decode == [("gpu", "") if platform == "hopper" else other]
             return
         if name == "gated_delta":
             decode = {row.reason for row in rows if row.phase == "decode"}
