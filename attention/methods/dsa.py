@@ -237,6 +237,7 @@ class DSA(MLA):
         earlier: Int[Array, "B T n"] | None,
     ) -> tuple[Float[Array, "B T N V"], LayerPages, Int[Array, "B T n"] | None]:
         q, new, *rest = inputs
+        size = new.shape[-1]
         kept = {"latent": self._written(parameters, pages, new, at)}
         own = None
         if not self.shared:
@@ -251,16 +252,15 @@ class DSA(MLA):
             found = Scoring(queries, keys, weights)
             picks = choose(found, q_tokens, reader.pages.tokens, self.picks)
         if picks is None:
-            out = self._read(parameters, rows, kept["latent"], q_tokens, reader)
+            out = self._read(parameters, rows, kept["latent"], q_tokens, reader, size)
             return out.reshape(*q.shape[:3], -1), kept, None
-        size = new.shape[-1]
         rank = parameters["kv_b"].shape[0]
         wide = self._absorbed(parameters, rows, size)
         if reader.few(rows):
-            latent = self._at(kept["latent"], picks, reader).astype(q.dtype)
+            latent = self._at(kept["latent"], picks, reader)[..., :size].astype(q.dtype)
             out = gathered(wide, latent, picks, rank)
         else:
-            latent = reader.joined(kept["latent"], reader.pages.tokens)[:, :, 0]
+            latent = reader.joined(kept["latent"], reader.pages.tokens)[:, :, 0, :size]
             out = attend_chosen(wide, latent, picks, rank, None, ())[0]
         out = self._values(parameters, rows, out, size)
         return out.reshape(*q.shape[:3], -1), kept, picks

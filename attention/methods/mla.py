@@ -39,6 +39,7 @@ from attention.methods.method import (
 )
 from attention.products import project
 from pallas_kernels import finite
+from pallas_kernels.latent.api import stored_size
 
 if TYPE_CHECKING:
     from attention.cache.reader import PageReader
@@ -222,7 +223,8 @@ class MLA(Method):
     def pages(self, shape: PageShape) -> LayerPages:
         assert shape.layer is not None
         sizes = self.sizes(shape.layer)
-        pages = (shape.num_pages, 1, shape.page, sizes.latent + sizes.rotated)
+        size = stored_size(sizes.latent + sizes.rotated)
+        pages = (shape.num_pages, 1, shape.page, size)
         return {"latent": jax.ShapeDtypeStruct(pages, shape.dtype)}
 
     def mix_pages(
@@ -238,7 +240,7 @@ class MLA(Method):
         q, new = inputs
         kept = self._written(parameters, pages, new, at)
         rows = q.reshape(*q_tokens.shape, *q.shape[2:])
-        out = self._read(parameters, rows, kept, q_tokens, reader)
+        out = self._read(parameters, rows, kept, q_tokens, reader, new.shape[-1])
         return out.reshape(*q.shape[:3], -1), {"latent": kept}
 
     def _written(
@@ -247,28 +249,31 @@ class MLA(Method):
         pages: LayerPages,
         new: Float[Array, "B T 1 R+P"],
         at: PageWriter,
-    ) -> Float[Array, "pages 1 page R+P"]:
+    ) -> Float[Array, "pages 1 page E"]:
         """The pages with new latent vectors."""
         # Values are finite in pages, and keys NaN where they were not: see ``finite``.
         rank = parameters["kv_b"].shape[0]
         r, c = finite.kept(new[..., rank:], new[..., :rank])
-        return at.put_whole(pages["latent"], jnp.concatenate([c, r], axis=-1))
+        more = pages["latent"].shape[-1] - new.shape[-1]
+        both = jnp.pad(jnp.concatenate([c, r], axis=-1), ((0, 0),) * 3 + ((0, more),))
+        return at.put_whole(pages["latent"], both)
 
     def _read(
         self,
         parameters: Parameters,
         q: Float[Array, "B T N H+P"],
-        kept: Float[Array, "pages 1 page R+P"],
+        kept: Float[Array, "pages 1 page E"],
         q_tokens: Tokens,
         reader: PageReader,
+        size: int,
     ) -> Float[Array, "B T N V"]:
-        """Attention to all latent vectors of pages that a query sees."""
+        """Attention to all latent vectors of pages that a query sees. size: R + P."""
         if reader.few(q):
-            wide = self._absorbed(parameters, q, kept.shape[-1])
+            wide = self._absorbed(parameters, q, size)
             rank = parameters["kv_b"].shape[0]
             out = reader.latent(kept, rank, wide, q_tokens)
-            return self._values(parameters, q, out, kept.shape[-1])
-        latent = reader.joined(kept, reader.pages.tokens)
+            return self._values(parameters, q, out, size)
+        latent = reader.joined(kept, reader.pages.tokens)[..., :size]
         value = self._value_size(parameters, q, latent)
         q, k, v = self._expanded(parameters, q, latent)
         return dense_attention(q, k, v, q_tokens, reader.pages.tokens)[0][..., :value]

@@ -15,6 +15,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.choice import (
     REFERENCE,
@@ -22,6 +23,7 @@ from pallas_kernels.choice import (
     choose,
     device,
     dtype_obstacle,
+    here,
     platform_obstacle,
 )
 from pallas_kernels.latent import gpu, tpu
@@ -37,6 +39,16 @@ from pallas_kernels.paged.lists import (
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
+# Elements of a row of a TPU's memory.
+_LANES = 128
+
+
+def stored_size(size: int) -> int:
+    """Elements that pages keep of vectors of ``size``, zeros behind them: on TPU a multiple of 128,
+    which its memory takes anyway. XLA keeps arrays of another size in an order that it would have
+    to copy for each kernel.
+    """
+    return -(-size // _LANES) * _LANES if here() == "tpu" else size
 
 
 def latent_attention(
@@ -53,7 +65,8 @@ def latent_attention(
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, E] over rows of pages [pages, 1, page, E], in which the
-    first ``rank`` elements of a key are its value.
+    first ``rank`` elements of a key are its value. Pages may have zeros behind the E elements
+    (``stored_size``).
 
     Scores are scaled by 1/sqrt(E), and the softmax is in float32. tables, q_places, lengths,
     filled, implementation, tuning and interpret: as of ``paged_attention``.
@@ -64,6 +77,10 @@ def latent_attention(
     fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, pages, rank, tables, q_places, lengths, filled)
+    if more := pages.shape[3] - q.shape[3]:
+        wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
+        wide *= (pages.shape[3] / q.shape[3]) ** 0.5  # by whose root scores are divided
+        q = jnp.pad(wide.astype(q.dtype), [(0, 0)] * 3 + [(0, more)])
     name = choose(
         implementation,
         [*KERNELS],
@@ -142,10 +159,10 @@ _attention.defvjp(_forward, _backward)
 
 
 def _check_shapes(q, pages, rank, tables, q_places, lengths, filled) -> None:
-    if pages.shape[1] != 1 or pages.shape[3] != q.shape[3] or not 0 < rank <= q.shape[3]:
+    if pages.shape[1] != 1 or pages.shape[3] < q.shape[3] or not 0 < rank <= q.shape[3]:
         raise ValueError(
-            f"{q.shape=} and {pages.shape=} must agree in the elements of a vector, of which "
-            f"{rank=} are the value, with one vector a token"
+            f"{pages.shape=} must have one vector a token, with the elements of {q.shape=} or "
+            f"more, of which {rank=} are the value"
         )
     if q_places.shape != q.shape[:2] or tables.shape[:1] + lengths.shape != 2 * q.shape[:1]:
         raise ValueError(

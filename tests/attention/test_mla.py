@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from attention.cache.paged import init_cache
 from attention.layout import lay_out
+from attention.methods import mla
+from attention.methods.dsa import DSA
 from attention.methods.mla import MLA
 from models.functions import Yarn, rope
 from models.model_config import ModelConfig
-from pallas_kernels.paged.api import paged_attention
 from tests.attention import properties
-from tests.attention.cache.model import PAGE
+from tests.attention.cache.model import PAGE, cache, model, random_tokens, run
 from tests.attention.rows import normal, relative, separate
 from tests.models.small import small_config
 
@@ -131,17 +131,28 @@ def test_pages_keep_the_latent_vector_and_the_rotated_part_alone():
     assert method.decode_bytes(1000, shape, "bfloat16") == 1000 * 576 * 2
 
 
-@pytest.mark.long
-def test_the_paged_kernel_of_tpus_reads_latent_vectors_as_keys_and_values():
-    pages, q = normal(0, (6, 1, 32, 576), (2, 1, 16, 576))
-    tables = jnp.array([[0, 1, -1], [3, 4, 5]])
-    rows = (q, pages, pages, tables, jnp.array([[40], [95]]), jnp.array([41, 96]))
-    kernel = dict(implementation="tpu", interpret=pltpu.InterpretParams())
-    (wanted, _), (found, _) = (
-        jax.jit(functools.partial(paged_attention, **options))(*rows)
-        for options in (dict(implementation="reference"), kernel)
-    )
-    assert relative(found, wanted) < 1e-5
+@pytest.mark.parametrize(
+    "method",
+    [
+        MLA(latent=8, plain_size=6, value_size=5),
+        pytest.param(DSA(latent=8, picks=7, index_heads=2, index_size=12), marks=pytest.mark.long),
+    ],
+    ids=["mla", "dsa"],
+)
+def test_pages_of_tpus_have_zeros_behind_their_vectors_and_are_read_alike(method, monkeypatch):
+    tokens = [random_tokens(1, 24), random_tokens(2, 22)]
+    tables = np.arange(4, dtype=np.int32).reshape(2, 2)
+
+    def found(size: int) -> list[np.ndarray]:
+        """Hidden states of tokens in chunks of many and one by one."""
+        monkeypatch.setattr(mla, "stored_size", lambda own: size)
+        pages = cache(4, (method,))
+        assert pages.layers[0]["latent"].shape == (4, 1, PAGE, size)
+        first, pages = run(model((method,)), pages, tables, [x[:20] for x in tokens], [0, 0], 20)
+        return first + run(model((method,)), pages, tables, tokens, [20, 20], 1)[0]
+
+    for one, other in zip(found(128), found(16), strict=True):
+        assert relative(one, other) < 1e-6
 
 
 @pytest.mark.parametrize(

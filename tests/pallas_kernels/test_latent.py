@@ -15,6 +15,7 @@ import pytest
 
 from pallas_kernels.latent import gpu
 from pallas_kernels.latent.api import latent_attention, obstacle_on, tune
+from tests.attention.rows import relative
 from tests.pallas_kernels.judge import judge, normal, run
 from tests.pallas_kernels.test_paged import GPU, REFERENCE, ROWS, TPU, Case
 
@@ -92,6 +93,24 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, case):
     check(case, jnp.bfloat16, **LATENT_GPU)
 
 
+@pytest.mark.parametrize("options", [REFERENCE, TPU], ids=["reference", "tpu"])
+@pytest.mark.long
+def test_zeros_behind_vectors_change_nothing(options):
+    case = Latent(queries=2)
+    q, c, r = case.inputs(jnp.float32)
+    more = np.zeros((*r.shape[:3], 8), np.float32)
+    rows = jax.device_put((case.tables, case.places, case.lengths))
+    wide, plain = (
+        jax.jit(lambda q, x: latent_attention(q, x, case.rank, *rows, **options))(
+            q, np.concatenate(parts, axis=-1)
+        )
+        for parts in ((c, r, more), (c, r))
+    )
+    assert relative(wide[0], plain[0]) < 1e-6
+    seen = np.isfinite(plain[1])
+    assert np.abs(np.asarray(wide[1] - plain[1])[seen]).max() < 1e-5
+
+
 @pytest.mark.long
 def test_gpu_has_the_gradients_of_the_reference(x64):
     check(Latent(heads=3, size=192, rank=128, pages=3), jnp.bfloat16, gradients=True, **LATENT_GPU)
@@ -123,7 +142,7 @@ def test_a_page_never_written_may_hold_anything(options):
     ("case", "options", "message"),
     [
         (Latent(rank=25), {}, r"rank=25 are the value"),
-        (Latent(kv_heads=2), {}, "with one vector a token"),
+        (Latent(kv_heads=2), {}, "must have one vector a token"),
         (Latent(), {"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
         (Latent(page=8), TPU, "page=8 must be a multiple of 16"),
         (Latent(), LATENT_GPU, r"the dtypes \['float32'\] must be one of \('bfloat16',\)"),
