@@ -162,7 +162,8 @@ class Engine:
 
     def cache_shape(self) -> PagedCache:
         """The shapes, dtypes and shardings of a cache."""
-        shapes = jax.eval_shape(self._zeros)
+        # the platform of the mesh has a say in them
+        shapes = self._run(jax.eval_shape, self._zeros)
         return jax.tree.map(
             lambda own, of_layer: self._abstract(of_layer, own), self._pages, shapes
         )
