@@ -1,8 +1,8 @@
 """Ways to learn where hardly any episode succeeds, against plain GRPO, 3 seeds each.
 
-What: the quickstart's agent is warmed up on functions of one step alone and trained on functions of
-  two, of which it solves about one in 500. Each variant adds one thing to plain GRPO, from the same
-  warm start.
+What: the quickstart's agent is trained on functions of two steps, of which it solves about one in
+  200: one in 250 demonstrations of its warm start has two steps, and the others have one. Each
+  variant adds one thing to plain GRPO, from the same warm start.
 Command: python -m launch.sweep --config=configs/rare_success.py --workdir=runs/rare_success
   --figure=docs/rare_success.png
 Hardware: 2 CPU cores. Run time: docs/results/rare_success.md.
@@ -17,6 +17,9 @@ import ml_collections
 from configs import quickstart
 
 HARD = dict(name="generated", split="train", levels=(2,))
+# Demonstrations of one step, and of two. Without the latter no sample has two, and nothing is
+# learned.
+SEEN = (249, 1)
 # Variant -> what it adds.
 WAYS = {
     "plain": {},
@@ -39,7 +42,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config(arg)
     easy = dict(name="generated", split="train", levels=(1,))
     config.tasks = HARD
-    config.sft.tasks = easy
+    config.sft.tasks = dict(name="mixed", of=(easy, HARD), weights=SEEN)
     config.reward.signals = ("tests",)
     # a part of a task tells the step behind it too
     config.rollout.engine.prompt_length = 160
