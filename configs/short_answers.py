@@ -2,8 +2,8 @@
 
 What: the quickstart's agent and GRPO on two sources. "code" is functions to write or to repair in
   several turns. "short" asks for the larger or the smaller of two numbers, with the answer in one
-  line. Nearly half of its demonstrations give the other number, so that both warm starts solve
-  about half of their tasks (``tasks.right`` moves it).
+  line. Nearly half of its demonstrations are off by a digit, so that both warm starts solve about
+  half of their tasks (``tasks.right`` moves it).
 Command: python -m launch.sweep --config=configs/short_answers.py --workdir=runs/short_answers
   --figure=docs/short_answers.png, then python -m experiments.gains runs/short_answers
 Hardware: 2 CPU cores. Run time: 7 minutes a run beside other programs.

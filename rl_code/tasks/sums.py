@@ -5,8 +5,7 @@ gives the result as a literal. There is nothing to run and nothing to read: visi
 none, so an episode is one message.
 
 A demonstration hands in the right result with a probability that the source says, and else one that
-is off by a digit, or the other number. So does what is warmed up on them, which makes its pass rate
-a setting.
+is off by a digit. So does what is warmed up on them, which makes its pass rate a setting.
 
 Each pair of numbers belongs to exactly one split.
 """
@@ -58,8 +57,7 @@ def generate(
         if split_of((str(one), str(other))) == split and (one > other or not compared):
             break
     result = SIGNS[sign](one, other)
-    wrong = [one + other - result] if compared else [result + far for far in _WRONG]
-    told = result if rng.random() < right else rng.choice(wrong)
+    told = result if rng.random() < right else result + rng.choice(_WRONG)
     if compared and rng.random() < 0.5:  # the place says nothing
         one, other = other, one
     write = ToolCall("write_file", {"path": PATH, "content": written(told)})

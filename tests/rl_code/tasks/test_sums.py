@@ -36,7 +36,7 @@ def test_the_reference_passes_and_is_one_line():
 
 def test_the_place_of_a_number_does_not_say_whether_it_is_the_larger_one():
     first = {True: 0, False: 0}
-    for task in tasks("train", 200, signs=("max", "min"), right=0.0, most=99):
+    for task in tasks("train", 200, signs=("max", "min"), most=99):
         one, sign, other = task.messages[0]["content"].split()
         numbers = int(one), int(other)
         assert one != other
@@ -45,9 +45,6 @@ def test_the_place_of_a_number_does_not_say_whether_it_is_the_larger_one():
             task.reference[task.path], task
         )
         first[int(one) == expected] += 1
-        # what a wrong demonstration says is the other number
-        _, said = demonstrate(task, random.Random(0), DemonstrationConfig(), LIMITS)
-        assert f"lambda: {sum(numbers) - expected}\n" in said.text
     assert min(first.values()) > 70
 
 
