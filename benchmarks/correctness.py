@@ -35,6 +35,7 @@ from attention.selected import selected_attention
 from models.sharding import MeshConfig, make_mesh, use_mesh
 from pallas_kernels import choice
 from pallas_kernels.delta.api import chunked
+from pallas_kernels.latent.api import latent_attention, stored_size
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.tokens import TAIL, sequences
 
@@ -154,6 +155,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     # where a kernel has two ways, the one that the heuristic does not take
     yield _chosen("some blocks, rows, the other way", sizes, gather_in_kernel=False)
     yield _states("gated delta, rows", sizes)
+    yield _latent("mla, decode", sizes)
 
 
 def _rows(name: str, method: Method, sizes: Sizes) -> Check:
@@ -309,6 +311,25 @@ def _states(name: str, sizes: Sizes) -> Check:
         return out, *slopes
 
     return Check(name, run, (values, keys, keys, values, numbers, numbers, first), "float32")
+
+
+def _latent(name: str, sizes: Sizes) -> Check:
+    """One token of two rows against pages of latent vectors, which are keys and, but for an eighth
+    of the value's size, values: in DeepSeek-V3's proportion.
+    """
+    rows, count = 2, sizes.tokens // BLOCK
+    rank = 4 * sizes.head_dim
+    size = rank + sizes.head_dim // 2
+
+    def run(q, vectors):
+        tables = jnp.arange(rows * count, dtype=jnp.int32).reshape(rows, count)[:, ::-1]
+        lengths = jnp.array([sizes.tokens, sizes.tokens - 7], jnp.int32)
+        vectors = jnp.pad(vectors, [(0, 0)] * 2 + [(0, stored_size(size) - size)])
+        content = vectors.reshape(rows, count, 1, BLOCK, -1)
+        pages = jnp.zeros((rows * count, *content.shape[2:]), q.dtype).at[tables].set(content)
+        return (latent_attention(q, pages, rank, tables, lengths[:, None] - 1, lengths)[0],)
+
+    return Check(name, run, ((rows, 1, sizes.heads, size), (rows, sizes.tokens, size)))
 
 
 def _heads(sizes: Sizes, tokens: int, rows: int = 1):
