@@ -62,7 +62,7 @@ def test_what_is_wrong_or_not_a_number_is_found():
 # The kernels of Hopper differ from those of Blackwell in their products: each of them once is enough.
 @pytest.mark.parametrize(
     ("target", "checked"),
-    [("h200", ("dense", "nsa", "some blocks", "gated delta")), ("gb200", ""), ("v5p", "")],
+    [("h200", ("dense", "nsa", "some blocks", "gated delta", "mla")), ("gb200", ""), ("v5p", "")],
 )
 @pytest.mark.quick(first=0)
 def test_every_check_has_kernels_on_accelerators(target, checked):
@@ -73,8 +73,8 @@ def test_every_check_has_kernels_on_accelerators(target, checked):
     lowered = set()
     with use_mesh(abstract_mesh(MeshConfig(1, 1), device)):
         for check in (one for one in correctness.checks(SIZES) if one.name.startswith(checked)):
-            if check.name.startswith("gated delta") and target == "gb200":
-                continue  # which has no kernel
+            if check.name.startswith(("gated delta", "mla")) and target == "gb200":
+                continue  # which has no kernel of them
             dtype = jnp.dtype(check.dtype or jnp.bfloat16)
             arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in check.shapes]
             found = list(calls(jax.jit(check.run).trace(*arrays).jaxpr.jaxpr))
@@ -154,7 +154,7 @@ def test_a_small_run(tmp_path):
     done = small_bench.run("attention", *small, f"--json={path}")
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
-    assert len(report["correctness"]) == 15 and len(report["decode"]) == 7
+    assert len(report["correctness"]) == 16 and len(report["decode"]) == 7
     assert {row["contender"] for row in report["rows"]} == {*(attention.PEER, *attention.OURS)}
     assert attention.markdown(report).count("\n|") > 12
 
