@@ -6,8 +6,9 @@ What: the quickstart's agent is trained on functions of two steps, of which it s
 Command: python -m launch.sweep --config=configs/rare_success.py --workdir=runs/rare_success
   --figure=docs/rare_success.png
 Hardware: 2 CPU cores. Run time: docs/results/rare_success.md.
-Expected metric: held-out pass@1 on functions of two steps stays below 1 % with plain GRPO, with
-  demonstrations and with the curriculum; the other ways are not run.
+Expected metric: held-out pass@1 on functions of two steps, 0.4 % before RL: 2.9 % with plain GRPO,
+  3.9 with parts, 5.3 with refilled batches, 0.2 with partial credit, 2 with the others; one seed.
+  milestones and maxrl are not run.
 """
 
 from collections.abc import Iterator
