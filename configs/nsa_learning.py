@@ -12,8 +12,10 @@ Command: the warm starts of configs/long_context_base.py for dense and nsa, and 
   --figure=docs/nsa_learning.png; and without warm starts
   python -m launch.sweep --config=configs/nsa_learning.py:short --workdir=runs/nsa_short
   --figure=docs/nsa_short.png
-Hardware: 2 CPU cores. Run time: not run; 12 to 16 minutes a run of configs/long_context.py.
-Expected metric: held-out pass@1 of one of the arms rises as dense attention's does. Not run.
+Hardware: 2 CPU cores. Run time: 28 minutes a run of "short" beside other programs; at full length
+  not run, 12 to 16 minutes a run of configs/long_context.py.
+Expected metric: held-out pass@1 38.9 -> 58.3 % with NSA and 49.5 -> 68.4 with dense attention with
+  "short", one seed. At full length one of the arms rises as dense attention does; not run.
 """
 
 from collections.abc import Iterator
