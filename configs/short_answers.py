@@ -6,9 +6,10 @@ What: the quickstart's agent and GRPO on two sources. "code" is functions to wri
   half of their tasks (``tasks.right`` moves it).
 Command: python -m launch.sweep --config=configs/short_answers.py --workdir=runs/short_answers
   --figure=docs/short_answers.png, then python -m experiments.gains runs/short_answers
-Hardware: 2 CPU cores. Run time: 7 minutes a run beside other programs.
-Expected metric: updates to +20 points of held-out pass@1, and the share of groups without signal
-  (1 - reward/signal_groups). Sums gain 3 points: what is learned of them is pairs of numbers.
+Hardware: 2 CPU cores. Run time: 5 to 8 minutes a run beside another program.
+Expected metric: held-out pass@1 47.9 -> 68.8 % for code and 54.4 -> 81.0 for short answers, +20
+  points after 30 and 21 updates, 43 and 15 % of the groups without a signal
+  (1 - reward/signal_groups); one seed.
 """
 
 from collections.abc import Iterator
