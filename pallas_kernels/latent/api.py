@@ -28,7 +28,7 @@ from pallas_kernels.choice import (
 )
 from pallas_kernels.latent import gpu, tpu
 from pallas_kernels.paged import reference
-from pallas_kernels.paged.api import by_units, marked
+from pallas_kernels.paged.api import by_units, check_rows, marked
 from pallas_kernels.paged.lists import (
     TuningConfig,
     dense_work,
@@ -76,7 +76,8 @@ def latent_attention(
     pages, with the backward pass of the reference in XLA. Raises ValueError for shapes that do not
     fit, and for a named implementation that cannot run.
     """
-    _check_shapes(q, pages, rank, tables, q_places, lengths, filled)
+    _check_vectors(q, pages, rank)
+    check_rows(q, tables, q_places, lengths, filled)
     if more := pages.shape[3] - q.shape[3]:
         wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
         wide *= (pages.shape[3] / q.shape[3]) ** 0.5  # by whose root scores are divided
@@ -158,19 +159,12 @@ def _backward(options: _Options, arguments, cotangents):
 _attention.defvjp(_forward, _backward)
 
 
-def _check_shapes(q, pages, rank, tables, q_places, lengths, filled) -> None:
+def _check_vectors(q, pages, rank: int) -> None:
     if pages.shape[1] != 1 or pages.shape[3] < q.shape[3] or not 0 < rank <= q.shape[3]:
         raise ValueError(
             f"{pages.shape=} must have one vector a token, with the elements of {q.shape=} or "
             f"more, of which {rank=} are the value"
         )
-    if q_places.shape != q.shape[:2] or tables.shape[:1] + lengths.shape != 2 * q.shape[:1]:
-        raise ValueError(
-            f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of "
-            f"{q.shape=}"
-        )
-    if filled is not None and filled.shape != tables.shape:
-        raise ValueError(f"{filled.shape=} must be that of {tables.shape=}")
 
 
 def _obstacle(name: str, q, pages, rank: int, interpret) -> str | None:

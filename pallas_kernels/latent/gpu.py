@@ -254,20 +254,9 @@ def _kernel(lists, spans, bounds, q, kept, out, lse, *refs, plan: _Plan):
             pl.when(wg == mine)(functools.partial(compute, mine))
 
     def sources(step):
-        # A hole copies the page that stands for it. Every step then makes the number of copies that
-        # the barrier counts.
-        found = [pages.page(step * plan.width + i) for i in range(plan.width)]
-        return [_page(kept, jnp.where(page < 0, ~page, page), plan) for page in found]
+        return pages.copied(step, kept, 0)
 
     rings = [ring.at[:, pl.ds(i * plan.page, plan.page)] for i in range(plan.width)]
     specialise_warps(
         wg, unit, computes, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
     )
-
-
-def _page(kept, page, plan: _Plan):
-    """A page of the lists in memory [pages, 1, page, E]."""
-    if plan.parts == 1:
-        return kept.at[page, 0]
-    place = jax.lax.rem(page, plan.parts) * plan.page
-    return kept.at[jax.lax.div(page, plan.parts), 0, pl.ds(place, plan.page)]

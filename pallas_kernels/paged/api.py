@@ -336,8 +336,13 @@ def check_pages(q, k_pages, v_pages) -> None:
         )
 
 
-def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> None:
+def _check_shapes(q, k_pages, v_pages, *rows) -> None:
     check_pages(q, k_pages, v_pages)
+    check_rows(q, *rows)
+
+
+def check_rows(q, tables, q_places, lengths, filled) -> None:
+    """Raises ValueError if the tables and places are not those of the rows of q [B, T, N, H]."""
     if q_places.shape != q.shape[:2] or tables.shape[:1] + lengths.shape != 2 * q.shape[:1]:
         raise ValueError(
             f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of "

@@ -290,11 +290,7 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
 
     def sources(step):
         kv_head = jax.lax.div(head, plan.per_head)
-        # A hole copies the page that stands for it. Every step then makes the number of copies that
-        # the barrier counts.
-        found = [pages.page(step * plan.width + i) for i in range(plan.width)]
-        found = [jnp.where(page < 0, ~page, page) for page in found]
-        return [x.at[_place(page, kv_head, plan)] for x in (k, v) for page in found]
+        return [page for x in (k, v) for page in pages.copied(step, x, kv_head)]
 
     rings = [
         x.at[:, pl.ds(i * plan.page, plan.page)]
@@ -421,11 +417,3 @@ def _append(pages: Pages, stored, head, new, mine, place, plan: _Plan) -> None:
             for i, x in enumerate(stored):
                 plgpu.copy_smem_to_gmem(new.at[i], x.at[where, head, offset])
             plgpu.wait_smem_to_gmem(0)
-
-
-def _place(page, kv_head, plan: _Plan) -> tuple:
-    """The place of a page of the lists in memory [pages, K, page, H]."""
-    if plan.parts == 1:
-        return page, kv_head
-    stored = jax.lax.div(page, plan.parts)
-    return stored, kv_head, pl.ds(jax.lax.rem(page, plan.parts) * plan.page, plan.page)

@@ -24,9 +24,11 @@ ROWS = 64
 class Plan(Protocol):
     """Static arguments of a kernel that reads pages."""
 
-    # Tokens of a page, and pages of a step.
+    # Tokens of a page of the lists, how many of these a page in memory has, and pages of a step.
     @property
     def page(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
     @property
     def width(self) -> int: ...
 
@@ -58,6 +60,16 @@ class Pages:
         """The number of a page in memory; for a hole it is ~p of some page p of the list."""
         return self.list[2 * self.plan.splits + jnp.minimum(self.begin + index, self.end - 1)]
 
+    def copied(self, step, stored, head) -> list:
+        """The pages of a step in memory [pages, K, page, H], for one head.
+
+        A hole copies the page that stands for it. Every step then makes the number of copies that
+        the barrier counts.
+        """
+        found = [self.page(step * self.plan.width + i) for i in range(self.plan.width)]
+        found = [jnp.where(page < 0, ~page, page) for page in found]
+        return [stored.at[in_memory(page, head, self.plan)] for page in found]
+
     def place(self, index):
         """The place in the sequence of a page's first token.
 
@@ -75,6 +87,14 @@ class Pages:
         at = jnp.minimum(self.begin + index, self.end - 1)
         parts = 2 if self.plan.numbered else 1
         return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
+
+
+def in_memory(page, head, plan: Plan) -> tuple:
+    """The index of a page of the lists in memory [pages, K, page, H]."""
+    if plan.parts == 1:
+        return page, head
+    stored = jax.lax.div(page, plan.parts)
+    return stored, head, pl.ds(jax.lax.rem(page, plan.parts) * plan.page, plan.page)
 
 
 def places_of(pages: Pages, step, first: int, count: int, line, plan: Plan):
