@@ -6,7 +6,8 @@ prefill where the config has it.
 
 Ray places the processes of the roles, spread over the nodes, and places them again when a node is
 lost. Each role is the command of launch.train and goes on from the workdir, which all nodes mount.
-A process that ends with an error is started again; one whose heartbeat stops is killed first.
+A process that ends with an error is started again, until the learner has ended; one whose heartbeat
+stops is killed first.
 Output is in cluster/logs/<role>.log of the workdir. Ctrl-C and SIGTERM let the learner end its step
 and write a checkpoint. The same command goes on, on this cluster or another one.
 
