@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.pairs.source import FIRST, SECOND, WANTED
+from experiments.pairs.source import FIRST, MODULE, SECOND, WANTED
 from rl_code.environment.notes import notes_of
 from rl_code.types import Group, Trajectory
 
@@ -22,14 +22,19 @@ class OfPairs:
     """
 
     def __call__(self, groups: Sequence[Group], learner: Mapping[str, float]) -> dict[str, float]:
-        firsts = [
-            t for group in groups if group.task.meta["kind"] == FIRST for t in group.trajectories
-        ]
+        shown = [group for group in groups if group.task.meta["kind"] == FIRST]
+        firsts = [t for group in shown for t in group.trajectories]
         seconds = [group for group in groups if group.task.meta["kind"] == SECOND]
         found: dict[str, list[float]] = {
             "pairs/solved_first": [t.solved for t in firsts],
             "pairs/stored": [bool(stored(t)) for t in firsts],
             "pairs/stored_wanted": [WANTED in stored(t) for t in firsts],
+            "pairs/copied": [
+                text in group.task.files[MODULE].split("\n")
+                for group in shown
+                for t in group.trajectories
+                for text in stored(t).values()
+            ],
             "pairs/solved_second": [t.solved for group in seconds for t in group.trajectories],
             "pairs/there": [WANTED in notes_of(group.task) for group in seconds],
             "pairs/notes": [len(notes_of(group.task)) for group in seconds],
@@ -37,10 +42,10 @@ class OfPairs:
         return {name: float(np.mean(values)) for name, values in found.items() if values}
 
 
-def stored(trajectory: Trajectory) -> set[str]:
-    """Names of the notes that the calls of an episode stored."""
+def stored(trajectory: Trajectory) -> dict[str, str]:
+    """Name -> text of the notes that the calls of an episode stored."""
     return {
-        str(call.arguments.get("name"))
+        str(call.arguments.get("name")): str(call.arguments.get("text"))
         for turn in trajectory.turns
         for call in turn.calls
         if call.name == "memory_store" and not call.error

@@ -13,8 +13,9 @@ Demonstrations of the first task store any constant, or none; those of the secon
 and write what the note says, or else a guess. Most of them find the note, whatever was stored, so
 that reading is learned before the first update of the policy, and storing is not.
 
-A small model does not learn from these to find a value by its name. Drills, of which warm starts
-may have some, ask for notes of all constants.
+A note is the line of its constant, as the module shows it: a small model copies a line sooner than
+it finds a value by its name. Drills, of which warm starts may have some, ask for notes of all
+constants.
 """
 
 from __future__ import annotations
@@ -92,7 +93,12 @@ def generate(
 
 def module_text(constants: Mapping[str, int]) -> str:
     """The module with these constants."""
-    return "".join(f"{name} = {value}\n" for name, value in constants.items())
+    return "".join(f"{noted(name, value)}\n" for name, value in constants.items())
+
+
+def noted(name: str, value: int) -> str:
+    """The line of a constant, which is also the text of its note."""
+    return f"{name} = {value}"
 
 
 def written(value: int) -> str:
@@ -104,7 +110,9 @@ def first(constants: Mapping[str, int], store: Sequence[str]) -> list[Part]:
     """Demonstration of the first task behind its prompt. store: constants, stored in one turn."""
     text = shown(MODULE, module_text(constants), verbose=False)
     parts = [*_exchange((ToolCall("read_file", {"path": MODULE}),), (text,))]
-    calls = [ToolCall("memory_store", {"name": one, "text": str(constants[one])}) for one in store]
+    calls = [
+        ToolCall("memory_store", {"name": one, "text": noted(one, constants[one])}) for one in store
+    ]
     if calls:
         parts += _exchange(calls, ["stored"] * len(calls))
     return [*parts, _handed_in(constants[KEY])]
@@ -114,7 +122,7 @@ def second(notes: Mapping[str, str], guess: int) -> list[Part]:
     """Demonstration of the second task behind its prompt. notes: those that are there."""
     recall = ToolCall("memory_recall", {"question": WANTED})
     told = MemoryRecall().told(WANTED, notes, verbose=False)
-    value = int(notes[WANTED]) if WANTED in notes else guess
+    value = int(notes[WANTED].split()[-1]) if WANTED in notes else guess
     return [*_exchange((recall,), (told,)), _handed_in(value)]
 
 
@@ -177,7 +185,7 @@ class Pairs(Source):
             stored = rng.sample(list(constants), count)
             played = first(constants, stored)
         else:
-            noted = WANTED if rng.random() < self.finds else rng.choice((KEY, ""))
-            notes = {noted: str(constants[noted])} if noted else {}
+            stored = WANTED if rng.random() < self.finds else rng.choice((KEY, ""))
+            notes = {stored: noted(stored, constants[stored])} if stored else {}
             played = second(notes, rng.choice(VALUES))
         return dataclasses.replace(task, meta={**task.meta, PLAYED: tuple(played)})

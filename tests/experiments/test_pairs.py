@@ -17,6 +17,7 @@ from experiments.pairs.source import (
     constants_of,
     first,
     generate,
+    noted,
     second,
 )
 from models.tokenizer import Tokenizer
@@ -79,11 +80,12 @@ def test_a_note_of_the_first_task_solves_the_second(play):
         made = play(one, first(constants, store))
         assert made.solved
         notes = notes_after(Group(one, (made,)), TOOLS, {})
-        assert notes == {name: str(constants[name]) for name in store}
+        assert notes == {name: noted(name, constants[name]) for name in store}
         guess = next(value for value in VALUES if value != constants[WANTED])
         read = play(with_notes(other, notes), second(notes, guess))
         assert read.solved == solved
         found = OfPairs()([Group(one, (made,)), Group(with_notes(other, notes), (read,))], {})
+        assert found.pop("pairs/copied", None) == (1.0 if store else None)
         assert found == {
             "pairs/solved_first": 1.0,
             "pairs/stored": float(bool(store)),
@@ -92,6 +94,17 @@ def test_a_note_of_the_first_task_solves_the_second(play):
             "pairs/there": float(solved),
             "pairs/notes": float(len(store)),
         }
+
+
+def test_a_note_that_is_no_line_of_the_module_counts_as_not_copied(play):
+    constants = constants_of("train", 0, 5, 6)
+    task = generate("train", 0, 5, FIRST, 6)
+    right = noted(WANTED, constants[WANTED])
+    wrong = noted(WANTED, constants[WANTED] + 1)
+    parts = first(constants, (KEY, WANTED))
+    said = [(text.replace(right, wrong) if own else text, own) for text, own in parts]
+    made = play(task, said)
+    assert OfPairs()([Group(task, (made,))], {})["pairs/copied"] == 0.5
 
 
 def test_the_tasks_of_a_pair_are_as_far_apart_as_a_block_has_pairs():
