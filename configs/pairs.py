@@ -41,8 +41,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.tasks = dict(
             name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks
         )
-        # other pairs, a half of them drills
-        config.sft.tasks = config.tasks.to_dict() | dict(seed=1, drills=0.5)
+        # other pairs, and most of the first tasks are drills
+        config.sft.tasks = config.tasks.to_dict() | dict(seed=1, drills=0.9)
         config.memory = dict(rule="calls", left_out=4 if arg == "" else 2)
         config.limits = dict(turns=4, tokens=160, turn_tokens=64, test_runs=0, command_s=5.0)
         config.metrics = dict(extra=("experiments.pairs.metrics:OfPairs",))
@@ -53,7 +53,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.engine.update(prompt_length=32)
     config.sft.update(slots=160)
-    steps = 6 if arg == "smoke" else 48
+    if arg == "":
+        config.sft.update(steps=600)
+    steps = 6 if arg == "smoke" else 64
     config.train.update(steps=steps, tasks_per_step=tasks, shuffled=False)
     return config
 

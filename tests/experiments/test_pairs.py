@@ -124,14 +124,14 @@ def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
         played[task.meta["kind"]].append("".join(text for text, _ in task.meta[PLAYED]))
     stored = [WANTED in text.partition("store ")[2] for text in played[FIRST]]
     found = [f"{WANTED}: " in text for text in played[SECOND]]
-    # by the draws of seed 0: a half of them store, one of six constants
-    assert 0.05 < sum(stored) / len(stored) < 0.12 and 0.65 < sum(found) / len(found) < 0.85
+    # by the draws of seed 0: a half of them store, one of four constants
+    assert 0.08 < sum(stored) / len(stored) < 0.17 and 0.65 < sum(found) / len(found) < 0.85
     # drills store all of them, and say so; second tasks are none
     tasks = [Pairs("train", apart=200, drills=1.0).task(index) for index in range(400)]
     asked = [task.messages[0]["content"].endswith(ALL) for task in tasks]
     assert asked == [True] * 200 + [False] * 200
     texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks[:200]]
-    assert {text.count("store ") for text in texts} == {6}
+    assert {text.count("store ") for text in texts} == {4}
 
 
 def test_settings_that_cannot_be():
