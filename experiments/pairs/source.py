@@ -154,7 +154,7 @@ class Pairs(Source):
     stores: float = 0.5
     # Probability that a demonstration of the second task finds the note that it asks for.
     finds: float = 0.75
-    # Share of the pairs whose first task is a drill.
+    # Share of the pairs that are two drills instead, on a module each.
     drills: float = 0.0
 
     endless: ClassVar[bool] = True
@@ -175,8 +175,9 @@ class Pairs(Source):
         block, at = divmod(index, 2 * self.apart)
         pair = block * self.apart + at % self.apart
         kind = FIRST if at < self.apart else SECOND
-        drawn = random.Random(f"drill/{self.split}/{self.seed}/{pair}").random()
-        drill = kind == FIRST and drawn < self.drills
+        drill = random.Random(f"drill/{self.split}/{self.seed}/{pair}").random() < self.drills
+        if drill and kind == SECOND:
+            kind, pair = FIRST, -1 - pair
         task = generate(self.split, self.seed, pair, kind, self.constants, drill=drill)
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")

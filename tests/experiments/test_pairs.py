@@ -126,12 +126,16 @@ def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
     found = [f"{WANTED}: " in text for text in played[SECOND]]
     # by the draws of seed 0: a half of them store, one of four constants
     assert 0.08 < sum(stored) / len(stored) < 0.17 and 0.65 < sum(found) / len(found) < 0.85
-    # drills store all of them, and say so; second tasks are none
+    # drills store all of them, and say so; each has a module of its own
     tasks = [Pairs("train", apart=200, drills=1.0).task(index) for index in range(400)]
-    asked = [task.messages[0]["content"].endswith(ALL) for task in tasks]
-    assert asked == [True] * 200 + [False] * 200
-    texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks[:200]]
+    assert all(task.messages[0]["content"].endswith(ALL) for task in tasks)
+    assert len({task.id for task in tasks}) == 400
+    texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks]
     assert {text.count("store ") for text in texts} == {4}
+    # where there are some, a pair is two of them or none
+    some = [Pairs("train", apart=200, drills=0.5).task(index) for index in range(400)]
+    drilled = [task.messages[0]["content"].endswith(ALL) for task in some]
+    assert drilled[:200] == drilled[200:] and 80 < sum(drilled[:200]) < 120
 
 
 def test_settings_that_cannot_be():
