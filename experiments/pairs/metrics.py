@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from experiments.pairs.source import FIRST, MODULE, SECOND, WANTED
-from rl_code.environment.notes import notes_of
+from rl_code.environment.notes import as_read_by, notes_of
 from rl_code.types import Group, Trajectory
 
 
@@ -16,7 +16,8 @@ from rl_code.types import Group, Trajectory
 class OfPairs:
     """Shares of the episodes of a step, by task of the pair; none of a task that the step lacks.
 
-    pairs/solved_first, pairs/solved_second: solved. pairs/stored, pairs/stored_wanted: of first
+    pairs/solved_first, pairs/solved_second: solved; of second tasks by those that read all notes
+    (``memory.left_out``). pairs/stored, pairs/stored_wanted: of first
     tasks, those that stored a note, and one of what the second task asks for. pairs/there: of
     second tasks, those whose notes tell what they ask for. pairs/notes: notes of a second task.
     """
@@ -35,7 +36,12 @@ class OfPairs:
                 for t in group.trajectories
                 for text in stored(t).values()
             ],
-            "pairs/solved_second": [t.solved for group in seconds for t in group.trajectories],
+            "pairs/solved_second": [
+                t.solved
+                for group in seconds
+                for t in group.trajectories
+                if notes_of(as_read_by(group.task, t.index)) == notes_of(group.task)
+            ],
             "pairs/there": [WANTED in notes_of(group.task) for group in seconds],
             "pairs/notes": [len(notes_of(group.task)) for group in seconds],
         }

@@ -177,7 +177,7 @@ class Pairs(Source):
         kind = FIRST if at < self.apart else SECOND
         drill = random.Random(f"drill/{self.split}/{self.seed}/{pair}").random() < self.drills
         if drill and kind == SECOND:
-            kind, pair = FIRST, -1 - pair
+            kind, pair = FIRST, -1 - pair  # the number of no pair
         task = generate(self.split, self.seed, pair, kind, self.constants, drill=drill)
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")

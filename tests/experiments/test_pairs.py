@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from experiments.pairs.metrics import OfPairs
@@ -23,7 +25,7 @@ from experiments.pairs.source import (
 from models.tokenizer import Tokenizer
 from rl_code.config.named import Named
 from rl_code.environment.episode import Episode
-from rl_code.environment.notes import scope_of, with_notes
+from rl_code.environment.notes import as_read_by, scope_of, with_notes, without_note
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.rollout.note_book import notes_after
@@ -105,6 +107,17 @@ def test_a_note_that_is_no_line_of_the_module_counts_as_not_copied(play):
     said = [(text.replace(right, wrong) if own else text, own) for text, own in parts]
     made = play(task, said)
     assert OfPairs()([Group(task, (made,))], {})["pairs/copied"] == 0.5
+
+
+def test_an_episode_that_a_note_was_kept_from_is_not_counted_as_one_that_failed(play):
+    constants = constants_of("train", 0, 5, 6)
+    notes = {WANTED: noted(WANTED, constants[WANTED])}
+    task = without_note(with_notes(generate("train", 0, 5, SECOND, 6), notes), WANTED, 1, (0, 0, 0))
+    guess = next(value for value in VALUES if value != constants[WANTED])
+    read = play(as_read_by(task, 0), second(notes, guess))
+    guessed = dataclasses.replace(play(as_read_by(task, 1), second({}, guess)), index=1)
+    assert read.solved and not guessed.solved
+    assert OfPairs()([Group(task, (read, guessed))], {})["pairs/solved_second"] == 1.0
 
 
 def test_the_tasks_of_a_pair_are_as_far_apart_as_a_block_has_pairs():
