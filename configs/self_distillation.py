@@ -1,8 +1,9 @@
 """Words as feedback against rewards alone, from the same warm start, 3 seeds each (2601.20802).
 
 What: the quickstart with a teacher. The teacher is the moving average of the weights, and reads
-  beside the task what solved it in a sibling of the group. Two in five tasks of the warm start tell
-  what solves them too, since an agent from scratch makes nothing of such a text otherwise.
+  beside the task what solved it in a sibling of the group, or, with :failed_tests, which tests the
+  episode itself failed (2602.02482). Two in five tasks of the warm start tell that too, since an
+  agent from scratch makes nothing of such a text otherwise.
   Variants: GRPO, GRPO with the teacher, the teacher alone.
 Command: python -m launch.sweep --config=configs/self_distillation.py --workdir=runs/feedback
 Hardware: 2 CPU cores. Run time: docs/results/self_distillation.md.
@@ -18,20 +19,24 @@ from configs import quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """The variant with rewards and a teacher. arg: "" or "smoke" (seconds)."""
-    if arg not in ("", "smoke"):
-        raise ValueError(f"configs/self_distillation.py:{arg}: must be empty or smoke")
-    config = quickstart.get_config(arg)
+    """The variant with rewards and a teacher. arg: "", "failed_tests" or "smoke" (seconds)."""
+    if arg not in ("", "failed_tests", "smoke"):
+        raise ValueError(
+            f"configs/self_distillation.py:{arg}: expected nothing, failed_tests or smoke"
+        )
+    feedback = arg if arg == "failed_tests" else "solved_sibling"
+    config = quickstart.get_config("smoke" if arg == "smoke" else "")
     with config.unlocked(), config.ignore_type():
         # the agent is from scratch, and has to learn what feedback is
         config.sft.tasks = dict(
             name="experiments.self_distillation.source:Told",
             of=config.tasks.to_dict(),
             test_runs=config.limits.test_runs,
+            tells=feedback,
         )
         config.train.teacher = dict(
             average=0.95,
-            feedback="solved_sibling",
+            feedback=feedback,
             feedback_tokens=128,
             divergence="full",
             # a few tokens on which the teacher is sure must not outweigh the others
@@ -43,7 +48,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         # how soon it goes is what is asked, and not where it ends
         config.evaluate = dict(every=1 if arg == "smoke" else 6)
     config.suites = config.suites[:1]
-    if arg == "":
+    if arg != "smoke":
         config.train.update(steps=36)
         config.suites[0].update(count=96, samples=4)
     # as fine as the evaluations

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rl_code.config import named
 from rl_code.config.named import Named
-from rl_code.environment.tools.run_tests import failed_case, failed_code
+from rl_code.environment.tools.run_tests import call_of, failed_code
 from rl_code.types import Group, Task, Tests, Trajectory
 
 
@@ -182,7 +182,12 @@ def _names(task: Task, tests: Tests) -> Iterator[Callable[[str], str]]:
     """For each test, in the order of ``Trajectory.test_errors``, its line for an error."""
     for case in tests.cases:
         name = case.target.rpartition(":")[2] or task.entry_point
-        yield lambda error, name=name, case=case: failed_case(name, case, "", error, verbose=True)
+        yield lambda error, name=name, case=case: (
+            # the grader begins with the call, unless it made none
+            error
+            if error.startswith(f"{name}(")
+            else failed_code(call_of(name, case), error, verbose=True)
+        )
     named = (
         *(tests.suite.ids if tests.suite else ()),
         *([tests.script.program] if tests.script else ()),

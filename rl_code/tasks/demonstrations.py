@@ -251,14 +251,28 @@ def demonstrate(
             return [*segments, _message(write, _SUBMIT)]
         turns = turns - 1
         runs = runs - 1
-        failures = _failures(task, attempt)
+        failed = failures(task, attempt, verbose=False)
         told = ToolResult(
-            "run_tests", describe(failures, len(task.visible_tests), runs, verbose=False)
+            "run_tests", describe(failed, len(task.visible_tests), runs, verbose=False)
         )
         answer = result_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents, _MARKS)
         segments += [_message(write, _TEST), *_given(answer)]
-        if not failures or rng.random() < config.p_give_up:
+        if not failed or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
+
+
+def failures(task: Task, attempt: Program, *, verbose: bool) -> list[str]:
+    """Texts of the visible tests that an attempt at a generated task fails, in order, as
+    ``run_tests`` words them.
+    """
+    texts = []
+    for case in task.visible_tests.cases:
+        value = evaluate(attempt, case.args[0])
+        error = value.error if isinstance(value, Failure) else ""
+        if error or value != case.expected:
+            shown = "" if error else show(value)
+            texts.append(failed_case(task.entry_point, case, shown, error, verbose=verbose))
+    return texts
 
 
 def _walked(
@@ -329,15 +343,3 @@ def _attempt(
                 tried.add(wrong)
                 return wrong
     return task.meta["program"]
-
-
-def _failures(task: Task, attempt: Program) -> Sequence[str]:
-    """Texts of the visible tests that the attempt fails, in order."""
-    failures = []
-    for case in task.visible_tests.cases:
-        value = evaluate(attempt, case.args[0])
-        error = value.error if isinstance(value, Failure) else ""
-        if error or value != case.expected:
-            shown = "" if error else show(value)
-            failures.append(failed_case(task.entry_point, case, shown, error, verbose=False))
-    return failures

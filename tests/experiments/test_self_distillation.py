@@ -1,4 +1,4 @@
-"""Tasks that tell what solved them: in the words of the feedback, and their demonstrations use it."""
+"""Tasks that tell of an attempt: in the words of the feedback, and their demonstrations use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.self_distillation.source import Told
 from rl_code.config.named import Named
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
-from rl_code.learner.feedback import SolvedSibling
+from rl_code.learner.feedback import FailedTests, SolvedSibling
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import Generated
 from rl_code.types import Limits
@@ -45,3 +45,23 @@ def test_a_share_of_the_tasks_tells_what_solved_them():
         Told(OF, 3, share=1.5)
     with pytest.raises(ValueError, match="test_runs=-1"):
         Told(OF, -1)
+    with pytest.raises(
+        ValueError, match="tells='hint' must be one of solved_sibling, failed_tests"
+    ):
+        Told(OF, 3, tells="hint")
+
+
+def test_a_share_of_the_tasks_tells_which_tests_an_attempt_failed():
+    plain = Generated(split="train", levels=(1, 2)).load(None, None)
+    told = Told(OF, LIMITS.test_runs, tells="failed_tests").load(None, None)
+    pairs = [(plain[index], told[index]) for index in range(200)]
+    changed = [(one, other) for one, other in pairs if one != other]
+    assert 40 < len(changed) < 100
+    for one, other in changed:
+        said = other.messages[-1]["content"].removeprefix(one.messages[-1]["content"])
+        first, *lines = said.strip().split("\n")
+        assert first == FailedTests().words and 1 <= len(lines) <= FailedTests().most
+        assert all(line.startswith(f"{one.entry_point}(") for line in lines)
+        _, written, *_ = demonstrate(other, random.Random(0), DemonstrationConfig(0.0), LIMITS)
+        (solution,) = one.reference.values()
+        assert written.sampled and solution.strip() in written.text

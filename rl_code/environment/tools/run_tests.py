@@ -22,6 +22,11 @@ _VERBOSE_WIDTH = 400
 _VERBOSE_FAILURES = 3
 
 
+def call_of(entry_point: str, case: Case) -> str:
+    """The call of a value-level test: ``f([3, 1])``."""
+    return f"{entry_point}({', '.join(map(show, case.args))})"
+
+
 def failed_case(entry_point: str, case: Case, shown: str, error: str, *, verbose: bool) -> str:
     """One failing value-level test on one line: ``f([3, 1]) gave [4, 2] want [5, 3]`` or ``f([3,
     1]) error ...``.
@@ -30,7 +35,7 @@ def failed_case(entry_point: str, case: Case, shown: str, error: str, *, verbose
     raised, in short) is not "".
     """
     width = _VERBOSE_WIDTH if verbose else _WIDTH
-    call = one_line(f"{entry_point}({', '.join(map(show, case.args))})", width)
+    call = one_line(call_of(entry_point, case), width)
     if error:
         return f"{call} {'raised' if verbose else 'error'} {one_line(error, width)}"
     got = one_line(shown, width)

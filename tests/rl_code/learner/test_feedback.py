@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 
 import pytest
 
 from rl_code.config.named import Named
 from rl_code.config.read_config import ConfigError
+from rl_code.environment.grading import grade_in_words
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.learner.feedback import (
     FailedTests,
     Hint,
@@ -17,7 +21,9 @@ from rl_code.learner.feedback import (
     SolvedSibling,
     with_feedback,
 )
-from rl_code.types import Case, Task, Tests, ToolResult, Turn
+from rl_code.tasks.demonstrations import KINDS, failures
+from rl_code.tasks.generated import Generated
+from rl_code.types import Case, Limits, Task, Tests, ToolResult, Turn
 
 TASK = Task(
     "add",
@@ -40,7 +46,7 @@ def group(build):
         Turn("assistant", 4, 5, "second"),
         Turn("tool", 5, 5, "", results=(ToolResult("grep", "b"), ToolResult("run_tests", "PASS"))),
     )
-    errors = ("returned 4, expected 3", "", "AssertionError", "returned 1, expected 10")
+    errors = ("add(1, 2) returned 4, expected 3", "", "AssertionError", "not run")
     changes = [
         dict(test_errors=errors, turns=turns),
         dict(test_errors=("",) * 4, solved=True, turns=turns),
@@ -61,18 +67,36 @@ def told(feedback, group):
 
 def test_failed_tests_are_told_with_what_they_said(group):
     assert told(FailedTests("Failed:"), group) == [
-        "Failed:\nadd(1, 2) raised returned 4, expected 3\nassert add(1) failed: AssertionError",
+        "Failed:\nadd(1, 2) returned 4, expected 3\nassert add(1) failed: AssertionError",
         "",
         "",
     ]
     assert told(FailedTests("Failed:", most=1), group)[0].count("\n") == 1
 
 
+def test_failed_tests_are_told_as_a_warm_start_words_them(build):
+    """A wrong attempt that is graded, and the same one by the operations themselves."""
+    limits = Limits(5, 288, 64, 3, 5.0)
+    tasks = Generated(split="train", levels=(1, 2)).load(None, None)
+    kind = KINDS["generated"]
+    member = build.trajectory([1, 2, 3, 4], [0, 0, 1, 1], prompt_length=2)
+    with SandboxPool(SandboxConfig(workers=1)) as pool:
+        for task in itertools.islice(tasks, 8):
+            wrong = kind.wrong(task, random.Random(task.id))
+            files = {task.path: kind.call(task, wrong).arguments["content"]}
+            grade, errors = grade_in_words(task, files, pool, limits)
+            words = failures(task, wrong, verbose=True)
+            group = dataclasses.replace(build.group([member]), task=task)
+            feedback = FailedTests("Failed:", most=2)
+            assert not grade.solved and words
+            assert feedback(group, dataclasses.replace(member, test_errors=errors)) == "\n".join(
+                ["Failed:", *words[:2]]
+            )
+
+
 def test_hidden_tests_are_told_only_where_the_config_says_so(group):
-    assert "expected 10" not in told(FailedTests(), group)[0]
-    assert told(FailedTests(hidden=True), group)[0].endswith(
-        "add(5, 5) raised returned 1, expected 10"
-    )
+    assert "add(5, 5)" not in told(FailedTests(), group)[0]
+    assert told(FailedTests(hidden=True), group)[0].endswith("\nadd(5, 5) failed: not run")
 
 
 def test_the_last_result_is_that_of_the_tool(group):
