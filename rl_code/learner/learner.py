@@ -128,6 +128,8 @@ class Learner:
             batch, found = with_values(batch, seen, values, self._advantage, config.value)
             pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
+        advantages = np.asarray(batch.advantages)[np.asarray(batch.mask) > 0]
+        pack_metrics["train/credited"] = np.count_nonzero(advantages) / max(1, advantages.size)
         on_host = batch
         batch = jax.device_put(batch, self._rows)
         # no update sees the moving average

@@ -27,6 +27,7 @@ from rl_code.report import about
 from rl_code.report.curves import curves, with_actors
 from rl_code.report.evaluations import by_step, by_suite, paired, signed, suites
 from rl_code.report.trajectories import trajectories
+from rl_code.run.step_metrics import taught
 
 ASSETS = Path(__file__).parent / "assets"
 WARM_START = "sft"
@@ -150,9 +151,9 @@ def embedded(data: Any) -> str:
 
 
 def silent(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """A warning where many steps of a run had no group to learn from."""
+    """A warning where many steps of a run had nothing to learn from."""
     known = [row for row in rows if "reward/signal_groups" in row]
-    without = [row for row in known if not row["reward/signal_groups"]]
+    without = [row for row in known if not taught(row)]
     if len(without) < 3 or len(without) < _MANY * len(known):
         return []
     share = np.mean([1.0 - row["reward/signal_groups"] for row in known])
@@ -162,7 +163,7 @@ def silent(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     counted = any(number is not None for number in calls)  # in dumps of others nobody does
     return [
         f"In {len(without)} of {len(known)} training steps of {name} no group had rewards that "
-        f"differ, so nothing was learned from them. Of all groups {share:.0%} had no signal"
+        f"differ and nothing else taught. Of all groups {share:.0%} had no signal"
         f"{words if counted else ''}. The page docs/no_reward.md says what to look at."
     ]
 

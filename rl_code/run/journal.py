@@ -12,7 +12,7 @@ from rl_code.metrics.progress import Progress
 from rl_code.metrics.values import CompilationCounter
 from rl_code.metrics.writers import MetricLog
 from rl_code.run.run import Run
-from rl_code.run.step_metrics import episode_metrics, extra_metrics
+from rl_code.run.step_metrics import episode_metrics, extra_metrics, taught
 from rl_code.store.group_records import GroupRecord
 from rl_code.types import Group
 
@@ -37,7 +37,7 @@ class Journal:
         self.progress = self._stack.enter_context(
             Progress("training", run.config.train.steps, start)
         )
-        self._silent = 0  # steps in a row in which no group had a signal
+        self._silent = 0  # steps in a row in which nothing was taught
         self._compilations = self._stack.enter_context(CompilationCounter())
 
     def while_screening(
@@ -82,8 +82,8 @@ class Journal:
         return metrics
 
     def _warn_of_silence(self, metrics: Mapping[str, Any]) -> None:
-        """Says so when no group has had rewards that differ for some steps in a row."""
-        self._silent = 0 if metrics["reward/signal_groups"] else self._silent + 1
+        """Says so when nothing has been taught for some steps in a row."""
+        self._silent = 0 if taught(metrics) else self._silent + 1
         times = self._silent / _SILENT_STEPS
         if times < 1 or not math.log2(times).is_integer():
             return

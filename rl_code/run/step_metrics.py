@@ -138,6 +138,15 @@ def _numbers(
     return numbers
 
 
+def taught(metrics: Mapping[str, Any]) -> bool:
+    """True if a step said in which direction to go: by the credit of its tokens, or by a teacher.
+    Where nobody wrote down either, by rewards that differ within a group.
+    """
+    if "train/credited" not in metrics:
+        return metrics["reward/signal_groups"] > 0
+    return metrics["train/credited"] > 0 or metrics.get("teacher/share", 0.0) > 0
+
+
 def has_signal(group: Group) -> bool:
     """True if the rewards of a group's valid trajectories differ, so that something can be learned
     from it.

@@ -33,7 +33,7 @@ from rl_code.metrics.writers import JsonLines, MetricLog
 from rl_code.run import origin
 from rl_code.run.config import RunConfig
 from rl_code.run.journal import Journal
-from rl_code.run.step_metrics import episode_metrics, has_signal
+from rl_code.run.step_metrics import episode_metrics, has_signal, taught
 from rl_code.run.trajectory_log import (
     Words,
     evaluation_names,
@@ -321,6 +321,17 @@ def test_steps_without_a_signal_are_told_in_the_line_of_training():
     assert counts == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3]
     assert notes[0].startswith("training learns nothing: in 3 steps no group had rewards that")
     assert "2.0 malformed calls per episode" in notes[0] and "docs/no_reward.md" in notes[0]
+
+
+def test_what_teaches_is_credit_or_a_teacher():
+    equal = {"reward/signal_groups": 0.0}
+    assert not taught(equal) and taught({"reward/signal_groups": 0.1})
+    # of tokens of an earlier step, or of turns
+    assert taught(equal | {"train/credited": 0.01}) and not taught(equal | {"train/credited": 0.0})
+    # groups that differ in a trajectory that is not trained on
+    assert not taught({"reward/signal_groups": 0.1, "train/credited": 0.0})
+    assert taught(equal | {"train/credited": 0.0, "teacher/share": 0.2})
+    assert not taught(equal | {"train/credited": 0.0, "teacher/share": 0.0})
 
 
 @pytest.mark.parametrize(

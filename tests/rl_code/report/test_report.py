@@ -529,7 +529,8 @@ def test_a_run_that_learns_nothing_is_told_at_the_top(tmp_path):
     assert f"In 3 of 4 training steps of {tmp_path.name} no group had rewards that differ" in page
     assert "Of all groups 88% had no signal; episodes had 1.1 malformed calls" in page
     assert "docs/no_reward.md" in page
-    rows = [row | {"reward/signal_groups": 0.5} for row in rows[:2]] + rows[2:]
+    # stores of earlier steps were credited
+    rows = [row | {"train/credited": 0.1} for row in rows[:2]] + rows[2:]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert (
         "had rewards that differ"

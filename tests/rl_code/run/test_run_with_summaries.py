@@ -225,6 +225,12 @@ def test_a_run_that_credits_stores_is_killed_resumed_and_replayed(tmp_path, monk
     ]
     assert left_out[:2] == [0, 0] and sum(left_out) > 0
     assert [row.get("memory/credited", 0) for row in rows] == left_out
+    # credit of a store is credit, whatever the rewards of the step's own groups
+    worth = [bool(row.get("memory/worth")) for row in rows]
+    signal = [row["reward/signal_groups"] > 0 for row in rows]
+    assert [row["train/credited"] > 0 for row in rows] == [
+        one or other for one, other in zip(worth, signal, strict=True)
+    ]
     for name in ("train/tokens", "batch/rows", "memory/credited"):
         assert [row.get(name) for row in rows] == [row.get(name) for row in read_metrics(parts)]
     for step in range(4):
