@@ -3,8 +3,9 @@
 What: a transformer of 1 M parameters. The first task of a pair shows a module, the second asks for
   a value of it that only a note still tells (``experiments/pairs/source.py``). The warm start
   recalls and copies well, and stores any value or none; drills teach to copy a value by its name.
-  Then GRPO on fresh pairs. The arms differ in what is kept and in whether stores are credited by
-  what their notes do to second tasks (``memory.left_out``).
+  Then GRPO on fresh pairs. A repository keeps one note, the newest. Of the arms of learning, one
+  credits stores by what their notes do to second tasks (``memory.left_out``). In the arms of rules
+  first tasks ask for notes of all constants, and a rule keeps the newest, or all, or none.
 Command: python -m launch.sweep --config=configs/pairs.py --workdir=runs/pairs
 Hardware: 2 CPU cores. Run time: docs/results/pairs.md.
 Expected metric: pairs/stored_wanted from 0.12 to 0.96 where stores are credited; it falls where
@@ -18,6 +19,8 @@ import ml_collections
 from configs import quickstart
 
 TASKS = 16
+# One note of a repository, the newest.
+NEWEST = dict(name="recency", most=1)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -38,11 +41,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         )
         # notes of a step are read two steps later
         config.tasks = dict(
-            name="experiments.pairs.source:Pairs", split="train", seed=0, apart=2 * tasks
+            name="experiments.pairs.source:Pairs",
+            split="train",
+            seed=0,
+            apart=2 * tasks,
+            asks_for_all=False,
         )
         # other pairs, and most of them drills: copying is slower to learn than all else
         config.sft.tasks = config.tasks.to_dict() | dict(seed=1, drills=0.7)
-        config.memory = dict(rule="calls", left_out=4 if arg == "" else 2)
+        config.memory = dict(rule=NEWEST, left_out=4 if arg == "" else 2)
         config.limits = dict(turns=4, tokens=160, turn_tokens=64, test_runs=0, command_s=5.0)
         config.metrics = dict(extra=("experiments.pairs.metrics:OfPairs",))
         config.train.pack = dict()
@@ -62,13 +69,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """Stores credited, not credited, and rules in their place, for each seed."""
+    """For each seed stores that are credited, and not, and rules that choose instead."""
+
+    def chosen(**rule) -> dict:
+        return {"memory.left_out": 0, "tasks.asks_for_all": True, "memory.rule": rule}
+
     arms = {
         "credited": {},
         "not credited": {"memory.left_out": 0},
-        "no notes": {"memory.left_out": 0, "memory.rule": "none"},
-        "all notes": {"memory.left_out": 0, "memory.rule": "all"},
-        "most used notes": {"memory.left_out": 0, "memory.rule": "use_count"},
+        "newest kept": chosen(**NEWEST),
+        "all kept": chosen(name="all"),
+        "none kept": chosen(name="none"),
     }
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
         for variant, arm in arms.items():

@@ -15,7 +15,8 @@ that reading is learned before the first update of the policy, and storing is no
 
 A note is the line of its constant, as the module shows it: a small model copies a line sooner than
 it finds a value by its name. Drills, of which warm starts may have some, ask for notes of all
-constants.
+constants. First tasks may ask for that too: then a rule of memory chooses what is kept, and not the
+agent.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PATH, MODULE = "f.py", "shop.py"
 # What the first and the second task of a pair ask for.
 KEY, WANTED = "key", "rate"
 FIRST, SECOND = "first", "second"
-# What a drill asks for beside it.
+# What drills ask for beside it.
 ALL = "\nnote all"
 _NAMES = tuple("base cost drop edge fee gain high item lift mean note part size tax unit".split())
 _PROTOCOL = Compact()
@@ -65,11 +66,11 @@ def constants_of(split: str, seed: int, pair: int, count: int) -> dict[str, int]
 
 
 def generate(
-    split: str, seed: int, pair: int, kind: str, count: int, *, drill: bool = False
+    split: str, seed: int, pair: int, kind: str, count: int, *, ask_all: bool = False
 ) -> Task:
     """A task of a pair, the same for the same arguments.
 
-    kind: FIRST or SECOND. drill: ask for notes of all constants.
+    kind: FIRST or SECOND. ask_all: ask for notes of all constants.
     """
     constants = constants_of(split, seed, pair, count)
     asked = KEY if kind == FIRST else WANTED
@@ -80,7 +81,7 @@ def generate(
     repository = f"pairs/{split}/{seed}/{pair}"
     return Task(
         id=f"{repository}/{kind}",
-        messages=({"role": "user", "content": f"f gives the {asked} of shop{ALL * drill}"},),
+        messages=({"role": "user", "content": f"f gives the {asked} of shop{ALL * ask_all}"},),
         files=files,
         path=PATH,
         entry_point="f",
@@ -156,6 +157,8 @@ class Pairs(Source):
     finds: float = 0.75
     # Share of the pairs that are two drills instead, on a module each.
     drills: float = 0.0
+    # Whether every first task asks for notes of all constants, as a drill does.
+    asks_for_all: bool = False
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[tuple[str, ...]] = ("played",)
@@ -178,11 +181,12 @@ class Pairs(Source):
         drill = random.Random(f"drill/{self.split}/{self.seed}/{pair}").random() < self.drills
         if drill and kind == SECOND:
             kind, pair = FIRST, -1 - pair  # the number of no pair
-        task = generate(self.split, self.seed, pair, kind, self.constants, drill=drill)
+        ask_all = drill or (self.asks_for_all and kind == FIRST)
+        task = generate(self.split, self.seed, pair, kind, self.constants, ask_all=ask_all)
         constants = constants_of(self.split, self.seed, pair, self.constants)
         rng = random.Random(f"played/{task.id}")
         if kind == FIRST:
-            count = len(constants) if drill else int(rng.random() < self.stores)
+            count = len(constants) if ask_all else int(rng.random() < self.stores)
             stored = rng.sample(list(constants), count)
             played = first(constants, stored)
         else:

@@ -145,7 +145,15 @@ def test_demonstrations_store_by_chance_and_find_what_they_ask_for():
     assert len({task.id for task in tasks}) == 400
     texts = ["".join(text for text, _ in task.meta[PLAYED]) for task in tasks]
     assert {text.count("store ") for text in texts} == {4}
-    # where there are some, a pair is two of them or none
+    # first tasks may ask for the same, and stay pairs
+    asking = [Pairs("train", apart=3, asks_for_all=True).task(index) for index in range(12)]
+    plain = [Pairs("train", apart=3).task(index) for index in range(12)]
+    assert [task.id for task in asking] == [task.id for task in plain]
+    for task, other in zip(asking, plain, strict=True):
+        is_first = task.meta["kind"] == FIRST
+        assert task.messages[0]["content"].endswith(ALL) == is_first
+        assert (task == other) != is_first
+    # where there are some drills, a pair is two of them or none
     some = [Pairs("train", apart=200, drills=0.5).task(index) for index in range(400)]
     drilled = [task.messages[0]["content"].endswith(ALL) for task in some]
     assert drilled[:200] == drilled[200:] and 80 < sum(drilled[:200]) < 120
