@@ -26,7 +26,7 @@ CONTENTS = {
         "learning_from_people",
         *("serving", "tinker", "feedback", "realtime", "production", "editors"),
     ),
-    "Change": ("adding", "architecture", "glossary", "../CONTRIBUTING"),
+    "Change": ("reading", "adding", "architecture", "glossary", "../CONTRIBUTING"),
     "Measured": ("results", "benchmarks", "on_device", "../CHANGELOG", "licences"),
 }
 

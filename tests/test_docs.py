@@ -73,6 +73,13 @@ def test_code_names_pages_that_exist():
     assert [(path, page) for path, page in found if not (ROOT / page).exists()] == []
 
 
+def test_what_is_to_be_read_in_an_afternoon_is_as_long_as_it_says():
+    rows = re.findall(r"^\| `([\w/.]+)` \| (\d+) \|", (ROOT / "docs/reading.md").read_text(), re.M)
+    real = {path: len((ROOT / path).read_text().splitlines()) for path, _ in rows}
+    assert len(rows) > 20 and sum(real.values()) < 9_000
+    assert [(path, told) for path, told in rows if abs(real[path] - int(told)) > 40] == []
+
+
 def test_the_readme_is_a_front_door():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
