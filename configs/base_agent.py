@@ -41,6 +41,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.tasks = TASKS.get(arg, TASKS[""])
         config.suites = suites(arg)
     config.model.preset = "reader"
+    # a wide model learns at lower rates
+    config.train.optimizer.update(learning_rate=2.5e-4)
     if arg in ("functions", "repositories"):
         with config.ignore_type():
             config.sft = None
@@ -49,7 +51,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg == "":
         # 12 M tokens of demonstrations
         config.sft.update(steps=3000, demonstrations=200_000, checkpoint_every=100)
-    # a wide model learns at a lower rate
     config.sft.optimizer.update(learning_rate=3e-3, muon_learning_rate=1e-2, warmup_steps=100)
     return config
 
