@@ -38,7 +38,7 @@ exclude_patterns = [
     path.name for path in ROOT.iterdir() if path.suffix != ".md" and path.name != "docs"
 ]
 highlight_language = "text"
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 html_theme = "furo"
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = html_show_sphinx = html_show_copyright = False

@@ -17,6 +17,8 @@ from tests.syntax import outline_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Levels of headings that the site gives anchors.
+LEVELS = runpy.run_path(str(ROOT / "docs" / "conf.py"))["myst_heading_anchors"]
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 CODE = ("attention", "benchmarks", "cluster", "configs", "examples", "experiments", "launch",
         "models", "pallas_kernels", "people", "planner", "rl_code", "sweeps")  # fmt: skip
@@ -44,7 +46,7 @@ def test_every_link_leads_somewhere(page):
         file = page.parent / target if target else page
         assert file.exists(), f"{page.name}: {target}"
         if heading:
-            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            titles = re.findall(rf"^#{{1,{LEVELS}}} (.*)$", file.read_text(), re.MULTILINE)
             assert heading in map(anchor, titles), f"{page.name}: #{heading}"
 
 
