@@ -6,12 +6,14 @@
 minute. ``launch.replay``, ``launch.fork`` and ``launch.bisect`` are the commands of the same.
 """
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from launch.flags import use_virtual_devices
+from rl_code.config.read_config import ConfigError
 from rl_code.recording import bisect, kept_config
 from rl_code.recording.replay_training import replay
 from rl_code.run.config import meshes
@@ -40,12 +42,21 @@ def train_again(workdir: Path) -> list[bool]:
     return same
 
 
-def main(one: str, other: str | None = None) -> list[bool]:
-    read(Path(one))
-    if other is not None:
-        print(bisect.compare(Path(one), Path(other)).parting or "the runs are equal")
-    return train_again(Path(one))
+def main(arguments: Sequence[str] | None = None) -> list[bool]:
+    parser = argparse.ArgumentParser(prog="python -m examples.recording")
+    parser.add_argument("run", type=Path, help="workdir of a finished run")
+    parser.add_argument("other", type=Path, nargs="?", help="workdir of a run to compare it with")
+    given = parser.parse_args(arguments)
+    try:
+        kept_config.read(given.run)
+        parting = None if given.other is None else bisect.compare(given.run, given.other).parting
+    except ConfigError as error:
+        parser.error(str(error))
+    read(given.run)
+    if given.other is not None:
+        print(parting or "the runs are equal")
+    return train_again(given.run)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

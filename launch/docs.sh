@@ -9,7 +9,15 @@ case "${1-}" in -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
     ;;
+-*)
+    echo "docs.sh: unknown option $1; the only argument is a folder" >&2
+    exit 2
+    ;;
 esac
+if (($# > 1)); then
+    echo "docs.sh: unexpected argument $2; the only one is a folder" >&2
+    exit 2
+fi
 set -euo pipefail
 folder=$(realpath -m "${1:-"$(dirname "${BASH_SOURCE[0]}")/../site"}")
 REQUIREMENTS="requirements.txt requirements/docs.txt"

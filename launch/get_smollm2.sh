@@ -8,6 +8,11 @@ case "${1-}" in -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
     ;;
+"") ;;
+*)
+    echo "get_smollm2.sh: unknown argument $1; it takes none" >&2
+    exit 2
+    ;;
 esac
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/set_up.sh"

@@ -7,6 +7,10 @@ case "${1-}" in -h | --help)
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
     ;;
+"" | -*)
+    echo "supervise.sh: expected a command to start, not '${1-}'; --help says more" >&2
+    exit 2
+    ;;
 esac
 set -u
 child=
@@ -27,6 +31,10 @@ for ((restarts = 0; ; restarts++)); do
     child=
     if [ "$code" -eq 0 ] || [ "$code" -eq 2 ] || [ -n "$stopping" ]; then
         exit "$code"
+    fi
+    if ((restarts == 0 && (code == 126 || code == 127))); then # later a file system may be away for a moment
+        echo "supervise: $1 cannot be started (exit code $code)" >&2
+        exit 2
     fi
     if ((code < 128 && SECONDS - started < 60)); then # above, a signal killed it
         ((quick++))

@@ -41,8 +41,19 @@ def test_a_model_of_ones_own_learns_to_repeat():
 
 @pytest.mark.long
 def test_every_update_of_a_recording_is_made_again(recorded, capsys):  # noqa: F811
-    assert recording.main(str(recorded), str(recorded)) == [True] * 5
+    assert recording.main([str(recorded), str(recorded)]) == [True] * 5
     assert "the runs are equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [([], "arguments are required: run"), (["nowhere"], "nowhere")]
+)
+def test_a_recording_that_is_not_there_is_said_in_a_line(given, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        recording.main(given)
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
 
 
 @pytest.mark.long

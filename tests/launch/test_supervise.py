@@ -46,6 +46,32 @@ def supervise(tmp_path):
         process.communicate()
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("supervise.sh", [], "expected a command to start, not ''"),
+        ("supervise.sh", ["--once", "true"], "expected a command to start, not '--once'"),
+        ("supervise.sh", ["no-such-command"], "no-such-command cannot be started"),
+        ("docs.sh", ["--open"], "unknown option --open"),
+        ("docs.sh", ["site", "other"], "unexpected argument other"),
+        ("get_smollm2.sh", ["weights"], "unknown argument weights"),
+        ("lock.sh", ["--all"], "unknown argument --all"),
+    ],
+)
+def test_what_a_script_does_not_take_is_said_with_exit_code_2(script, arguments, said):
+    ran = subprocess.run(
+        ["bash", SCRIPT.with_name(script), *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 2 and said in ran.stderr
+
+
+def test_a_command_that_was_there_once_is_started_again(supervise, tmp_path):
+    """A file system may be away for a moment."""
+    away = supervise('echo >>ends; [ "$(wc -l <ends)" = 2 ] && exit 127; [ "$(wc -l <ends)" = 3 ]')
+    assert away.wait(LONG_S) == 0
+    assert len((tmp_path / "ends").read_text().splitlines()) == 3
+
+
 def wait_for(path: Path) -> str:
     """The content of a file, as soon as it has some."""
     deadline = time.monotonic() + LONG_S
