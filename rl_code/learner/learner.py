@@ -128,8 +128,7 @@ class Learner:
             batch, found = with_values(batch, seen, values, self._advantage, config.value)
             pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
-        advantages = np.asarray(batch.advantages)[np.asarray(batch.mask) > 0]
-        pack_metrics["train/credited"] = np.count_nonzero(advantages) / max(1, advantages.size)
+        pack_metrics["train/credited"] = _share_credited(batch)
         on_host = batch
         batch = jax.device_put(batch, self._rows)
         # no update sees the moving average
@@ -231,6 +230,12 @@ class Learner:
             metrics = jax.device_get(metrics)
             finite = finite and metrics.pop("value/finite") > 0.0
         return state, metrics | {"train/finite": finite, "train/no_signal": 0.0}
+
+
+def _share_credited(batch: Batch) -> float:
+    """The share of the targets with an advantage other than 0; 0 where there are none."""
+    advantages = np.asarray(batch.advantages)[np.asarray(batch.mask) > 0]
+    return np.count_nonzero(advantages) / max(1, advantages.size)
 
 
 def _prompt_of(group: Group) -> np.ndarray:
