@@ -234,6 +234,11 @@ def test_a_lesson_moves_the_policy_towards_its_teacher(build):
         found.append(float(metrics["teacher/divergence"]))
     assert found == sorted(found, reverse=True) and found[-1] < 0.95 * found[0]
     assert float(metrics["teacher/share"]) == 1.0
+    # those of trajectories that earned what their group earned on average have no advantage
+    each = [(t, GRPO()(group)[i]) for group in groups for i, t in enumerate(group.trajectories)]
+    counts = [(int(t.sampled.sum()), value != 0.0) for t, value in each]
+    share = sum(count * credited for count, credited in counts) / sum(count for count, _ in counts)
+    assert metrics["train/credited"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("form", ["full", "top_k", "sampled"])
@@ -270,7 +275,9 @@ def test_the_sampled_form_is_an_advantage(build):
     plain = dataclasses.replace(config, teacher=None)
     learn = Learner(plain, here(), model)
     learn._advantage = by_hand
-    state, _ = learn(first_state(plain, fresh(model)), groups, 0)
+    state, metrics = learn(first_state(plain, fresh(model)), groups, 0)
+    each = np.concatenate([np.concatenate(by_hand(group)) for group in groups])
+    assert metrics["train/credited"] == np.mean(each != 0) == 1.0
     assert_close(gradient, optax.tree.get(state.opt_state, "mu"), rtol=1e-4)
 
 
