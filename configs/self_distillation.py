@@ -8,7 +8,8 @@ What: the quickstart with a teacher. The teacher is the moving average of the we
 Command: python -m launch.sweep --config=configs/self_distillation.py --workdir=runs/feedback
 Hardware: 2 CPU cores. Run time: docs/results/self_distillation.md.
 Expected metric: held-out pass@1 of GRPO in two thirds of its episodes. It is not reached in one
-  seed: 50.3 % before RL, then 67.7 % with GRPO, 57.6 % with both, 52.6 % with the teacher alone
+  seed: 50.3 % before RL, then 67.7 % with GRPO, 57.6 % with both, 52.6 % with the teacher alone;
+  with :failed_tests 49.2, 69.8, 66.9 and 53.6 %
 """
 
 from collections.abc import Iterator
