@@ -96,6 +96,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         raise read_config.ConfigError(
             f"--step={STEP.value} says where a run is forked; name the run by --fork=<workdir>"
         )
+    if FLAGS.figure and FLAGS.run is not None:
+        raise read_config.ConfigError(
+            f"--run={FLAGS.run} makes no figure: leave --figure={FLAGS.figure} out, and make it of "
+            "all runs with --jobs=0"
+        )
     overrides, figure = flags.sweep_of(f"{path}{colon}{argument}")
     runs = sweep_runs.plan(config, overrides, Path(workdir))
     elsewhere = finished_in(FLAGS.warm_starts)

@@ -229,6 +229,7 @@ def test_one_run_of_a_sweep_runs_alone_and_the_table_is_made_afterwards(tmp_path
     [
         (["--run=2"], "--run=2: the sweep has 2 runs, counted from 0"),
         (["--run=1", "--jobs=0"], "--run=1 and --jobs=0: leave one of the two out"),
+        (["--run=1", "--figure=a.png"], "--run=1 makes no figure: leave --figure=a.png out"),
         (["--workdir=none", "--jobs=0"], "there is no folder --workdir=none"),
     ],
 )
