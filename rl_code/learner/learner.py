@@ -22,6 +22,7 @@ from rl_code.learner.batch import Batch
 from rl_code.learner.batching import pack
 from rl_code.learner.config import LearnerConfig
 from rl_code.learner.continuations import with_continuations
+from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.parts import credited, of_trained
 from rl_code.learner.teacher import PromptWith, Teacher, moved
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
@@ -128,7 +129,7 @@ class Learner:
             batch, found = with_values(batch, seen, values, self._advantage, config.value)
             pack_metrics |= found
         pack_metrics["batch/crc32"] = _crc32(batch)
-        pack_metrics["train/credited"] = _share_credited(batch)
+        pack_metrics["train/credited"] = _share_credited(batch, config.teacher)
         on_host = batch
         batch = jax.device_put(batch, self._rows)
         # no update sees the moving average
@@ -173,6 +174,9 @@ class Learner:
             no_signal += metrics["train/no_signal"]
         if average is not None:
             state = moved(config.teacher, dataclasses.replace(state, average=average))
+        if config.teacher is not None and config.teacher.coef:
+            heard = float(metrics["teacher/share"])
+            pack_metrics["train/credited"] = max(pack_metrics["train/credited"], heard)
         over_epochs = {"train/finite": finite, "train/no_signal": no_signal}
         return state, pack_metrics | metrics | over_epochs
 
@@ -232,8 +236,12 @@ class Learner:
         return state, metrics | {"train/finite": finite, "train/no_signal": 0.0}
 
 
-def _share_credited(batch: Batch) -> float:
-    """The share of the targets with an advantage other than 0; 0 where there are none."""
+def _share_credited(batch: Batch, teacher: TeacherConfig | None) -> float:
+    """The share of the targets with an advantage other than 0; 0 where there are none, and where
+    advantages count for nothing beside a teacher.
+    """
+    if teacher is not None and not teacher.rewards:
+        return 0.0
     advantages = np.asarray(batch.advantages)[np.asarray(batch.mask) > 0]
     return np.count_nonzero(advantages) / max(1, advantages.size)
 

@@ -139,12 +139,10 @@ def _numbers(
 
 
 def taught(metrics: Mapping[str, Any]) -> bool:
-    """True if a step said in which direction to go: by the credit of its tokens, or by a teacher.
-    Where nobody wrote down either, by rewards that differ within a group.
+    """True if advantages or a teacher said in which direction a step should go; where nobody wrote
+    that down, if rewards differed within a group.
     """
-    if "train/credited" not in metrics:
-        return metrics["reward/signal_groups"] > 0
-    return metrics["train/credited"] > 0 or metrics.get("teacher/share", 0.0) > 0
+    return metrics.get("train/credited", metrics["reward/signal_groups"]) > 0
 
 
 def has_signal(group: Group) -> bool:

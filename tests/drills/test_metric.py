@@ -13,7 +13,7 @@ from rl_code.metrics.writers import MetricLog
 from rl_code.run.config import RunConfig
 from rl_code.run.step_metrics import episode_metrics, extra_metrics
 from rl_code.train import _score
-from tests.rl_code.metrics.test_metrics import _group
+from tests.rl_code.trajectories import group_of_one
 
 
 def configured(**metrics) -> RunConfig:
@@ -25,7 +25,7 @@ def test_a_metric_from_outside_is_written_with_the_others(outside, tmp_path):
     outside("A metric")
     extra = (dict(name="my_lab.metrics:EditDistance", trajectories=1), "sampled_lengths")
     config = configured(extra=extra)
-    groups = [_group(), _group()]
+    groups = [group_of_one(), group_of_one()]
     known = episode_metrics(groups, 7)
     found = extra_metrics(config.metrics.extra_functions(), groups, known)
     # the reference is "pass", and what was written is "x"
