@@ -52,9 +52,7 @@ def failed_by(task: Task, rng: random.Random) -> str:
     """As ``FailedTests`` tells of a wrong attempt: the visible tests that it fails; "" if it fails
     none.
     """
-    told = FailedTests()
-    failed = failures(task, _GENERATED.wrong(task, rng), verbose=True)
-    return "\n".join([told.words, *failed[: told.most]]) if failed else ""
+    return FailedTests().of(failures(task, _GENERATED.wrong(task, rng), verbose=True))
 
 
 # By the name of the feedback (``FEEDBACKS``).

@@ -7,7 +7,7 @@ replay makes the same text. A trajectory for which it has no text is not taught.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rl_code.config import named
 from rl_code.config.named import Named
@@ -60,6 +60,10 @@ class FailedTests(Feedback):
         failed = [
             name(error) for name, error in zip(names, trajectory.test_errors, strict=False) if error
         ]
+        return self.of(failed)
+
+    def of(self, failed: Sequence[str]) -> str:
+        """The text for the lines of the tests that failed; "" for none."""
         return "\n".join([self.words, *failed[: self.most]]) if failed else ""
 
 

@@ -89,9 +89,8 @@ def test_failed_tests_are_told_as_a_warm_start_words_them(build):
             group = dataclasses.replace(build.group([member]), task=task)
             feedback = FailedTests("Failed:", most=2)
             assert not grade.solved and words
-            assert feedback(group, dataclasses.replace(member, test_errors=errors)) == "\n".join(
-                ["Failed:", *words[:2]]
-            )
+            found = feedback(group, dataclasses.replace(member, test_errors=errors))
+            assert found == feedback.of(words) == "\n".join(["Failed:", *words[:2]])
 
 
 def test_hidden_tests_are_told_only_where_the_config_says_so(group):
