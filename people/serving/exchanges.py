@@ -15,7 +15,8 @@ from models.tokenizer import Tokenizer
 from people.serving.counted import counted
 from rl_code.harness.endpoint.chat_text import ChatText, cut_at
 from rl_code.harness.endpoint.completions import CompletionRequest, FillInTheMiddle
-from rl_code.harness.endpoint.requests import ChatRequest, Message
+from rl_code.harness.endpoint.conversation import Message
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.harness.endpoint.session import Session, Step
 from rl_code.run.serving import ServingConfig
 

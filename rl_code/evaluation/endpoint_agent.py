@@ -17,8 +17,9 @@ from typing import Any
 from rl_code.evaluation.endpoint import Served, Turns, read_answer
 from rl_code.harness.endpoint.answers import Answer, Pending
 from rl_code.harness.endpoint.chat_text import Pieces
+from rl_code.harness.endpoint.conversation import Call, Message
 from rl_code.harness.endpoint.fields import refuse
-from rl_code.harness.endpoint.requests import Call, ChatRequest, Message
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.harness.endpoint.session import Step
 from rl_code.harness.episode import AgentEpisode, too_long
 from rl_code.harness.harness import Harness

@@ -17,7 +17,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.asynchrony import AsynchronyConfig
 from rl_code.rollout.demonstrator import Demonstrator
-from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.rollout.playing import Playing
 from rl_code.rollout.stats import RolloutStats
 from rl_code.store.claims import Claims

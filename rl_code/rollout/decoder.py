@@ -13,7 +13,7 @@ from models.tokenizer import Tokenizer
 from models.unstacked import Unstacked
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission
-from rl_code.rollout.decode_input import decode_input
+from rl_code.rollout.decode_rows import decode_input
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool

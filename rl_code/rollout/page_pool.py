@@ -497,7 +497,7 @@ class PagePool:
     def _prefill(self, model: Unstacked, spans: Sequence[Span], rows: int, length: int) -> int:
         """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
         several = num_adapters(model) > 0
-        inputs, ends = prefill_input(self.engine, self, spans, rows, length, several)
+        inputs, ends = prefill_input(self.engine, self.pages, spans, rows, length, several)
         total = sum(end - span.cached for span, end in ends.items())
         for span, end in ends.items():
             span.cached = end

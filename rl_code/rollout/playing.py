@@ -21,7 +21,8 @@ from models.unstacked import Unstacked
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.engine_config import EngineConfig
-from rl_code.rollout.forks import ForksConfig, fork, group_of
+from rl_code.rollout.forks import fork, group_of
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.rollout.open_rows import OpenRows
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.rows import OpenGroup, Row

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,21 +11,24 @@ from rl_code.rollout.decode_input import empty_runs
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.spans import Span
 
-if TYPE_CHECKING:
-    from rl_code.rollout.page_pool import PagePool
-
 # Tables [R, table], tokens [R, length], their places, what the pages of the tables hold, and the
 # adapters of the rows.
 PrefillInput = tuple[np.ndarray, np.ndarray, np.ndarray, Runs | None, np.ndarray | None]
 
 
 def prefill_input(
-    engine: Engine, pool: PagePool, spans: Sequence[Span], rows: int, length: int, several: bool
+    engine: Engine,
+    pages_of: Callable[[Span], Sequence[int]],
+    spans: Sequence[Span],
+    rows: int,
+    length: int,
+    several: bool,
 ) -> tuple[PrefillInput, dict[Span, int]]:
     """(the arguments of ``Engine.prefill``, the places up to which it writes the spans in it).
 
-    spans: as many of the first of every shard are taken as there are ``rows``. They must hold pages
-    for their tokens. length: tokens of a row. several: whether the model has several adapters.
+    pages_of: the pages that a span holds. spans: as many of the first of every shard are taken as
+    there are ``rows``. They must hold pages for their tokens. length: tokens of a row. several:
+    whether the model has several adapters.
     """
     used = [0] * engine.shards  # rows of each shard that are taken
     shape = (engine.shards, rows)
@@ -43,7 +45,7 @@ def prefill_input(
         used[span.shard] += 1
         start = span.cached
         end = ends[span] = span.chunk_end(start + length)
-        pages = pool.pages(span)
+        pages = pages_of(span)
         tables[(*at, slice(0, len(pages)))] = pages
         tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
         places[(*at, slice(0, end - start))] = np.arange(start, end)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rl_code.environment.documents import OUTSIDE
 from rl_code.environment.episode import Episode
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.rollout.own_way import OwnWay
 from rl_code.rollout.spans import Span
 from rl_code.types import Task, Trajectory
-
-if TYPE_CHECKING:
-    from rl_code.rollout.forks import ForksConfig
 
 
 @dataclasses.dataclass(eq=False)

@@ -5,7 +5,6 @@ starts, with the keys and what to set instead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from attention.methods.method import Method
 from attention.picks import choosing
@@ -21,17 +20,15 @@ from rl_code.environment.tools.tool import Tool
 from rl_code.harness.api import find_agent
 from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.process_credit import ProcessCredit
-from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.run import vllm
 from rl_code.run.derive import longest_wait_s
+from rl_code.run.keys import RunKeys
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import check_demonstrable
 
-if TYPE_CHECKING:  # a config is checked while it is made
-    from rl_code.run.config import RunConfig
 
-
-def check(config: RunConfig) -> None:
+def check(config: RunKeys) -> None:
     """Raises ValueError where sections contradict each other, which none of them can see."""
     train = config.train
     path, named = config.demonstrated()
@@ -81,7 +78,7 @@ def check(config: RunConfig) -> None:
     vllm.check(config)
 
 
-def _check_limits(config: RunConfig) -> None:
+def _check_limits(config: RunKeys) -> None:
     """Raises ValueError where an episode of training or of a suite finds no room, or no time."""
     played = [("", config.limits, "rollout.engine", config.rollout.engine)]
     for at, suite in enumerate(config.suites):
@@ -104,7 +101,7 @@ def _check_limits(config: RunConfig) -> None:
             raise ValueError(f"{key} must not exceed {engine}.length={shapes.length}")
 
 
-def _check_updates(config: RunConfig) -> None:
+def _check_updates(config: RunKeys) -> None:
     """Raises ValueError for updates that cannot be made as asked, or would lose what they ask."""
     train = config.train
     if train.pack.prompt_slots and config.model.offload_activations:
@@ -130,7 +127,7 @@ def _check_updates(config: RunConfig) -> None:
         )
 
 
-def _check_teacher(config: RunConfig, teacher: TeacherConfig) -> None:
+def _check_teacher(config: RunKeys, teacher: TeacherConfig) -> None:
     """Raises ConfigError where a teacher does not go with other sections."""
     if config.train.pack.drop_uninformative:
         raise ConfigError(
@@ -151,7 +148,7 @@ def _check_teacher(config: RunConfig, teacher: TeacherConfig) -> None:
         )
 
 
-def check_demonstrations(config: RunConfig, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
+def check_demonstrations(config: RunKeys, protocol: Protocol, tools: Mapping[str, Tool]) -> None:
     """Raises ConfigError where groups cannot hold demonstrations."""
     path = "config.train.demonstrations"
     ways = find_source(config.tasks, "config.tasks").demonstrated
@@ -177,7 +174,7 @@ def check_demonstrations(config: RunConfig, protocol: Protocol, tools: Mapping[s
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _check_milestones(config: RunConfig) -> None:
+def _check_milestones(config: RunKeys) -> None:
     """Raises ConfigError where milestones are not measured, or cannot be."""
     if config.milestones is None:
         if config.train.advantage.name == "milestones":
@@ -198,7 +195,7 @@ def _check_milestones(config: RunConfig) -> None:
         )
 
 
-def _check_summaries(config: RunConfig, summaries: SummariesConfig) -> None:
+def _check_summaries(config: RunKeys, summaries: SummariesConfig) -> None:
     """Raises ConfigError for limits of training in which no summary could be asked for."""
     longest = summaries.longest(config.limits)
     if config.limits.turns < 2:
@@ -214,7 +211,7 @@ def _check_summaries(config: RunConfig, summaries: SummariesConfig) -> None:
         )
 
 
-def _check_left_out(config: RunConfig) -> None:
+def _check_left_out(config: RunKeys) -> None:
     """Raises ConfigError where the worth of a note could not be told, or not be trained."""
     key = f"config.memory.left_out = {config.memory.left_out}"
     if config.memory.left_out >= config.train.group_size:
@@ -243,7 +240,7 @@ def _check_left_out(config: RunConfig) -> None:
         )
 
 
-def check_harness(config: RunConfig, harness: Named) -> None:
+def check_harness(config: RunKeys, harness: Named) -> None:
     """Raises ConfigError for what an agent of others cannot be played with."""
     find_agent(harness, "config.harness")
     name = f"config.harness = {harness.name!r}"
@@ -265,7 +262,7 @@ def check_harness(config: RunConfig, harness: Named) -> None:
         )
 
 
-def _check_context(config: RunConfig, parts: int) -> None:
+def _check_context(config: RunKeys, parts: int) -> None:
     """Raises ValueError where rows cannot be cut over the axis context."""
     pack = config.train.pack
     rows = {"train.pack.slots": pack.slots, "train.pack.prompt_slots": pack.prompt_slots}
@@ -281,7 +278,7 @@ def _check_context(config: RunConfig, parts: int) -> None:
             )
 
 
-def _check_forks(config: RunConfig, forks: ForksConfig) -> None:
+def _check_forks(config: RunKeys, forks: ForksConfig) -> None:
     """Raises ConfigError where no episode has a turn border to be forked at."""
     if config.harness is not None:
         raise ConfigError(
@@ -300,7 +297,7 @@ def _check_forks(config: RunConfig, forks: ForksConfig) -> None:
         )
 
 
-def _check_process(config: RunConfig, advantage: Named) -> None:
+def _check_process(config: RunKeys, advantage: Named) -> None:
     """Raises ConfigError where no signal pays at turns, so that nothing of the process counts."""
     component = advantage.settings.get("component", ProcessCredit.component)
     active = [signal.component for signal in config.reward.signals]
@@ -311,7 +308,7 @@ def _check_process(config: RunConfig, advantage: Named) -> None:
         )
 
 
-def _check_picks(config: RunConfig) -> None:
+def _check_picks(config: RunKeys) -> None:
     """Raises ConfigError where nothing can be noted or replayed."""
     picks = config.rollout.picks
     if picks is None:
@@ -327,7 +324,7 @@ def _check_picks(config: RunConfig) -> None:
         )
 
 
-def _check_adapters(config: RunConfig) -> None:
+def _check_adapters(config: RunKeys) -> None:
     """Raises ConfigError for what trains parameters that are frozen beside adapters."""
     if config.model.change_methods:
         raise ConfigError(
@@ -349,7 +346,7 @@ def _check_adapters(config: RunConfig) -> None:
             )
 
 
-def _check_documents(config: RunConfig, documents: DocumentsConfig) -> None:
+def _check_documents(config: RunKeys, documents: DocumentsConfig) -> None:
     """Raises ValueError where documents do not agree with other sections."""
     documents.check_page()
     if documents.longest > config.limits.tokens:
@@ -371,7 +368,7 @@ def _check_documents(config: RunConfig, documents: DocumentsConfig) -> None:
             )
 
 
-def check_states(config: RunConfig, methods: Sequence[Method]) -> None:
+def check_states(config: RunKeys, methods: Sequence[Method]) -> None:
     """Raises ConfigError for settings that layers with projections of their own do not have.
 
     methods: of the model's layers.

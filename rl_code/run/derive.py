@@ -20,17 +20,18 @@ from rl_code.environment.summaries import (
     longest_context,
     most_sampled,
 )
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.distillation import TeacherConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.asynchrony import MODES, AsynchronyConfig
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.run.keys import RunKeys
 from rl_code.run.sections import RolloutConfig, SftConfig, TrainConfig
 from rl_code.types import Limits
 
 if TYPE_CHECKING:
     from rl_code.evaluation.suites import SuiteConfig
-    from rl_code.run.config import RunConfig
 
 # Prompts that an engine keeps pages for, beside those of the episodes it has open.
 PROMPTS = 8
@@ -71,7 +72,7 @@ WHY = {
 }
 
 
-def settle(config: RunConfig) -> dict[str, Any]:
+def settle(config: RunKeys) -> dict[str, Any]:
     """The sections of a config with every value that follows from others: by name, complete."""
     asynchrony = _asynchrony(config.asynchrony)
     block = block_of(config.model.known_methods())
@@ -98,7 +99,7 @@ def sampled_tokens(
     return min(most_sampled(limits, summaries, closing), limits.tokens)
 
 
-def longest_wait_s(config: RunConfig, limits: Limits) -> float:
+def longest_wait_s(config: RunKeys, limits: Limits) -> float:
     """Wall-clock seconds within which a message is answered and an episode graded."""
     milestones_s = limits.grade_s if config.milestones is not None else 0.0
     return limits.longest_wait_s + milestones_s
@@ -239,7 +240,7 @@ def _asynchrony(given: AsynchronyConfig) -> AsynchronyConfig:
 
 
 def _rollout(
-    config: RunConfig, documents: DocumentsConfig | None, block: int | None
+    config: RunKeys, documents: DocumentsConfig | None, block: int | None
 ) -> RolloutConfig:
     played = [config.limits, *(suite.limits for suite in config.suites if suite.limits)]
     rollout = _filled(
@@ -261,7 +262,7 @@ def _rollout(
 
 
 def _train(
-    config: RunConfig,
+    config: RunKeys,
     shapes: EngineConfig,
     max_staleness: int,
     temperature: float,
@@ -350,7 +351,7 @@ def _optimizer(given: OptimizerConfig, updates: int) -> OptimizerConfig:
 
 def _suite(
     given: SuiteConfig,
-    config: RunConfig,
+    config: RunKeys,
     rollout: RolloutConfig,
     documents: DocumentsConfig | None,
     block: int | None,

@@ -50,7 +50,7 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.vllm_scheduler import VllmScheduler
 from rl_code.run import origin as origin_lib
-from rl_code.run import teaching, trajectory_log, vllm
+from rl_code.run import teacher, trajectory_log, vllm
 from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
@@ -130,7 +130,8 @@ class Run:
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
-            teaching.check(self)
+            if role in ("all", "learner"):  # others have no teacher
+                teacher.check(config, self.origin, self.model_config, self.tokenizer)
             unless_made.pop_all()
         self._schedulers: dict[tuple, Scheduler] = {}  # by the way they sample
         self._vllm: VllmScheduler | None = None
@@ -412,7 +413,7 @@ class Run:
                 summaries=self.config.summaries,
                 closing=self.config.memory.found().closing if for_training else None,
                 milestones=self.config.milestones if for_training else None,
-                test_errors=teaching.reads_test_errors(self.config.train),
+                test_errors=teacher.reads_test_errors(self.config.train),
             ),
             prompt=self._prompts(task, protocol or self.config.protocol),
             on_work=on_work,

@@ -22,7 +22,7 @@ from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.metrics.writers import WRITERS, WriterSettings
 from rl_code.rewards.combine import check_on_error
 from rl_code.rollout.engine_config import EngineConfig
-from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.vllm_config import VllmConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -19,12 +18,10 @@ from rl_code.rewards.combine import find_signals
 from rl_code.rollout.vllm_client import VllmClient
 from rl_code.rollout.vllm_config import OFF, VllmConfig
 from rl_code.rollout.vllm_scheduler import VllmScheduler
-
-if TYPE_CHECKING:  # a config is checked while it is made
-    from rl_code.run.config import RunConfig
+from rl_code.run.keys import RunKeys
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunKeys) -> None:
     """Raises ConfigError for what vLLM does not have, or not as this project's engine has it."""
     rollout, model = config.rollout, config.model
     engine, sampling = rollout.engine, rollout.sampling
@@ -104,7 +101,7 @@ FILE = "vllm.json"
 
 
 def connect(
-    config: RunConfig,
+    config: RunKeys,
     model: ModelConfig,
     tokenizer: Tokenizer,
     stop_ids: Sequence[int],

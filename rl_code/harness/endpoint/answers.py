@@ -7,8 +7,8 @@ import collections
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.harness.endpoint.fields import ApiError, Request
-from rl_code.harness.endpoint.requests import Message
 
 
 @dataclasses.dataclass(frozen=True)

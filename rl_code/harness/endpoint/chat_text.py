@@ -18,9 +18,10 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.documents import DocumentsConfig
 from rl_code.environment.parts import MARK, encode, put_in
 from rl_code.environment.protocols.protocol import Protocol, missing_end, stop_ids
+from rl_code.harness.endpoint.conversation import Call, Message
 from rl_code.harness.endpoint.fields import ApiError, check_depth, refuse
 from rl_code.harness.endpoint.grammars import Grammars
-from rl_code.harness.endpoint.requests import Call, ChatRequest, Message
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.

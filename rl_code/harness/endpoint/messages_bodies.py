@@ -8,10 +8,10 @@ from typing import Any
 
 from rl_code.harness.endpoint.answers import Accepted, Answer, Pending
 from rl_code.harness.endpoint.chat_text import ChatText
+from rl_code.harness.endpoint.conversation import Call
 from rl_code.harness.endpoint.fields import ApiError
 from rl_code.harness.endpoint.messages import error_body
 from rl_code.harness.endpoint.parts import Form, Part, Text, Thought, Writer, stream_parts
-from rl_code.harness.endpoint.requests import Call
 from rl_code.harness.endpoint.thoughts import seal, shown
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -15,8 +15,9 @@ from rl_code.environment.protocols.reading import THINK
 from rl_code.harness.endpoint.answers import Accepted, Answer, Pending
 from rl_code.harness.endpoint.bodies import settled
 from rl_code.harness.endpoint.chat_text import ChatText
+from rl_code.harness.endpoint.conversation import Call
 from rl_code.harness.endpoint.fields import ApiError
-from rl_code.harness.endpoint.requests import Call, ChatRequest
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.harness.endpoint.thoughts import split_thought
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import ROLES
-from models.marks import Marks
 from rl_code.environment.tools.schema import Arguments
+from rl_code.harness.endpoint.conversation import Call, Message, in_order_of_calls
 from rl_code.harness.endpoint.fields import (
     ApiError,
     Request,
@@ -25,8 +24,6 @@ from rl_code.harness.endpoint.fields import (
     show,
     typed,
 )
-from rl_code.harness.endpoint.history import in_order_of_calls
-from rl_code.harness.endpoint.thoughts import says_the_same
 from rl_code.types import MOST_ALTERNATIVES
 
 # Keys that only chats have.
@@ -55,77 +52,6 @@ _CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _TOOL_NAME = re.compile(r"[\w./:-]{1,128}")
 # The longest schema of an answer, in characters of JSON.
 _LONGEST_SCHEMA = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of a tool in a message, as the API writes it."""
-
-    id: str
-    name: str
-    # JSON.
-    arguments: str
-
-    @property
-    def content(self) -> tuple[str, Any]:
-        """Name and parsed arguments, which are equal for two calls that are the same."""
-        return self.name, json.loads(self.arguments)
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    """A message of a conversation, without what says nothing to the model."""
-
-    role: str
-    content: str = ""
-    calls: tuple[Call, ...] = ()
-    # The call that a message of the role "tool" answers.
-    call_id: str = ""
-    # Name of the speaker, if the request gives one.
-    name: str = ""
-    # Where the documents of the content begin and end (``environment.documents``), in characters.
-    # None where the content is one text and nothing says whether it is a document.
-    spans: tuple[tuple[int, int], ...] | None = None
-
-    @property
-    def documents(self) -> list[str]:
-        """The texts of its documents, in order."""
-        return [self.content[start:end] for start, end in self.spans or ()]
-
-    def same_as(self, other: Message) -> bool:
-        """True if two messages say the same. Agents write their history anew: white space at the
-        ends of the text, and that of JSON, does not count, nor does a thought that the other one
-        lacks.
-        """
-        thinks = self.role == "assistant" and says_the_same(self.content, other.content)
-        return (
-            self.role == other.role
-            and (thinks or self.content.strip() == other.content.strip())
-            and self.documents == other.documents
-            and [call.content for call in self.calls] == [call.content for call in other.calls]
-            and self.call_id == other.call_id
-            and self.name == other.name
-        )
-
-    def for_template(self, marks: Marks, instead: str | None = None) -> dict[str, Any]:
-        """Message as chat templates read it. marks: of the tokenizer, quoted in all texts sent.
-        instead: stands in place of each document; None to leave documents where they are.
-        """
-        content = marks.quote(self.content)
-        if instead is not None and self.spans:
-            places = [0, *itertools.chain(*self.spans), len(self.content)]
-            around = [self.content[a:b] for a, b in zip(places[::2], places[1::2], strict=True)]
-            content = instead.join(map(marks.quote, around))
-        message: dict[str, Any] = {"role": self.role, "content": content}
-        if self.name:
-            message["name"] = marks.quote(self.name)
-        if self.calls:
-            contents = [call.content for call in self.calls]
-            called = [{"name": name, "arguments": arguments} for name, arguments in contents]
-            message["tool_calls"] = [
-                {"type": "function", "function": marks.quote_all(each)} for each in called
-            ]
-        return message
 
 
 @dataclasses.dataclass(frozen=True)

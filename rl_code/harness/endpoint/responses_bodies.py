@@ -10,9 +10,9 @@ from typing import Any
 from rl_code.harness.endpoint.answers import Accepted, Answer, Pending
 from rl_code.harness.endpoint.bodies import token_body, words_of
 from rl_code.harness.endpoint.chat_text import ChatText
+from rl_code.harness.endpoint.conversation import Call
 from rl_code.harness.endpoint.fields import ApiError
 from rl_code.harness.endpoint.parts import Form, Part, Text, Thought, Writer, stream_parts
-from rl_code.harness.endpoint.requests import Call
 from rl_code.harness.endpoint.responses import ResponsesRequest
 from rl_code.harness.endpoint.thoughts import seal, shown
 

@@ -17,7 +17,8 @@ from typing import Any
 from models.tokenizer import Tokenizer
 from rl_code.environment.transcript import Transcript
 from rl_code.harness.endpoint.chat_text import Behind, ChatText, Pieces
-from rl_code.harness.endpoint.requests import ChatRequest, Message
+from rl_code.harness.endpoint.conversation import Message
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.types import Context, ToolCall, Turn
 
 

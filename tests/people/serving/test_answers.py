@@ -11,7 +11,7 @@ import pytest
 from rl_code.harness.endpoint.answers import Answer, Mailbox, Pending, Progress
 from rl_code.harness.endpoint.completions import CompletionRequest
 from rl_code.harness.endpoint.connections import _Joining
-from rl_code.harness.endpoint.requests import Message
+from rl_code.harness.endpoint.conversation import Message
 from tests.late import Late
 from tests.people.serving.scripted import PATIENCE_S, scripted
 from tests.people.serving.test_fleet import client_of, in_thread

@@ -14,8 +14,9 @@ from models.tokenizer import Tokenizer
 from people.serving.forms import start_forms
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.harness.endpoint.chat_text import ChatText, is_json
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.harness.endpoint.fields import ApiError
-from rl_code.harness.endpoint.requests import ChatRequest, Message
+from rl_code.harness.endpoint.requests import ChatRequest
 from rl_code.harness.endpoint.stops import stopping
 from tests.rl_code.harness.chats import SPECIAL, chat_tokenizer
 

@@ -12,7 +12,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.deepseek_v3_1 import DeepSeek31
 from rl_code.environment.tools.api import find_tools
 from rl_code.harness.endpoint.chat_text import ChatText
-from rl_code.harness.endpoint.requests import Message
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.types import Task, ToolCall, ToolResult
 from tests.rl_code.environment.required import check_required
 

@@ -14,7 +14,7 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.protocol import missing_end
 from rl_code.environment.tools.api import check, find_tools
 from rl_code.harness.endpoint.chat_text import ChatText
-from rl_code.harness.endpoint.requests import Message
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.types import Task, ToolCall, ToolResult
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "glm.json").read_text(encoding="utf-8"))

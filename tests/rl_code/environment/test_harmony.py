@@ -15,7 +15,7 @@ from rl_code.environment.protocols.harmony import Harmony, _messages
 from rl_code.environment.protocols.protocol import missing_end, stop_length
 from rl_code.environment.tools.api import check, find_tools
 from rl_code.harness.endpoint.chat_text import ChatText
-from rl_code.harness.endpoint.requests import Message
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.types import Task, ToolCall, ToolResult
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "harmony.json").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from rl_code.environment.protocols.protocol import missing_end, stop_length
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.tool import Result
 from rl_code.harness.endpoint.chat_text import ChatText
-from rl_code.harness.endpoint.requests import Message
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.types import Task, ToolCall, ToolResult
 from tests.rl_code.environment.required import check_required
 

@@ -17,7 +17,7 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.asynchrony import AsynchronyConfig
-from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.rollout.playing import RolloutTimeout
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_code.rollout.again import sample_again, versions_of
-from rl_code.rollout.forks import ForksConfig
+from rl_code.rollout.forks_config import ForksConfig
 from rl_code.types import Fork, Turn
 from tests.rl_code.rollout.small import (
     ENGINE,

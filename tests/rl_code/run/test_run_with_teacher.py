@@ -27,6 +27,7 @@ from rl_code.recording.fork import fork
 from rl_code.run import dry_run, teaching
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.teacher import reads_test_errors
 from rl_code.run.workdir import STORE
 from rl_code.store.store import GroupStore
 from rl_code.train import train
@@ -271,6 +272,6 @@ def test_a_protocol_that_leaves_out_messages_is_refused():
 
 
 def test_episodes_keep_what_tests_said_only_where_a_teacher_reads_it():
-    assert not teaching.reads_test_errors(config_of(None).train)
-    assert not teaching.reads_test_errors(config_of(OWN).train)
-    assert teaching.reads_test_errors(config_of(dict(feedback=Named("failed_tests"))).train)
+    assert not reads_test_errors(config_of(None).train)
+    assert not reads_test_errors(config_of(OWN).train)
+    assert reads_test_errors(config_of(dict(feedback=Named("failed_tests"))).train)

@@ -14,8 +14,9 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.harness.endpoint.answers import Accepted, Answer, Mailbox, Pending
 from rl_code.harness.endpoint.bodies import stream, whole_body
 from rl_code.harness.endpoint.chat_text import ChatText
+from rl_code.harness.endpoint.conversation import Message
 from rl_code.harness.endpoint.fields import ApiError
-from rl_code.harness.endpoint.requests import ChatRequest, Message, read_request
+from rl_code.harness.endpoint.requests import ChatRequest, read_request
 from tests.rl_code.harness.chats import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()

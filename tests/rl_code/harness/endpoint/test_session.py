@@ -16,8 +16,9 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.harness.endpoint.completions import read_completion
+from rl_code.harness.endpoint.conversation import Call, Message
 from rl_code.harness.endpoint.fields import ApiError
-from rl_code.harness.endpoint.requests import Call, ChatRequest, Message, read_request
+from rl_code.harness.endpoint.requests import ChatRequest, read_request
 from rl_code.harness.endpoint.session import Session
 from rl_code.learner.parts import PARTS
 from rl_code.types import Reward, Trajectory
