@@ -2,7 +2,9 @@
 
 What: the quickstart's agent is trained on functions of two steps, of which it solves about one in
   200: one in 250 demonstrations of its warm start has two steps, and the others have one. Each
-  variant adds one thing to plain GRPO, from the same warm start.
+  variant adds one thing to plain GRPO, from the same warm start. :base_agent begins with the agent
+  of configs/base_agent.py, which was shown functions of one to three steps and solves one in 170 of
+  four.
 Command: python -m launch.sweep --config=configs/rare_success.py --workdir=runs/rare_success
   --figure=docs/rare_success.png
 Hardware: 2 CPU cores. Run time: docs/results/rare_success.md.
@@ -15,39 +17,33 @@ from collections.abc import Iterator
 
 import ml_collections
 
-from configs import quickstart
+from configs import base_agent, quickstart
 
-HARD = dict(name="generated", split="train", levels=(2,))
 # Demonstrations of one step, and of two. Without the latter no sample has two, and nothing is
 # learned.
 SEEN = (249, 1)
-# Variant -> what it adds.
-WAYS = {
-    "plain": {},
-    "partial": {"reward.signals": ("tests", dict(name="partial", weight=0.2))},
-    "milestones": {"milestones": {}, "train.advantage": "milestones"},
-    "subtasks": {"tasks": dict(name="subtasks", of=HARD, by="steps")},
-    "demonstrations": {"train.demonstrations": {}},
-    "curriculum": {
-        "tasks": HARD | dict(levels=(1, 2)),
-        "train.curriculum": dict(by="level"),
-    },
-    "pkpo": {"train.advantage": "pkpo"},
-    "maxrl": {"train.advantage": "maxrl"},
-    "refill": {"train.refill": dict(most=4)},
-}
+# Agent -> level of the tasks, and levels of its curriculum.
+LEVELS = {"": (2, (1, 2)), "smoke": (2, (1, 2)), "base_agent": (6, (2, 3, 6))}
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """Plain GRPO. arg: "" or "smoke" (seconds)."""
-    config = quickstart.get_config(arg)
-    easy = dict(name="generated", split="train", levels=(1,))
-    config.tasks = HARD
-    config.sft.tasks = dict(name="mixed", of=(easy, HARD), weights=SEEN)
+    """Plain GRPO. arg: "" for the quickstart's agent, "base_agent", or "smoke" (seconds)."""
+    if arg not in LEVELS:
+        raise ValueError(f"configs/rare_success.py:{arg}: expected nothing, base_agent or smoke")
+    hard, (easy, *_) = LEVELS[arg]
+    if arg == "base_agent":
+        config = base_agent.get_config("functions")
+        # most groups have nothing to learn from: they are left out, and refill draws others
+        config.train.pack.drop_uninformative = True
+        config.train.loss.kl_coef = 0.0
+    else:
+        config = quickstart.get_config(arg)
+        config.sft.tasks = dict(name="mixed", of=(functions(easy), functions(hard)), weights=SEEN)
+    config.tasks = functions(hard)
     config.reward.signals = ("tests",)
     # a part of a task tells the step behind it too
     config.rollout.engine.prompt_length = 160
-    config.suites = (quickstart.held_out("held_out", level=2, count=64),)
+    config.suites = (quickstart.held_out("held_out", level=hard, count=64),)
     if arg == "smoke":
         config.suites[0].update(count=2, samples=2)
     else:
@@ -55,11 +51,28 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     return config
 
 
+def functions(*levels: int) -> dict:
+    """Generated functions for training."""
+    return dict(name="generated", split="train", levels=levels)
+
+
 def get_sweep(arg: str = "") -> Iterator[dict]:
-    """One run for each variant and seed."""
+    """One run for each seed and way; a way adds one thing to plain GRPO."""
+    hard, levels = LEVELS[arg]
+    ways = {
+        "plain": {},
+        "partial": {"reward.signals": ("tests", dict(name="partial", weight=0.2))},
+        "milestones": {"milestones": {}, "train.advantage": "milestones"},
+        "subtasks": {"tasks": dict(name="subtasks", of=functions(hard), by="steps")},
+        "demonstrations": {"train.demonstrations": {}},
+        "curriculum": {"tasks": functions(*levels), "train.curriculum": dict(by="level")},
+        "pkpo": {"train.advantage": "pkpo"},
+        "maxrl": {"train.advantage": "maxrl"},
+        "refill": {"train.refill": dict(most=4)},
+    }
     for seed in (0,) if arg == "smoke" else (0, 1, 2):
-        for name, added in WAYS.items():
-            yield {"variant": name, "seed": seed} | added
+        for variant, way in ways.items():
+            yield {"variant": variant, "seed": seed} | way
 
 
 def get_figure(arg: str = "") -> tuple[tuple, ...]:

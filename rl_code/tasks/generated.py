@@ -83,6 +83,7 @@ LEVELS = {
     3: Level((3,), NUMBERS, ("plain", "helper"), named=True, stated=0.5),
     4: Level((2, 3), STRUCTURES, ("plain", "helper"), named=True, stated=0.5),
     5: Level((3, 4), NUMBERS + STRUCTURES, ("module",), named=True, stated=0.5),
+    6: Level((4,), NUMBERS, ("plain",), named=False, stated=0.8),
 }
 
 

@@ -186,8 +186,9 @@ def test_messages_show_every_file_and_fit_a_small_context():
     for task in some_tasks("train", tuple(LEVELS), 100):
         message = task.messages[0]["content"]
         assert all(text in message for text in task.files.values())
-        assert task.meta["level"] < 3 or all(f"# {path}\n" in message for path in task.files)
-        assert len(message) < (200 if task.meta["level"] < 3 else 500)
+        level = LEVELS[task.meta["level"]]
+        assert not level.named or all(f"# {path}\n" in message for path in task.files)
+        assert len(message) < (500 if level.named else max(200, 100 * max(level.steps)))
 
 
 def test_helpers_live_in_another_file_at_level_5():
