@@ -20,7 +20,6 @@ the first R are its value, I heads of the indexer, D elements of one, n picks, C
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -47,20 +46,6 @@ class Scoring(NamedTuple):
     keys: Float[Array, "B S 1 D"]
     # w, the weights of heads.
     weights: Float[Array, "B T I 1"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Indexed:
-    """Choice and divergence of a layer with an indexer, beside its result."""
-
-    # The slots of whole rows, or the places of pages, that each query attends to, -1 for none; for
-    # the layers that share them. None where every query attends to all that it sees.
-    picks: Int[Array, "B T n"] | None = None
-    # The divergence of each query in nats, float32, 0 for padding; None where it is not computed.
-    loss: Float[Array, "B T"] | None = None
-    # Where a sampler noted its picks, as ``picks.agreement`` tells it.
-    agreement: Float[Array, "B M 1 2"] | None = None
 
 
 def scores(

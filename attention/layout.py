@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,33 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.blocks import Blocks, aligned, in_place
 from attention.blockwise import SHORT, blockwise_or_kernel
-from attention.methods.method import Keys, Method, Pair
+from attention.keys import Keys, Pair
 from attention.ring import Ring
 from attention.selected import selected_attention
 from pallas_kernels import choice
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, visible
+
+
+class MethodOfRows(Protocol):
+    """What the layout of rows asks of a method of attention (``methods.method.Method``)."""
+
+    @property
+    def mixes(self) -> bool:
+        """As ``Method.mixes``."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """As ``Method.keeps_state``."""
+
+    def windows(self) -> tuple[int | None, ...]:
+        """As ``Method.windows``."""
+
+    def block_size(self) -> int | None:
+        """As ``Method.block_size``."""
+
+    def prepare(self, layout: Layout) -> Any:
+        """As ``Method.prepare``."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +68,7 @@ class Layout:
     # What ``Method.prepare`` gave for each of ``methods``.
     prepared: tuple[Any, ...]
     # The different methods of the model's layers.
-    methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
+    methods: tuple[MethodOfRows, ...] = dataclasses.field(metadata=dict(static=True))
     # The devices over which the tokens of rows are cut; None where every device has whole rows.
     ring: Ring | None = dataclasses.field(default=None, metadata=dict(static=True))
     # The most runs of one segment and branch in a row; 0 where each row holds one sequence.
@@ -70,7 +91,7 @@ class Layout:
         }
         return dataclasses.replace(self, queries=queries, blocks=blocks, ring=ring)
 
-    def prepared_for(self, method: Method) -> Any:
+    def prepared_for(self, method: MethodOfRows) -> Any:
         """The result of ``Method.prepare`` for a method."""
         return self.prepared[self.methods.index(method)]
 
@@ -157,7 +178,7 @@ def _attend_part_of_chosen(ring: Ring, size: int, q, k, v, number, picks, q_orde
 
 
 def lay_out(
-    methods: Sequence[Method],
+    methods: Sequence[MethodOfRows],
     tokens: Tokens,
     runs: int = 0,
     queries: int | None = None,
@@ -225,7 +246,7 @@ def lay_out(
 
 
 def _check_states(
-    methods: Sequence[Method],
+    methods: Sequence[MethodOfRows],
     runs: int,
     align: int,
     queries: int | None,

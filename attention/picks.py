@@ -25,8 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
 from attention.blocks import Blocks
+from attention.keys import Keys
 from attention.layout import Layout
-from attention.methods.method import Keys, Method
+from attention.methods.method import Method
 from attention.ring import Ring
 
 _MOST = jnp.iinfo(jnp.int32).max

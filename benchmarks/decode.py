@@ -15,7 +15,8 @@ import rich.table
 
 from attention.cache.paged import PagedCache, attend
 from attention.cache.tables import sequence_pages
-from attention.implementations import CallShape, implementations
+from attention.calls import CallShape
+from attention.implementations import implementations
 from attention.methods.method import LayerShape, Method, PageShape
 from planner.timing import spread
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from attention.cache.reader import PageReader
 from attention.cache.tables import sequence_pages
 from attention.cache.writer import PageWriter
-from attention.indexer import Indexed
+from attention.indexed import Indexed
 from attention.layout import Layout
 from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta

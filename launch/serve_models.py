@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from models import json_files
-from models.lora import trained, without_adapters
+from models.adapted import without_adapters
+from models.lora import trained
 from models.transformer import Transformer
 from people.serving.models import Models
 from people.serving.router import AUTO, Router, Shares, Thompson

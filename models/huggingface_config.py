@@ -14,9 +14,9 @@ from models import families
 from models.block_scales import block_of
 from models.families import gpt_oss, hybrid, latent
 from models.families.windows import only_full
-from models.functions import DynamicScaling, LinearScaling, RopeScaling, Scaling, Yarn
 from models.json_files import read_json
 from models.model_config import ModelConfig
+from models.rope_scaling import DynamicScaling, LinearScaling, RopeScaling, Scaling, Yarn
 
 GENERATION_FILE = "generation_config.json"
 # By ``rope_type``: what it is read as, the keys that it has, and those that it may have.

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from attention.methods.method import Parameter, Parameters
-
-if TYPE_CHECKING:
-    from models.adapter_rows import AdapterRows
-    from models.lora import Adapters
-    from models.model_config import ModelConfig, MoE
+from models.lora import Adds
+from models.model_config import ModelConfig, MoE
 
 
 def make_parameter(
@@ -78,7 +75,7 @@ class Layers(nnx.Module):
     """
 
     # Low-rank adapters of these layers, or several for the rows of a batch; None without any.
-    lora: Adapters | AdapterRows | None = None
+    lora: Adds | None = None
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs, layers: int, moe: MoE | None):
         """

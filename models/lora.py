@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,6 @@ from attention.products import project
 from models.quantised import product
 from models.side_by_side import JOINED, products
 from pallas_kernels.saved import PRODUCT
-
-if TYPE_CHECKING:
-    from models.layers import Layers
-    from models.transformer import Transformer
 
 # PEFT's names of the matrices that can have an adapter, and the layers' own.
 TARGETS = {
@@ -95,7 +91,7 @@ class Adapters(nnx.Module):
     "q_a" [L, D, R] and "q_b" [L, R, F] for the matrix "q".
     """
 
-    def __init__(self, lora: LoRA, layers: Layers, rngs: nnx.Rngs):
+    def __init__(self, lora: LoRA, layers: nnx.Module, rngs: nnx.Rngs):
         self.scale = lora.scale
         self.rank = lora.rank
         for target in lora.targets:
@@ -128,8 +124,21 @@ class Adapters(nnx.Module):
         return project(project(y, a, contract), b) * self.scale
 
 
+class Adds(Protocol):
+    """What stands beside a layer's matrices: ``Adapters``, or several for the rows of a batch."""
+
+    def added(self, name: str, y: jax.Array, contract: int) -> jax.Array | None:
+        """As ``Adapters.added``."""
+
+
+class Adapted(Protocol):
+    """A layer that may have adapters."""
+
+    lora: Adds | None
+
+
 def projected(
-    layer: Layers, name: str, y: Float[Array, "B T *D"], contract: int = 1
+    layer: Adapted, name: str, y: Float[Array, "B T *D"], contract: int = 1
 ) -> Float[Array, "B T *F"]:
     """The product of y with a layer's matrix, and what its adapter adds, in y's dtype.
 
@@ -141,7 +150,7 @@ def projected(
 
 
 def projected_together(
-    layer: Layers, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
+    layer: Adapted, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
 ) -> list[Float[Array, "B T *F"]]:
     """``projected`` for each matrix of ``JOINED[name]``; arguments as for ``products``."""
     if not hasattr(layer, name):
@@ -153,21 +162,12 @@ def projected_together(
     return [x if more is None else x + more for x, more in zip(found, added, strict=True)]
 
 
-def new_adapters(model: Transformer, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:
+def new_adapters(model: nnx.Module, lora: LoRA, rngs: nnx.Rngs) -> dict[str, Adapters]:
     """Adapters that compute nothing yet, by their stack, for a model which may be abstract."""
     stacks = {name: getattr(model, name, None) for name in STACKS}
     return {
         name: Adapters(lora, layers, rngs) for name, layers in stacks.items() if layers is not None
     }
-
-
-def with_adapters(model: Transformer, lora: LoRA, adapters: Mapping[str, Adapters]) -> Transformer:
-    """A copy of a model with adapters by their stack; its other parameters are the model's own."""
-    copy = jax.tree.map(lambda x: x, model)
-    copy.config = dataclasses.replace(model.config, lora=lora)
-    for name, part in adapters.items():
-        getattr(copy, name).lora = part
-    return copy
 
 
 def trained(model: Any) -> Any:
@@ -189,40 +189,4 @@ def with_trained(model: Any, part: Any) -> Any:
     copy = jax.tree.map(lambda x: x, model)
     for name, adapters in part.items():
         getattr(copy, name).lora = adapters
-    return copy
-
-
-def without_adapters(model: Transformer) -> Transformer:
-    """A copy of a model without its adapters; its other parameters are the model's own."""
-    copy = jax.tree.map(lambda x: x, model)
-    if model.config.lora is not None:
-        copy.config = dataclasses.replace(model.config, lora=None)
-        for name in trained(model):
-            del getattr(copy, name).lora
-    return copy
-
-
-def merged(model: Transformer) -> Transformer:
-    """A model without adapters whose matrices are W + s A B, made in float32 and rounded once to
-    the dtype of W. A model without adapters comes back as it is.
-    """
-    if model.config.lora is None:
-        return model
-
-    def merge(layers: Layers) -> None:
-        for target in model.config.lora.targets:
-            name = TARGETS[target]
-            w = getattr(layers, name)
-            a, b = (
-                getattr(layers.lora, f"{name}_{part}")[...].astype(jnp.float32) for part in "ab"
-            )
-            change = jax.vmap(project)(a, b)
-            whole = w[...].astype(jnp.float32) + layers.lora.scale * change
-            setattr(layers, name, w.replace(whole.astype(w.dtype)))
-        del layers.lora
-
-    copy = jax.tree.map(lambda x: x, model)
-    copy.config = dataclasses.replace(model.config, lora=None)
-    for name in trained(model):
-        merge(getattr(copy, name))
     return copy

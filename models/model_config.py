@@ -13,9 +13,9 @@ from typing import Literal
 from attention.methods.api import DEFAULT
 from attention.methods.dsa import check_indexers
 from attention.methods.method import LayerShape, Method
-from models.functions import Scaling
 from models.lora import LoRA
 from models.quantised import Kind, check_kind
+from models.rope_scaling import Scaling
 from pallas_kernels.saved import ATTENTION, PRODUCT
 
 

@@ -9,7 +9,7 @@ the other one, copied and filled up with zeros (``pad``, and back by ``cut``). T
 
 - heads of zeros have results, and the matrix after attention multiplies them by 0;
 - hidden units of zeros are 0, since SwiGLU of 0 is 0;
-- logits of tokens that do not exist are replaced (``hide_padding``);
+- logits of tokens that do not exist are replaced (``functions.hide_padding``);
 - experts of zeros are never chosen, since the router has no scores for them (``MoE.slots``).
 
 Gradients have to keep it so (``tied``): copies of a key/value head each get the sum of the copies'
@@ -24,22 +24,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float
 
 from models.model_config import ModelConfig, Sizes
-
-if TYPE_CHECKING:
-    from models.transformer import Transformer
-
-# Logits of tokens that do not exist. Finite, so that 0 times it is 0 and not NaN.
-NEVER = -1e30
+from models.transformer import Transformer
 
 
 class Axis(Protocol):
@@ -276,13 +270,6 @@ def tied(gradients: Any) -> Any:
         return variable.replace(x)
 
     return jax.tree.map(tie, gradients, is_leaf=_is_variable)
-
-
-def hide_padding(config: ModelConfig, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
-    """Logits of which no token that does not exist is ever drawn, and none takes probability."""
-    if config.unpadded is None or config.unpadded.vocab_size == config.vocab_size:
-        return logits
-    return jnp.where(jnp.arange(config.vocab_size) < config.unpadded.vocab_size, logits, NEVER)
 
 
 def gradient_norm(gradients: Any) -> jax.Array:

@@ -22,7 +22,8 @@ from attention.cache.paged import (
 from attention.cache.reader import PageReader
 from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.cache.writer import PageWriter
-from attention.methods.method import Keys, Method, Parameters
+from attention.keys import Keys
+from attention.methods.method import Method, Parameters
 from models.functions import rope
 from models.layers import Layers
 from models.model_config import ModelConfig

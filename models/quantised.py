@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,6 @@ from attention.products import project
 from models.cut_products import cut_product
 from models.sharding import cuts_parameters
 from pallas_kernels.grouped.api import grouped_product
-
-if TYPE_CHECKING:
-    from models.layers import Layers
 
 Kind = Literal["int8", "fp8"]
 # fp8 is e4m3: 4 bits of exponent and 3 of mantissa, up to 448.
@@ -71,7 +68,7 @@ def check_kind(kind: str | None) -> None:
         raise ValueError(f"quantised={kind!r} must be one of {', '.join(get_args(Kind))}, or None")
 
 
-def take_quantised(layers: Layers, kind: Kind) -> dict[str, nnx.Variable]:
+def take_quantised(layers: nnx.Module, kind: Kind) -> dict[str, nnx.Variable]:
     """Takes the matrices out of a stack of layers; returns their numbers and scales by name.
 
     They are made from the matrices in float32, whichever dtype these have. ``put_quantised`` puts
@@ -90,14 +87,14 @@ def take_quantised(layers: Layers, kind: Kind) -> dict[str, nnx.Variable]:
     return found
 
 
-def put_quantised(layers: Layers, taken: Mapping[str, nnx.Variable]) -> None:
+def put_quantised(layers: nnx.Module, taken: Mapping[str, nnx.Variable]) -> None:
     """Puts what ``take_quantised`` gave into a stack of layers."""
     for name, variable in taken.items():
         setattr(layers, name, variable)
 
 
 def product(
-    layer: Layers, name: str, y: Float[Array, "B T *D"], contract: int = 1
+    layer: nnx.Module, name: str, y: Float[Array, "B T *D"], contract: int = 1
 ) -> Float[Array, "B T *F"]:
     """The product of y with a matrix of one layer, quantised or not, in y's dtype.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +19,11 @@ from jaxtyping import Array, Float
 
 from models.quantised import product, scale_name
 
-if TYPE_CHECKING:
-    from models.layers import Layers
-
 # Names of the joined matrices, and of those that they are made of.
 JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def lay_side_by_side(layer: Layers) -> Layers:
+def lay_side_by_side(layer: nnx.Module) -> nnx.Module:
     """A copy of one layer in which ``JOINED`` matrices [D, F], with their scales [F] if they are
     quantised, stand in place of their parts. Parts that a layer does not have are not joined.
 
@@ -44,7 +40,7 @@ def lay_side_by_side(layer: Layers) -> Layers:
     return layer
 
 
-def _join(layer: Layers, name: str, parts: Sequence[str], inputs: int) -> None:
+def _join(layer: nnx.Module, name: str, parts: Sequence[str], inputs: int) -> None:
     """Puts parameters with so many axes of inputs in front side by side, and takes them away."""
     found = [getattr(layer, part) for part in parts]
     flat = [x[...].reshape(*x.shape[:inputs], -1) for x in found]
@@ -56,7 +52,7 @@ def _join(layer: Layers, name: str, parts: Sequence[str], inputs: int) -> None:
 
 
 def products(
-    layer: Layers, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
+    layer: nnx.Module, name: str, y: Float[Array, "B T D"], shapes: Sequence[tuple[int, ...]]
 ) -> list[Float[Array, "B T *F"]]:
     """The products of y with each matrix of ``JOINED[name]``, whether they are joined or not.
 

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.padding import NEVER
+from models.functions import NEVER
 from models.sharding import (
     context_size,
     cuts_parameters,

@@ -30,12 +30,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.indexer import Indexed
+from attention.indexed import Indexed
+from attention.keys import Keys
 from attention.layout import Before, Layout, lay_out
-from attention.methods.method import Keys, Method, Parameters
+from attention.methods.method import Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
 from attention.ring import Ring
-from models.functions import norm, rope, swiglu
+from models.functions import hide_padding, norm, rope, swiglu
 from models.layers import (
     EXPERT_BIASES,
     OF_ATTENTION,
@@ -48,7 +49,6 @@ from models.layers import (
 from models.lora import STACKS, new_adapters, projected, projected_together
 from models.model_config import REMAT_KEEPS, ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
-from models.padding import hide_padding
 from models.quantised import MATRICES, Kind, cast_name, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,

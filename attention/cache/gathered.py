@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.cache.paged import PagedCache
-from attention.methods.method import Pair
+from attention.keys import Pair
 from pallas_kernels.finite import kept
 from pallas_kernels.paged.reference import put
 from pallas_kernels.tokens import MASKED

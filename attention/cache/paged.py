@@ -23,15 +23,8 @@ from jaxtyping import Array, Float, Int
 from attention.cache.reader import PageReader
 from attention.cache.tables import Pages, Runs
 from attention.cache.writer import PageWriter
-from attention.methods.method import (
-    Keys,
-    LayerPages,
-    LayerShape,
-    Method,
-    PageShape,
-    Parameters,
-    Rotate,
-)
+from attention.keys import Keys, Rotate
+from attention.methods.method import LayerPages, LayerShape, Method, PageShape, Parameters
 from pallas_kernels.tokens import Tokens
 
 

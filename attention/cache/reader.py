@@ -10,7 +10,6 @@ heads, H head size.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -18,14 +17,12 @@ from jaxtyping import Array, Float, Int
 from attention.blocks import Blocks, in_place
 from attention.blockwise import dense_attention
 from attention.cache.tables import Pages
-from attention.methods.method import Pair
+from attention.cache.writer import PageWriter
+from attention.keys import Pair
 from pallas_kernels.latent.api import latent_attention
 from pallas_kernels.paged.api import append_attention, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.tokens import Tokens
-
-if TYPE_CHECKING:
-    from attention.cache.writer import PageWriter
 
 # Most queries of a row that read their own pages each.
 FEW = 16

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.cache.tables import Runs
-from attention.methods.method import Pair, Rotate
+from attention.keys import Pair, Rotate
 from pallas_kernels.paged.reference import put, where
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from attention.implementations import Call, CallShape, paged_call, rows_calls
+from attention.calls import Call, CallShape, paged_call, rows_calls
 from attention.methods.method import Method
 
 

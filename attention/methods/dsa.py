@@ -32,16 +32,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.implementations import Call, CallShape
-from attention.indexer import (
-    Indexed,
-    Scoring,
-    attend_all,
-    attend_chosen,
-    choose,
-    gathered,
-    with_noted,
-)
+from attention.calls import Call, CallShape
+from attention.indexed import Indexed
+from attention.indexer import Scoring, attend_all, attend_chosen, choose, gathered, with_noted
 from attention.methods.method import (
     LayerPages,
     LayerShape,

@@ -36,9 +36,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.calls import Call, CallShape
 from attention.chunks import CHUNK, Chunks, cut_rows
 from attention.delta_rule import step
-from attention.implementations import Call, CallShape
 from attention.methods.method import (
     LayerPages,
     LayerShape,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.blockwise import dense_attention
-from attention.implementations import Call, CallShape, rows_calls
+from attention.calls import Call, CallShape, rows_calls
 from attention.methods.method import LayerShape, Method, Parameter
 from attention.products import project
 from pallas_kernels.finite import cleaned, marked

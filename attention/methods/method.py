@@ -27,33 +27,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.cache.reader import PageReader
+from attention.cache.writer import PageWriter
+from attention.calls import Call, CallShape
+from attention.indexed import Indexed
+from attention.keys import Keys
+from attention.layout import Layout
 from attention.query_cost import QueryCost
+from pallas_kernels.tokens import Tokens
 
-if TYPE_CHECKING:
-    from attention.cache.reader import PageReader
-    from attention.cache.writer import PageWriter
-    from attention.implementations import Call, CallShape
-    from attention.indexer import Indexed
-    from attention.layout import Layout
-    from pallas_kernels.tokens import Tokens
-
-# Keys and values of the same shape.
-Pair = tuple[jax.Array, jax.Array]
-# Keys and values by the name of their branch, [B, S, K, H] each. "main" is the branch of the
-# layer's own keys and values.
-Keys = dict[str, Pair]
 # What a layer keeps in pages, by name: (k, v) or one array, [pages, ...] each.
 LayerPages = dict[str, Any]
 # The parameters that a layer has for its method, by name, without the axis of layers.
 Parameters = Mapping[str, jax.Array]
-# A function of (keys [B, S, K, H], positions [B, S]) that returns the keys rotated by RoPE.
-Rotate = Callable[[jax.Array, jax.Array], jax.Array]
 # A function of x [B, T, heads, H] that rotates it by the positions of its tokens.
 Turn = Callable[[jax.Array], jax.Array]
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.blockwise import dense_attention
-from attention.implementations import Call, CallShape, latent_call, rows_calls
+from attention.calls import Call, CallShape, latent_call, rows_calls
 from attention.methods.method import (
     LayerPages,
     LayerShape,

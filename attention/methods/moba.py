@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from attention.blocks import Blocks, best_blocks, map_queries, sees
 from attention.blockwise import check_heads
 from attention.cache.reader import FEW
-from attention.implementations import Call, CallShape, chosen_calls, paged_call
+from attention.calls import Call, CallShape, chosen_calls, paged_call
 from attention.methods.method import LayerPages, LayerShape, Method, PageShape, shape_bytes
 from attention.query_cost import QueryCost, chosen, gathered
 from attention.selected import selected_attention

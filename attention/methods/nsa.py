@@ -38,22 +38,14 @@ from attention.blocks import Blocks, Entries, entries, stretches
 from attention.blockwise import XLA, check_heads
 from attention.cache.reader import FEW, PageReader
 from attention.cache.writer import PageWriter
+from attention.calls import Call, CallShape, chosen_calls, compressed_calls, paged_call, rows_calls
 from attention.compressed import compressed_attention, from_pages
-from attention.implementations import (
-    Call,
-    CallShape,
-    chosen_calls,
-    compressed_calls,
-    paged_call,
-    rows_calls,
-)
+from attention.keys import Keys, Pair
 from attention.methods.method import (
-    Keys,
     LayerPages,
     LayerShape,
     Method,
     PageShape,
-    Pair,
     Parameter,
     Parameters,
     shape_bytes,

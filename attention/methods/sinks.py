@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.implementations import Call, CallShape, paged_call, rows_calls
+from attention.calls import Call, CallShape, paged_call, rows_calls
 from attention.methods.method import LayerShape, Method, Parameter
 from attention.query_cost import QueryCost, windowed
 from pallas_kernels.finite import cleaned, marked

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.organisations.holes import of
 from experiments.runs import trained
 from experiments.tab import held_out
-from models.lora import without_adapters
+from models.adapted import without_adapters
 
 
 class Mixed(AssertionError):

@@ -15,8 +15,9 @@ from experiments.organisations.holes import AskedAtHome, Holes, of
 from experiments.report import Estimate, figure, resampled, table
 from experiments.tab import held_out
 from experiments.tab.asked import suggested
+from models.adapted import without_adapters
 from models.adapter_rows import with_several
-from models.lora import trained, without_adapters
+from models.lora import trained
 from rl_code.types import Group
 from sweeps import done
 

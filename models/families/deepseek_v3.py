@@ -14,8 +14,8 @@ from models.families import dots1
 from models.families.family import HARMLESS, Family
 from models.families.latent import LATENT, score_factor
 from models.families.parameters import EXPERTS, SHARED_EXPERT, with_experts, without_attention
-from models.functions import Yarn
 from models.model_config import ModelConfig, MoE
+from models.rope_scaling import Yarn
 
 _TEMPLATE = r"""
 {{- "<｜begin▁of▁sentence｜>" -}}

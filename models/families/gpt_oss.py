@@ -28,8 +28,8 @@ from models.families.parameters import (
     with_experts,
 )
 from models.families.windows import FULL, SLIDING, check_kinds, period_of
-from models.functions import Yarn
 from models.model_config import ModelConfig, MoE
+from models.rope_scaling import Yarn
 
 _TEMPLATE = r"""
 {{- "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n" -}}

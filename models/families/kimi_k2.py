@@ -10,8 +10,8 @@ import dataclasses
 
 from models.families import deepseek_v3
 from models.families.latent import score_factor
-from models.functions import Yarn
 from models.model_config import MoE
+from models.rope_scaling import Yarn
 
 _TEMPLATE = r"""
 {%- if messages[0].role != "system" -%}

@@ -12,8 +12,8 @@ from attention.methods.dsa import DSA
 from attention.methods.method import Method
 from attention.methods.mla import MLA
 from models.families.parameters import HEADS_IN, HEADS_OUT, LAYER, LINEAR, ROW, Parameter
-from models.functions import Scaling, Yarn
 from models.model_config import ModelConfig
+from models.rope_scaling import Scaling, Yarn
 
 _SELF_ATTENTION = LAYER + "self_attn."
 # Parameters of a layer; ``mixer.q`` is of models whose queries have no latent vector.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from models.families.family import Family
 from models.families.parameters import O_BIAS, QKV_BIAS, llama_like
-from models.functions import RopeScaling
 from models.model_config import ModelConfig
+from models.rope_scaling import RopeScaling
 
 _TEMPLATE = r"""
 {%- macro turn(role, content) -%}

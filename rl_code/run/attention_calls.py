@@ -6,14 +6,8 @@ from __future__ import annotations
 
 from absl import logging
 
-from attention.implementations import (
-    PHASES,
-    XLA,
-    CallShape,
-    Implementation,
-    implementations,
-    kernel_or_xla,
-)
+from attention.calls import PHASES, CallShape
+from attention.implementations import XLA, Implementation, implementations, kernel_or_xla
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
 from pallas_kernels import choice

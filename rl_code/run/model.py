@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 
 from attention.methods.method import Method
 from models import families, peft
-from models.functions import DynamicScaling
 from models.lora import with_trained
 from models.marks import unquote
 from models.model_config import ModelConfig, MoE
 from models.own_template import TemplateSettings
 from models.padding import pad_config
+from models.rope_scaling import DynamicScaling
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.config.read_config import ConfigError

@@ -33,8 +33,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models import families, huggingface_config, json_files, pretrained
+from models.adapted import merged, with_adapters
 from models.layers import is_of_method, place_name
-from models.lora import LoRA, merged, new_adapters, trained, with_adapters
+from models.lora import LoRA, new_adapters, trained
 from models.model_config import ModelConfig
 from models.padding import cut, cut_config, pad, pad_config
 from models.sharding import parameter_shardings

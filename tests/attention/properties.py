@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.indexer import Indexed
+from attention.indexed import Indexed
 from attention.layout import Layout, lay_out
 from attention.methods.dense import Dense
 from attention.methods.method import LayerShape, Method

@@ -14,7 +14,7 @@ import pytest
 
 from attention import indexer
 from attention.cache.paged import init_cache
-from attention.indexer import Indexed
+from attention.indexed import Indexed
 from attention.layout import lay_out
 from attention.methods.dsa import DSA
 from attention.methods.mla import MLA

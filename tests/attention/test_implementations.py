@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention.implementations import PHASES, CallShape, implementations
+from attention.calls import PHASES, CallShape
+from attention.implementations import implementations
 from attention.layout import lay_out
 from attention.methods.api import METHODS
 from attention.methods.dense import Dense

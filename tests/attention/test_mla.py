@@ -17,8 +17,9 @@ from attention.layout import lay_out
 from attention.methods import mla
 from attention.methods.dsa import DSA
 from attention.methods.mla import MLA
-from models.functions import Yarn, rope
+from models.functions import rope
 from models.model_config import ModelConfig
+from models.rope_scaling import Yarn
 from tests.attention import properties
 from tests.attention.cache.model import PAGE, cache, model, random_tokens, run
 from tests.attention.rows import normal, relative, separate

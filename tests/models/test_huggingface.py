@@ -29,9 +29,9 @@ from attention.methods.sinks import Sinks
 from attention.methods.window import Window
 from models import families, huggingface, huggingface_config, weights
 from models.file_tensors import file_tensors
-from models.functions import LinearScaling, RopeScaling, Yarn
 from models.model_config import ModelConfig, MoE
 from models.padding import pad, pad_config
+from models.rope_scaling import LinearScaling, RopeScaling, Yarn
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows

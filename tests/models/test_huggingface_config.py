@@ -11,7 +11,7 @@ from attention.methods.dense import Dense
 from attention.methods.window import Window
 from models import huggingface_config
 from models.families import PRESETS
-from models.functions import DynamicScaling, LinearScaling
+from models.rope_scaling import DynamicScaling, LinearScaling
 from tests.models.test_huggingface import CONFIG, GOLDEN
 
 

@@ -15,7 +15,8 @@ from attention.methods.dense import Dense
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
-from models.lora import TARGETS, LoRA, merged, trained
+from models.adapted import merged
+from models.lora import TARGETS, LoRA, trained
 from models.model_config import MoE
 from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import sequences

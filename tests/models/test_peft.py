@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models import huggingface, huggingface_config, peft
-from models.lora import with_adapters
+from models.adapted import with_adapters
 from models.sharding import MESHES, MeshConfig, make_mesh
 from tests.models.test_huggingface import GOLDEN, logits
 

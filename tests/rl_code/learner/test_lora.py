@@ -11,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from models.lora import TARGETS, LoRA, merged, trained, with_trained
+from models.adapted import merged
+from models.lora import TARGETS, LoRA, trained, with_trained
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from rl_code.learner.two_phase_batching import pack_completions
 from tests.rl_code.learner.steps import (

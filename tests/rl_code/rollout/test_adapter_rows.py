@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models.adapted import with_adapters
 from models.adapter_rows import for_rows, with_several
-from models.lora import LoRA, new_adapters, with_adapters
+from models.lora import LoRA, new_adapters
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from jax.sharding import AbstractDevice
 
-from attention.implementations import CallShape, implementations
+from attention.calls import CallShape
+from attention.implementations import implementations
 from attention.methods.api import METHODS
 from attention.methods.window import Window
 from configs import quickstart

@@ -13,8 +13,8 @@ import pytest
 
 from attention.methods.dense import Dense
 from attention.methods.window import Window
-from models.functions import LinearScaling
 from models.model_config import MoE
+from models.rope_scaling import LinearScaling
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, use_mesh
 from pallas_kernels.tokens import packed_rows
 from tests.rl_code.rollout.small import (

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.lora import trained, with_adapters, with_trained
+from models.adapted import with_adapters
+from models.lora import trained, with_trained
 from models.sharding import use_mesh
 from pallas_kernels.tokens import sequences
 from people.serving.tinker import adapters
