@@ -65,6 +65,7 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
         "milestones": {"milestones": {}, "train.advantage": "milestones"},
         "subtasks": {"tasks": dict(name="subtasks", of=functions(hard), by="steps")},
         "demonstrations": {"train.demonstrations": {}},
+        "imitated": {"train.demonstrations": {}, "train.loss.demonstrated": "imitated"},
         "curriculum": {"tasks": functions(*levels), "train.curriculum": dict(by="level")},
         "pkpo": {"train.advantage": "pkpo"},
         "maxrl": {"train.advantage": "maxrl"},
