@@ -26,7 +26,7 @@ from pallas_kernels.tokens import Tokens, visible
 
 
 class MethodOfRows(Protocol):
-    """What the layout of rows asks of a method of attention (``methods.method.Method``)."""
+    """The part of a method of attention that rows ask (``methods.method.Method``)."""
 
     @property
     def mixes(self) -> bool:

@@ -32,7 +32,7 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from cluster.fault_stages import OnRay, Stage, Supervised, environment
-from experiments.kills import kill_all
+from cluster.kills import kill_all
 from launch import flags
 from rl_code.config import read_config
 from rl_code.host.files import write_atomically

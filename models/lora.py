@@ -125,7 +125,7 @@ class Adapters(nnx.Module):
 
 
 class Adds(Protocol):
-    """What stands beside a layer's matrices: ``Adapters``, or several for the rows of a batch."""
+    """Anything that adds to products of a layer's matrices: ``Adapters``, or ``AdapterRows``."""
 
     def added(self, name: str, y: jax.Array, contract: int) -> jax.Array | None:
         """As ``Adapters.added``."""

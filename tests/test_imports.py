@@ -1,4 +1,4 @@
-"""Imports point one way: examples, launch, experiments, benchmarks, planner and cluster and sweeps,
+"""Imports point one way: examples, experiments, launch, benchmarks, planner and cluster and sweeps,
 configs, rl_code, models, attention, pallas_kernels.
 """
 
@@ -25,7 +25,7 @@ TOOLS = {"planner", "cluster", "sweeps"}
 # what each top folder may import of the others; itself is always allowed
 ALLOWED = {
     "examples": {"launch", *SYSTEM},
-    "launch": {"configs", "benchmarks", "experiments", "people", *TOOLS, *SYSTEM},
+    "launch": {"configs", "benchmarks", "people", *TOOLS, *SYSTEM},
     "experiments": {"benchmarks", "people", *TOOLS, *SYSTEM},
     "benchmarks": {"people", *TOOLS, *SYSTEM},
     "sweeps": {"cluster", *SYSTEM},

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from cluster.kills import kill_all
 from experiments.endurance import small_disk
 from experiments.endurance.plan import KILL, Fault, Plan
-from experiments.kills import kill_all
 from rl_code.metrics.values import METRICS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.kills import kill_all
+from cluster.kills import kill_all
 
 # Seconds that a server may take to start.
 _START_S = 240.0

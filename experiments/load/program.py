@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from experiments.kills import kill_all
+from cluster.kills import kill_all
 
 # Seconds between two looks at the memory.
 _LOOK_S = 1.0

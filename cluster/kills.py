@@ -1,4 +1,4 @@
-"""Kills of whole programs, for experiments that show what survives them."""
+"""Ends whole programs as a kill does, to show what survives it."""
 
 from __future__ import annotations
 
