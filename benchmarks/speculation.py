@@ -169,7 +169,7 @@ def run_tasks(workdir: Path, drafts: Sequence[Guessing]) -> list[dict]:
     with Run(config, workdir) as run, jax.set_mesh(run.mesh):
         episode = functools.partial(run.episode, protocol=suite.protocol, limits=suite.limits)
         model = run.sampler(newest(run, workdir), suite.dtype)
-        tasks = run.suite_tasks(suite)
+        tasks = run.task_sets.of_suite(suite)
 
         schedulers = {
             way: run.scheduler(suite.sampling, guessing(engine, way), suite.protocol, suite.dtype)

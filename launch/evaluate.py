@@ -115,7 +115,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         saved = evaluate_report.saved_result(FLAGS.against, suite)
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
         if saved is not None:
-            evaluate_report.refuse_other_tasks(saved, run.suite_tasks(suite), suite)
+            evaluate_report.refuse_other_tasks(saved, run.task_sets.of_suite(suite), suite)
         found = contamination_of(run, suite) if CONTAMINATION.value else None
         results = [evaluate(run, suite, workdir or START, STEP.value, PREDICTIONS.value)]
         if FLAGS.against:
@@ -146,7 +146,7 @@ def contamination_of(run: Run, suite: SuiteConfig) -> list[Overlap]:
         raise read_config.ConfigError(
             f"--contamination: the training tasks of {run.config.tasks.name!r} have no end"
         )
-    return overlaps(run.suite_tasks(suite), run.tasks)
+    return overlaps(run.task_sets.of_suite(suite), run.task_sets.training)
 
 
 def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConfig:
@@ -180,7 +180,8 @@ def evaluate(
     else:
         model, step = run.saved_model(source, step)
         label = f"step_{step}"
-    with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
+    total = len(run.task_sets.of_suite(suite)) * suite.samples
+    with Progress(f"{suite.name} {label}", total) as progress:
         solved: list[bool] = []
 
         def count(trajectory: Trajectory) -> None:

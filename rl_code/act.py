@@ -126,7 +126,7 @@ def make_actor(
         store,
         Claims(store, config.work),
         weights,
-        run.tasks,
+        run.task_sets.training,
         run.episode,
         config,
         on_loaded,
@@ -138,7 +138,7 @@ def make_actor(
             run.config.train.group_size,
         ).task,
         run.config.rollout.forks,
-        run.demonstrator(),
+        run.demonstrations.demonstrator(run.tokenizer, run.episode),
     )
 
 

@@ -263,7 +263,7 @@ def make_schedule(
         group_size=train.group_size,
         samples=train.screening.samples if train.screening else 0,
         seed=config.seed,
-        fits=lambda number: run.fits_training(run.tasks[number]),
+        fits=lambda number: run.task_sets.fits_training(run.task_sets.training[number]),
         refill=train.refill,
         teaches=functools.partial(informative, advantage=advantage),
     )

@@ -54,7 +54,7 @@ class Demonstrations:
     def __init__(self, run: Run, *, held_out: bool = False):
         self._run = run
         self._count = run.config.sft.held_out if held_out else run.config.sft.demonstrations
-        self._show = run.held_out_demonstration if held_out else run.demonstration
+        self._show = run.demonstrations.held_out if held_out else run.demonstrations.numbered
         self._decisive = _tokens(run.tokenizer, run.config.sft.decisive)
         self._known: dict[int, Demonstrated] = {}
 

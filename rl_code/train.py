@@ -95,8 +95,8 @@ def train(
         # a start fails because of a mesh, a path, a file of tasks or a program that is not there,
         # the corrected config must still be able to claim it.
         check_rows(config, row_shards(run.mesh))
-        _ = run.tasks
-        run.check_held_out()
+        _ = run.task_sets.training
+        run.task_sets.check_held_out()
         check_models(config.reward, run.tokenizer)
         if run.harness is not None:
             _ = run.harness.host
@@ -125,9 +125,10 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     keep = run.config.checkpoint.keep
     with Checkpoints(run.workdir, run.config, keep=keep, may_change=MAY_CHANGE) as checkpoints:
         state, start, position = _restore(run, model, checkpoints)
-        tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
+        # before the store: actors that wait for it then find what was prepared
+        tasks = run.task_sets.training
         store = _open_store(run)
-        pool = run.task_pool(position["tasks"])
+        pool = run.task_sets.pool(position["tasks"])
         schedule = make_schedule(run, store, pool, position["planned"])
         with (
             retraining(run.config, run.workdir, run.pool, store, start) as reward_model,
@@ -146,7 +147,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
                     items = schedule.fill(step, source.wait)
-                    begun = learn.begin(state, (run.prompt(tasks[item.task]) for item in items))
+                    prompts = (run.wording.prompt(tasks[item.task]) for item in items)
+                    begun = learn.begin(state, prompts)
                     records = source.wait(step)
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()
@@ -397,7 +399,7 @@ def _play(
     progress: Progress | None,
 ) -> SuiteResult:
     """Plays one suite and shows how far it is."""
-    total = len(run.suite_tasks(suite)) * suite.samples
+    total = len(run.task_sets.of_suite(suite)) * suite.samples
     with contextlib.ExitStack() as stack:
         line = progress or stack.enter_context(Progress(f"{suite.name} {label}", total))
         solved: list[bool] = []

@@ -140,9 +140,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 def _texts(served: Served, run: Run) -> Texts | Messages:
     """Comparison of the text that clients got with recorded tokens."""
     if served.agents is None:
-        return Texts(run.tokenizer, stop_ids(run.protocol, run.tokenizer))
+        return Texts(run.tokenizer, stop_ids(run.wording.protocol(), run.tokenizer))
     tools = OwnTools(find_tools(served.agents.tools, "config.parts.agents.tools"))
-    return Messages(ChatText(run.protocol, run.tokenizer), tools.schemas)
+    return Messages(ChatText(run.wording.protocol(), run.tokenizer), tools.schemas)
 
 
 def _database(stack: contextlib.ExitStack, counts: dict[str, int]) -> postgres.Server | None:

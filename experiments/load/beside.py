@@ -87,7 +87,7 @@ class Beside:
             self._ends.callback(scheduler.close)
             weights = self.run.sampler(Versions(self.run, StopRequest()).model(self._first))
             scheduler.load(weights, version=self._first)
-        return Bare(scheduler, self.run.protocol, [list(one) for one in prompts], clients)
+        return Bare(scheduler, self.run.wording.protocol(), [list(one) for one in prompts], clients)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,7 @@ class HeldOut:
     def _play(self, suite: SuiteConfig, weights: Transformer, version: int) -> Played:
         groups, _ = self._scheduler.rollout(
             weights,
-            self._run.suite_tasks(suite),
+            self._run.task_sets.of_suite(suite),
             self._run.episode,
             group_size=suite.samples,
             version=version,

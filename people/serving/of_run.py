@@ -63,14 +63,15 @@ def make_fleet(
     """
     engine = engine or make_engine(run)
     disk = open_files(run.config, run.workdir)
+    protocol = run.wording.protocol()
 
     def service(weights: Transformer, version: int) -> Service:
         scheduler = make_scheduler(run, engine, disk)
-        return Service(scheduler, run.sampler(weights), version=version, protocol=run.protocol)
+        return Service(scheduler, run.sampler(weights), version=version, protocol=protocol)
 
     return Fleet(
         service,
-        protocol=run.protocol,
+        protocol=protocol,
         tokenizer=run.tokenizer,
         secret=secret,
         config=run.config.serving,

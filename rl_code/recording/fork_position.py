@@ -56,10 +56,10 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
         if reach != "nothing" or not _tasks_differ(before, config):
             return _planned_again(parent, own, before, records, step, planned)
     # Where the draws do not depend on results, the number of tasks that were drawn says all.
-    pool = run.task_pool(None)
+    pool = run.task_sets.pool(None)
     order = None
     if not _tasks_differ(before, config):
-        order = order_of(len(run.tasks), config.seed, shuffled=config.train.shuffled)
+        order = order_of(len(run.task_sets.training), config.seed, shuffled=config.train.shuffled)
     drawn = _drawn(GroupStore(parent / STORE), records, planned, order)
     return {"tasks": pool.position_after(drawn), "planned": planned}
 
@@ -135,7 +135,7 @@ def _planned_again(
     position = records[start].position if fitting else {"tasks": None, "planned": 0}
     store = GroupStore(parent / STORE)
     with Run(before, parent, "learner") as run:
-        pool = run.task_pool(position["tasks"])
+        pool = run.task_sets.pool(position["tasks"])
         schedule = make_schedule(run, store, pool, position["planned"], steps=planned)
         for at in range(start, step):
             schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])

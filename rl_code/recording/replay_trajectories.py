@@ -75,7 +75,7 @@ def find(workdir: Path, step: int, task: str) -> Recorded:
 def _demonstrated_again(run: Run, found: Recorded, recorded: Trajectory) -> Trajectory:
     """A demonstration as it is played now. Raises ConfigError."""
     (version,) = set(recorded.versions[recorded.sampled].tolist())
-    made = run.demonstrator()
+    made = run.demonstrations.demonstrator(run.tokenizer, run.episode)
     if made is None:
         raise ConfigError(
             f"config.train.demonstrations = None: task {recorded.task_id!r} trajectory "

@@ -149,7 +149,7 @@ def plan(run: Run, tell: Callable[[str], None] = lambda words: None) -> Plan:
             *attention_calls(config, run.model_config),
             *expert_calls(config, run.model_config),
         ),
-        tools=tool_tokens(lambda task: len(run.prompt(task)), list(run.tools)),
+        tools=tool_tokens(lambda task: len(run.wording.prompt(task)), list(run.tools)),
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +27,14 @@ from rl_code.config.read_config import ConfigError
 from rl_code.environment.asked import Asked
 from rl_code.environment.episode import Episode
 from rl_code.environment.finished import FinishedEpisode
-from rl_code.environment.parts import check_documents, encode, prompt_parts
-from rl_code.environment.prompts import Encoded, Prompts
-from rl_code.environment.protocols.api import find_protocol
-from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
-from rl_code.environment.tools.api import find_tools, offered
+from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.harness.agent import Agent
 from rl_code.harness.api import find_agent
 from rl_code.learner import offload
 from rl_code.rewards.combine import find_reward
-from rl_code.rollout.demonstrator import Demonstrator
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
@@ -54,15 +48,10 @@ from rl_code.run import teacher, trajectory_log, vllm
 from rl_code.run.asking import ask
 from rl_code.run.attention_calls import log_attention
 from rl_code.run.config import RunConfig, meshes
+from rl_code.run.demonstrations import DemonstrationSource
 from rl_code.run.model import find_model_config, find_tokenizer, with_given_adapters
-from rl_code.tasks import guards
-from rl_code.tasks.api import find_source
-from rl_code.tasks.curriculum import Curriculum
-from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate, walk_words
-from rl_code.tasks.fitting import Fitting
-from rl_code.tasks.group_demonstrations import messages_of
-from rl_code.tasks.screening import TaskPool
-from rl_code.tasks.source import Source
+from rl_code.run.task_sets import TaskSets
+from rl_code.run.wording import Wording
 from rl_code.types import Limits, Reward, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
@@ -84,7 +73,9 @@ class Run:
       channel: connects the processes of an actor that has several.
 
     The attribute ``mesh`` has the devices that learn, ``rollout_mesh`` those that sample, and
-    ``prefill_mesh`` those that prefill prompts, or None if the devices that sample do that.
+    ``prefill_mesh`` those that prefill prompts, or None if the devices that sample do that. The
+    tasks are in ``task_sets``, their prompts and protocols in ``wording``, and what is shown of
+    them in ``demonstrations``.
     """
 
     def __init__(
@@ -119,23 +110,22 @@ class Run:
         agent = config.harness and find_agent(config.harness, "config.harness")
         # Plays the episodes where an agent of others does; None for our own.
         self.harness = _start(agent) if agent else None
-        protocol = find_protocol(config.protocol, self.tools, "config.protocol")
-        chat = agent.chat if agent else None
-        self._walk_words = walk_words(protocol, self.tools, config.documents, chat)
-        self._prompts = Prompts(self._encode_prompt)
         self.pool = SandboxPool(config.sandbox)
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self.pool.close)
-            self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
+            self.task_sets = TaskSets(config, self.pool, workdir, self._prompt_tokens)
+            self.demonstrations = DemonstrationSource(config, self.tools, agent, self.task_sets)
+            shown = self.demonstrations.numbered
+            self.tokenizer = find_tokenizer(config, self.origin, workdir, shown)
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
-            self._stop_ids(None)  # whether the protocol goes with the tokenizer
+            self.wording = Wording(config, self.tools, self.tokenizer)
+            self.wording.stop_ids()  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config, role=role)
             if role in ("all", "learner"):  # others have no teacher
                 teacher.check(config, self.origin, self.model_config, self.tokenizer)
             unless_made.pop_all()
         self._schedulers: dict[tuple, Scheduler] = {}  # by the way they sample
         self._vllm: VllmScheduler | None = None
-        self._suites: dict[str, list[Task]] = {}
 
     def __enter__(self) -> Run:
         return self
@@ -215,43 +205,6 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    @functools.cached_property
-    def tasks(self) -> Sequence[Task]:
-        """The training tasks, loaded when first asked for: not every evaluation needs them. Those
-        whose prompt does not fit are left out here, or of an endless source when steps are planned.
-        """
-        source = find_source(self.config.tasks, "config.tasks")
-        if source.endless:  # which cannot be gone through
-            return source.load(self.pool, self.workdir)
-        found = list(self.fits_training.of(source.one_by_one(self.pool, self.workdir)))
-        if not found:
-            raise self.fits_training.none()
-        if self.config.train.forgeable:
-            return found
-        kept = list(guards.kept(found, self.pool, self.workdir))
-        if not kept:
-            raise ConfigError(
-                "config.tasks: the results of all tasks can be forged without a guess; the log "
-                "says why, and config.train.forgeable=True trains on them"
-            )
-        return kept
-
-    @functools.cached_property
-    def fits_training(self) -> Fitting:
-        """The check of the training tasks."""
-        config = self.config
-        source = find_source(config.tasks, "config.tasks")
-        most = config.rollout.engine.prompt_length
-        return self._fitting("config.tasks", source, config.protocol, most)
-
-    @functools.cached_property
-    def _demonstrated(self) -> Sequence[Task]:
-        """The tasks that demonstrations are made of."""
-        path, named = self.config.demonstrated()
-        if path == "tasks":
-            return self.tasks
-        return find_source(named, f"config.{path}").load(self.pool, self.workdir)
-
     def saved_model(
         self, workdir: str | os.PathLike[str], step: int | None = None
     ) -> tuple[Transformer, int]:
@@ -291,50 +244,10 @@ class Run:
             self.tokenizer,
             # outside of documents positions count from the longest document
             max_positions=self.config.limits.tokens + (documents.longest if documents else 0),
-            stop_ids=self._stop_ids(None),
+            stop_ids=self.wording.stop_ids(),
             chat_template=family.template if family else None,
             own_tokenizer=not self.config.tokenizer.path,
         )
-
-    def held_out_demonstration(self, index: int) -> list[Segment]:
-        """``demonstration`` of a task of the first suite. Raises ConfigError without one."""
-        return self._shown(self._held_out[index % len(self._held_out)], f"held out/{index}")
-
-    @property
-    def _held_out(self) -> Sequence[Task]:
-        """The tasks of the first suite."""
-        if not self.config.suites:
-            raise ConfigError(
-                f"config.sft.held_out = {self.config.sft.held_out} demonstrates tasks of the first "
-                "of config.suites, and there is none; add a suite, or set it to 0"
-            )
-        return self.suite_tasks(self.config.suites[0])
-
-    def demonstration(self, index: int) -> list[Segment]:
-        """Demonstration ``index``; the same for the same config."""
-        return self._shown(self._demonstrated[index], str(index))
-
-    def _shown(self, task: Task, number: str) -> list[Segment]:
-        rng = random.Random(f"demonstration/{self.config.seed}/{number}")
-        # without a warm start they still are what a tokenizer is trained on
-        kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
-        limits = self.config.limits
-        documents = self.config.documents
-        return demonstrate(task, rng, kind, limits, documents, self._walk_words)
-
-    def demonstrator(self) -> Demonstrator | None:
-        """Plays the demonstrations of groups; None where groups have none."""
-        shown = self.config.train.demonstrations
-        if shown is None:
-            return None
-
-        def messages(task: Task, rng: random.Random) -> list[list[int]]:
-            limits, documents = self.config.limits, self.config.documents
-            way = shown.demonstration, limits, documents, self._walk_words
-            texts = messages_of(demonstrate(task, rng, *way))
-            return [self.tokenizer.encode(text) for text in texts]
-
-        return Demonstrator(messages, self.episode, shown.steps)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,
@@ -354,19 +267,6 @@ class Run:
         """The abstract model that actors of this process sample with."""
         rollout = self.config.rollout
         return sampling_model(self.model_config, rollout.dtype, self.rollout_mesh, rollout.weights)
-
-    def task_pool(self, position: Mapping[str, Any] | None) -> TaskPool:
-        """Pool of tasks that training draws from, by the config. position: as of ``TaskPool``."""
-        train = self.config.train
-        seed = self.config.seed
-        if train.curriculum is None:
-            return TaskPool(
-                len(self.tasks), seed, train.screening, position, shuffled=train.shuffled
-            )
-        try:
-            return Curriculum(self.tasks, seed, train.curriculum, train.group_size, position)
-        except ValueError as error:
-            raise ConfigError(f"config.train.{error}") from error
 
     def episode(
         self,
@@ -390,7 +290,7 @@ class Run:
                 task,
                 group=group,
                 index=index,
-                protocol=self._protocol(protocol),
+                protocol=self.wording.protocol(protocol),
                 tokenizer=self.tokenizer,
                 pool=self.pool,
                 limits=limits or self.config.limits,
@@ -402,7 +302,7 @@ class Run:
             task,
             group=group,
             index=index,
-            protocol=self._protocol(protocol),
+            protocol=self.wording.protocol(protocol),
             tools=self.tools,
             tokenizer=self.tokenizer,
             pool=self.pool,
@@ -415,7 +315,7 @@ class Run:
                 milestones=self.config.milestones if for_training else None,
                 test_errors=teacher.reads_test_errors(self.config.train),
             ),
-            prompt=self._prompts(task, protocol or self.config.protocol),
+            prompt=self.wording.encoded(task, protocol),
             on_work=on_work,
         )
 
@@ -446,7 +346,7 @@ class Run:
         if self.config.rollout.engine.name == "own":
             return self.scheduler(self.config.rollout.sampling, remote=remote)
         if self._vllm is None:
-            made = self.tokenizer, sorted(self._stop_ids(None)), self.workdir, self.journal
+            made = self.tokenizer, sorted(self.wording.stop_ids()), self.workdir, self.journal
             self._vllm = vllm.connect(self.config, self.model_config, *made)
         return self._vllm
 
@@ -470,7 +370,7 @@ class Run:
         dtype = dtype or rollout.dtype
         way = engine, protocol or self.config.protocol, dtype
         # Protocols that end messages alike share the programs.
-        key = sampling, engine, self._stop_ids(protocol), dtype, beside_actor
+        key = sampling, engine, self.wording.stop_ids(protocol), dtype, beside_actor
         if key not in self._schedulers:
             made = self.engine(sampling, *way, self.rollout_mesh)
             self._schedulers[key] = Scheduler(
@@ -506,99 +406,13 @@ class Run:
                 config = config.within_memory(sum(x.size * x.dtype.itemsize for x in leaves))
             except ValueError as error:
                 raise ConfigError(f"config.rollout.engine: {error}") from error
-        stops = tuple(sorted(self._stop_ids(protocol)))
+        stops = tuple(sorted(self.wording.stop_ids(protocol)))
         if self._channel is not None and self._channel.leads:
             return LeadingEngine(model_config, config, sampling, stops, mesh, channel=self._channel)
         return Engine(model_config, config, sampling, stops, mesh)
 
-    def suite_tasks(self, suite: SuiteConfig) -> list[Task]:
-        """The tasks of a suite."""
-        if suite.name not in self._suites:
-            engine = suite.engine or self.config.rollout.engine
-            protocol = suite.protocol or self.config.protocol
-            source = find_source(suite.tasks, f"suites.{suite.name}.tasks")
-            fits = self._fitting(f"suite {suite.name!r}", source, protocol, engine.prompt_length)
-            chosen = suite.choose(
-                fits.of(source.one_by_one(self.pool, self.workdir)),
-                functools.partial(self._prompt_tokens, protocol),
-                f"have a prompt of at most {engine.prompt_length} tokens",
-            )
-            if not chosen:
-                raise fits.none()
-            self._suites[suite.name] = chosen
-        return self._suites[suite.name]
-
-    def check_held_out(self) -> None:
-        """Raises ConfigError if a suite has tasks of training. Tasks without end have no ids that
-        could be gone through; their splits are apart by construction.
-        """
-        if find_source(self.config.tasks, "config.tasks").endless:
-            return
-        training = {task.id for task in self.tasks}
-        for suite in self.config.suites:
-            if find_source(suite.tasks, f"suites.{suite.name}.tasks").endless:
-                continue
-            shared = [task.id for task in self.suite_tasks(suite) if task.id in training]
-            if shared:
-                raise ConfigError(
-                    f"suite {suite.name!r}: {len(shared)} of its "
-                    f"{len(self.suite_tasks(suite))} tasks are training tasks too, such as "
-                    f"{shared[0]!r}, so it would measure what was learned by heart; give "
-                    "config.tasks and the suite different splits (for rows of one's own the "
-                    "column of columns.split says which), or different files"
-                )
-
-    def _fitting(self, what: str, source: Source, protocol: Named, most: int) -> Fitting:
-        """The check of a source's prompts. most: the tokens that a prompt may have."""
-        length = functools.partial(self._prompt_tokens, protocol)
-        return Fitting(
-            what,
-            most,
-            length if self.harness is None else None,  # the agent writes the prompts
-            endless=source.endless,
-        )
-
-    @property
-    def protocol(self) -> Protocol:
-        """The protocol of training, with the tokenizer's template."""
-        return self._protocol(None)
-
-    def _protocol(self, protocol: Named | None) -> Protocol:
-        """The protocol of a suite, or that of training for None, with the tokenizer's template."""
-        named = protocol or self.config.protocol
-        found = find_protocol(named, self.tools, "config.protocol")
-        try:
-            found = found.for_tokenizer(self.tokenizer, self.tools)
-            check_documents(found, self.tools, self.config.documents)
-            return found
-        except ValueError as error:
-            raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
-
-    def _stop_ids(self, protocol: Named | None) -> frozenset[int]:
-        """Ids of the tokens that end a message."""
-        found = self._protocol(protocol)
-        try:
-            return stop_ids(found, self.tokenizer)
-        except ValueError as error:
-            named = protocol or self.config.protocol
-            raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
-
-    def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
-        """Ids of a task's prompt, by the protocol of training unless another is given."""
-        return self._prompts(task, protocol or self.config.protocol)[0]
-
-    def prompt_anew(self, task: Task) -> list[int]:
-        """As ``prompt``, of a task that is not asked for again."""
-        return self._encode_prompt(task, self.config.protocol)[0]
-
-    def _prompt_tokens(self, protocol: Named, task: Task) -> int:
-        return len(self.prompt(task, protocol))
-
-    def _encode_prompt(self, task: Task, protocol: Named) -> Encoded:
-        documents = self.config.documents
-        tools = offered(task, self.tools)
-        parts = prompt_parts(self._protocol(protocol), task, tools, documents, self.tokenizer.marks)
-        return encode(parts, self.tokenizer, documents)
+    def _prompt_tokens(self, task: Task, protocol: Named) -> int:
+        return len(self.wording.prompt(task, protocol))
 
     def evaluate(
         self,
@@ -627,7 +441,7 @@ class Run:
         beside = self.config.evaluate is not None and self.config.asynchrony.mode != "sync"
         groups, _ = self.scheduler(*way, beside_actor=beside).rollout(
             self.sampler(model, suite.dtype),
-            self.suite_tasks(suite),
+            self.task_sets.of_suite(suite),
             make_episode,
             group_size=suite.samples,
             version=step,

@@ -41,7 +41,7 @@ def learner(run: Run, config: LearnerConfig, model: Transformer) -> Learner:
     read = origin_of(teacher).load(_shape(run, teacher), run.mesh) if teacher.weights else None
 
     def prompt(task: Task, text: str) -> Sequence[int] | None:
-        return prompt_with(run.prompt_anew, task, text, teacher.feedback_tokens)
+        return prompt_with(run.wording.prompt_anew, task, text, teacher.feedback_tokens)
 
     return Learner(config, run.rows_sharding, model, read, prompt)
 

@@ -30,7 +30,7 @@ def test_a_suite_from_outside_is_chosen_played_and_counted(outside, tmp_path):
     config = configured(suites=(LONG,), tokenizer=dict(source="train", texts=20))
     (suite,) = config.suites
     with Run(config, tmp_path) as run:
-        tasks = run.suite_tasks(suite)
+        tasks = run.task_sets.of_suite(suite)
         assert len(tasks) == 3 and len({task.id for task in tasks}) == 3
         assert all(len(task.reference[task.path].splitlines()) >= 6 for task in tasks)
         groups = [Group(task, tuple(play(run, suite, task))) for task in tasks]

@@ -23,6 +23,7 @@ from rl_code.metrics.values import read_metrics
 from rl_code.recording.replay_training import Replayed, replay
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.wording import Wording
 from rl_code.run.workdir import STORE
 from rl_code.store import group_records
 from rl_code.store.store import GroupStore
@@ -71,7 +72,7 @@ def with_stand_in() -> Iterator[None]:
         patch.setitem(PRESETS, "tiny", narrow_preset())
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda *_, **ways: FakeScheduler(vocab=VOCAB))
-        patch.setattr(Run, "prompt", lambda run, task, *_: prompt_of(task, VOCAB).tolist())
+        patch.setattr(Wording, "prompt", lambda wording, task, *_: prompt_of(task, VOCAB).tolist())
         for name in ("make_update", "make_token_values", "make_value_update"):
             patch.setattr(learner_lib, name, functools.cache(getattr(learner_lib, name)))
         patch.setattr(os, "fsync", lambda descriptor: None)

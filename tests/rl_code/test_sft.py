@@ -27,7 +27,7 @@ def run_of(demonstration, alignment, documents=None, **sft):
         tokenizer=types.SimpleNamespace(
             encode=lambda text: [ord(letter) for letter in text], pad_id=0
         ),
-        demonstration=demonstration,
+        demonstrations=types.SimpleNamespace(numbered=demonstration),
     )
 
 

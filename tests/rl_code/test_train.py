@@ -29,7 +29,7 @@ def test_a_suite_is_played_again_when_a_finished_run_was_trained_further(tmp_pat
     run = types.SimpleNamespace(
         config=types.SimpleNamespace(suites=(suite,)),
         workdir=tmp_path,
-        suite_tasks=lambda suite: [task],
+        task_sets=types.SimpleNamespace(of_suite=lambda suite: [task]),
         evaluate=evaluate,
     )
     for step in (5, 5, 7):

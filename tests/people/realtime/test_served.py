@@ -372,7 +372,9 @@ def test_suites_stop_after_an_episode():
         on_finished(None)
 
     run = SimpleNamespace(
-        config=SimpleNamespace(seed=0), episode=None, suite_tasks=lambda suite: []
+        config=SimpleNamespace(seed=0),
+        episode=None,
+        task_sets=SimpleNamespace(of_suite=lambda suite: []),
     )
     suite = SimpleNamespace(samples=1)
     stopping = HeldOut(run, SimpleNamespace(rollout=rollout), None, None, None, lambda: True)

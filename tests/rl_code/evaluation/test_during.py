@@ -19,6 +19,7 @@ from rl_code.evaluation.suite import SuiteResult, TaskResult, load_all
 from rl_code.metrics.values import read_metrics
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.task_sets import TaskSets
 from rl_code.run.workdir import STORE
 from rl_code.store import audit
 from rl_code.store.store import GroupStore
@@ -76,7 +77,7 @@ def played(monkeypatch):
         return SuiteResult(suite.name, label, step, {}, tuple(tasks))
 
     monkeypatch.setattr(Run, "evaluate", play)
-    monkeypatch.setattr(Run, "suite_tasks", lambda run, suite: range(TASKS))
+    monkeypatch.setattr(TaskSets, "of_suite", lambda sets, suite: range(TASKS))
     return found
 
 

@@ -69,7 +69,7 @@ def test_what_an_agent_of_others_hands_in_is_given_on(tmp_path):
     """As predictions are made of it."""
     seen = []
     with Run(config_of(), tmp_path) as run:
-        task = run.tasks[0]
+        task = run.task_sets.training[0]
         episode = run.episode(task, 0, 1, on_work=lambda *work: seen.append(work))
         episode.start()
         tokens = [*run.tokenizer.encode("submit"), min(episode.stop_ids)]

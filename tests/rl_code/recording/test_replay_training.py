@@ -291,7 +291,7 @@ def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypa
 
     def make(run, *arguments):
         actor = made(run, *arguments)
-        actor._tasks = Others(run.tasks)
+        actor._tasks = Others(run.task_sets.training)
         return actor
 
     monkeypatch.setattr(train_lib, "make_actor", make)

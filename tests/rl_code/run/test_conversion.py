@@ -52,4 +52,4 @@ def test_held_out_tasks_are_those_of_a_suite(tmp_path):
     given.tokenizer.texts = 20
     with Run(build(RunConfig, given), tmp_path) as run:
         with pytest.raises(ConfigError, match=r"sft\.held_out = 4 demonstrates tasks of the first"):
-            run.held_out_demonstration(0)
+            run.demonstrations.held_out(0)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
+import types
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,10 +28,12 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.run import origin
 from rl_code.run.config import RunConfig
 from rl_code.run.run import Run
+from rl_code.run.task_sets import TaskSets
 from rl_code.schedule import make_schedule
 from rl_code.tasks.api import find_source
 from rl_code.tasks.row_files import TaskFileError
 from rl_code.tasks.source import SourceOfWorlds
+from rl_code.types import Task
 from tests import draws
 from tests.models.small import narrow_preset
 
@@ -48,7 +51,7 @@ def config(**suite):
 def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
     with Run(config(count=5, shortest=True), tmp_path) as run:
         (suite,) = run.config.suites
-        chosen = run.suite_tasks(suite)
+        chosen = run.task_sets.of_suite(suite)
         lengths = [
             len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task, {})))
             for task in chosen
@@ -57,18 +60,18 @@ def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
         assert lengths[-1] <= run.config.rollout.engine.prompt_length
     with Run(config(count=5), tmp_path) as run:
         (suite,) = run.config.suites
-        first = [task.id for task in run.suite_tasks(suite)]
+        first = [task.id for task in run.task_sets.of_suite(suite)]
         assert first == sorted(first, key=lambda name: int(name.rpartition("/")[2]))
         assert first != [task.id for task in chosen]
 
 
 def test_a_prompt_is_encoded_once_for_all_who_ask_for_it(tmp_path, monkeypatch):
     with Run(config(), tmp_path) as run:
-        task = run.tasks[0]
-        expected = run.prompt(task)
+        task = run.task_sets.training[0]
+        expected = run.wording.prompt(task)
         again = dataclasses.replace(task)  # as a source without end makes it anew
-        monkeypatch.setattr("rl_code.run.run.encode", lambda *_: pytest.fail("encoded again"))
-        assert run.prompt(again) == expected
+        monkeypatch.setattr("rl_code.run.wording.encode", lambda *_: pytest.fail("encoded again"))
+        assert run.wording.prompt(again) == expected
         episodes = [run.episode(task, 0, index) for index in range(2)]
         started = [episode.start() for episode in episodes]
         assert started == [expected, expected] and started[0] is not started[1]
@@ -82,7 +85,7 @@ def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
             ConfigError,
             match=r"suite held_out: count=164, but only \d+ tasks have a prompt of at most",
         ):
-            run.suite_tasks(run.config.suites[0])
+            run.task_sets.of_suite(run.config.suites[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,63 +111,63 @@ class Noted(SourceOfWorlds):
             yield str(index), functools.partial(build, index)
 
 
-class HeldOut(Run):
-    """The part of a run that knows its tasks, whose prompts have 50 tokens."""
+def of_rows(split: str, most: int = 100) -> RunConfig:
+    """A config of rows of the split "train", and with a suite of this one.
 
-    def __init__(self, split: str, most: int = 100):
-        tasks = dict(name="records", path=own_model.TASKS, columns=own_model.COLUMNS)
-        settings = own_model.get_config("smoke")
-        settings.tasks = tasks | dict(split="train")
-        settings.suites = (dict(name="mine", tasks=tasks | dict(split=split)),)
-        settings.rollout = dict(engine=dict(prompt_length=most))
-        self.config = build(RunConfig, settings)
-        self.pool = self.workdir = self.harness = None
-        self._suites = {}
+    most: tokens that a prompt may have.
+    """
+    tasks = dict(name="records", path=own_model.TASKS, columns=own_model.COLUMNS)
+    settings = own_model.get_config("smoke")
+    settings.tasks = tasks | dict(split="train")
+    settings.suites = (dict(name="mine", tasks=tasks | dict(split=split)),)
+    settings.rollout = dict(engine=dict(prompt_length=most))
+    return build(RunConfig, settings)
 
-    def _prompt_tokens(self, protocol, task):
-        return 50
+
+def held_out(split: str, most: int = 100) -> TaskSets:
+    """The tasks of ``of_rows``, whose prompts have 50 tokens."""
+    return TaskSets(of_rows(split, most), None, None, lambda task, protocol: 50)
 
 
 @pytest.mark.parametrize(("split", "shared"), [("train", "16 of its 16"), ("", "16 of its 24")])
 def test_a_suite_of_training_tasks_is_refused(split, shared):
     with pytest.raises(ConfigError, match=f"suite 'mine': {shared} tasks are training tasks"):
-        HeldOut(split).check_held_out()
-    HeldOut("test").check_held_out()
+        held_out(split).check_held_out()
+    held_out("test").check_held_out()
 
 
 def test_tasks_whose_prompts_are_all_too_long_are_named_with_what_to_raise():
-    run = HeldOut("test", most=49)
+    sets = held_out("test", most=49)
+    suite = of_rows("test").suites[0]
     advice = "no task has a prompt of at most 49 tokens, the shortest has 50; raise limits.tokens"
     with pytest.raises(ConfigError, match=f"config.tasks: {advice}"):
-        _ = run.tasks
+        _ = sets.training
     with pytest.raises(ConfigError, match=f"suite 'mine': {advice}"):
-        run.suite_tasks(run.config.suites[0])
+        sets.of_suite(suite)
     with pytest.raises(ConfigError, match="suite 'mine': no task; look at the file, the split"):
-        HeldOut("validation").check_held_out()
-
-
-class Lengthy(HeldOut):
-    """The same with tasks without end, of which only every third prompt fits."""
-
-    def __init__(self):
-        super().__init__("test")
-        tasks = Named("generated", dict(split="train", levels=(1,), seed=0))
-        suite = dataclasses.replace(self.config.suites[0], tasks=tasks, count=4)
-        self.config = dataclasses.replace(self.config, tasks=tasks, suites=(suite,))
-
-    def _prompt_tokens(self, protocol, task):
-        return 50 if int(task.id.split("/")[3]) % 3 == 0 else 101
+        held_out("validation").check_held_out()
 
 
 def test_prompts_of_endless_sources_are_checked_in_suites_and_plans():
     """One that does not fit would end the run when its turn comes, and again after a restart."""
-    run = Lengthy()
-    found = [int(task.id.split("/")[3]) for task in run.suite_tasks(run.config.suites[0])]
-    assert found == [0, 3, 6, 9]
-    schedule = make_schedule(run, None, run.task_pool(None), 0)
-    drawn = [int(run.tasks[number].id.split("/")[3]) for number in schedule._draw()]
-    assert len(drawn) == run.config.train.tasks_per_step
-    assert all(number % 3 == 0 for number in drawn)
+
+    def number(task: Task) -> int:
+        return int(task.id.split("/")[3])
+
+    def length(task: Task, protocol: Named) -> int:
+        return 50 if number(task) % 3 == 0 else 101
+
+    config = of_rows("test")
+    endless = Named("generated", dict(split="train", levels=(1,), seed=0))
+    suite = dataclasses.replace(config.suites[0], tasks=endless, count=4)
+    config = dataclasses.replace(config, tasks=endless, suites=(suite,))
+    sets = TaskSets(config, None, None, length)
+    assert [number(task) for task in sets.of_suite(config.suites[0])] == [0, 3, 6, 9]
+    run = types.SimpleNamespace(config=config, task_sets=sets, workdir=None)
+    schedule = make_schedule(run, None, sets.pool(None), 0)
+    drawn = [number(sets.training[index]) for index in schedule._draw()]
+    assert len(drawn) == config.train.tasks_per_step
+    assert all(found % 3 == 0 for found in drawn)
 
 
 @pytest.mark.long
@@ -181,12 +184,12 @@ def test_a_suite_builds_no_more_worlds_than_it_needs(tmp_path, changes, chosen, 
     tasks = dict(name=f"{__name__}:Noted")
     with Run(config(tasks=tasks, **changes), tmp_path) as run:
         assert Noted.built == []
-        found = run.suite_tasks(run.config.suites[0])
+        found = run.task_sets.of_suite(run.config.suites[0])
         assert [int(task.id) for task in found] == chosen
         assert Noted.built == [*range(built)]
     with Run(config(tasks=tasks, count=5), tmp_path) as run:
         with pytest.raises(ConfigError, match="count=5, but only 4 tasks have a prompt"):
-            run.suite_tasks(run.config.suites[0])
+            run.task_sets.of_suite(run.config.suites[0])
 
 
 def test_a_suite_does_not_need_the_training_tasks(tmp_path):
@@ -199,9 +202,9 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
     settings.model.update(weights="")
     settings.tokenizer = dict(path=str(tmp_path / "tokenizer.json"))
     with Run(build(RunConfig, settings), tmp_path) as run:
-        assert len(run.suite_tasks(run.config.suites[-1])) == 2
+        assert len(run.task_sets.of_suite(run.config.suites[-1])) == 2
         with pytest.raises(TaskFileError, match=r"none\.jsonl: no such file of tasks"):
-            len(run.tasks)
+            len(run.task_sets.training)
 
 
 @pytest.mark.parametrize(
