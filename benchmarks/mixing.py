@@ -24,6 +24,7 @@ from attention.methods.dsa import DSA
 from attention.methods.gated_delta import GatedDelta
 from attention.methods.method import LayerShape, Method, PageShape
 from attention.methods.mla import MLA
+from models.layers import initial
 from models.sharding import cut_over, per_shard
 from planner.timing import spread
 
@@ -45,7 +46,7 @@ def drawn(
     parameters = {
         name: jnp.ones(p.shape, dtype)
         if p.std is None
-        else p.std * jax.random.normal(key, p.shape, dtype)
+        else initial(key, p.shape, p.std).astype(dtype)
         for key, (name, p) in zip(keys, described.items(), strict=True)
     }
     y = jax.random.normal(jax.random.key(0), (rows, tokens, shape.embed_dim), dtype)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention.methods.method import Parameter, Parameters
+from attention.methods.method import Draw, Parameter, Parameters
 from models.lora import Adds
 from models.model_config import ModelConfig, MoE
 
@@ -23,13 +23,14 @@ def make_parameter(
     rngs: nnx.Rngs,
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
-    std: float | None,
+    std: float | Draw | None,
     dtype: str,
     stacks: int = 0,
 ):
     """One parameter: shape, logical axes and initial values together.
 
-    std: standard deviation of a normal truncated at three of them; 0.0 for zeros, None for ones.
+    std: standard deviation of a normal truncated at three of them; 0.0 for zeros, None for ones; or
+    a function that draws other values.
     stacks: how many axes in front number parameters that have nothing to do with each other, as
     those of layers and of experts do. The others are the axes of one matrix, vector or table.
     """
@@ -39,8 +40,15 @@ def make_parameter(
         value = jnp.zeros(shape, dtype)
     else:
         # drawn in float32, so that models that differ only in dtype start from the same values
-        value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
-    return nnx.Param(value.astype(dtype), logical_axes=axes, stacks=stacks)
+        value = initial(rngs.params(), shape, std).astype(dtype)
+    return nnx.Param(value, logical_axes=axes, stacks=stacks)
+
+
+def initial(key: jax.Array, shape: tuple[int, ...], std: float | Draw) -> jax.Array:
+    """Initial values in float32; std as for ``make_parameter``."""
+    if isinstance(std, (int, float)):
+        return std * jax.random.truncated_normal(key, -3, 3, shape, jnp.float32)
+    return std(key, shape)
 
 
 # Parameters that only layers with attention have, not those whose method keeps a state.

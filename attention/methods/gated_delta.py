@@ -127,8 +127,8 @@ class GatedDelta(Method):
             "convolution": Parameter(
                 (heads, inner, self.width), ("kv_heads", None, None), self.width**-0.5
             ),
-            "decay": Parameter((heads, each), of_head, 0.0),
-            "step_bias": Parameter((heads, each), of_head, None),
+            "decay": Parameter((heads, each), of_head, _log_rates),
+            "step_bias": Parameter((heads, each), of_head, _step_biases),
             "norm": Parameter((value,), (None,), None),
             "out": Parameter(
                 (heads, values, embed),
@@ -350,6 +350,20 @@ class GatedDelta(Method):
 
 def _no_kernel(platform: str, name: str, dtype: str) -> str:
     return "one token multiplies no matrices"
+
+
+def _log_rates(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Logarithms of rates between 1 and 16, as the paper's code and Mamba 2 (2405.21060) begin."""
+    return jnp.log(jax.random.uniform(key, shape, jnp.float32, 1.0, 16.0))
+
+
+def _step_biases(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Biases whose softplus is between 0.001 and 0.1, uniform in its logarithm, as they begin there
+    too: a state then lasts for 1 to 1,000 tokens.
+    """
+    lowest, highest = math.log(1e-3), math.log(1e-1)
+    steps = jnp.exp(jax.random.uniform(key, shape, jnp.float32, lowest, highest))
+    return steps + jnp.log(-jnp.expm1(-steps))
 
 
 def _unit(x: jax.Array) -> jax.Array:

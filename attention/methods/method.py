@@ -48,6 +48,8 @@ LayerPages = dict[str, Any]
 Parameters = Mapping[str, jax.Array]
 # A function of x [B, T, heads, H] that rotates it by the positions of its tokens.
 Turn = Callable[[jax.Array], jax.Array]
+# A function of (a random key, a shape) that draws initial values.
+Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,9 @@ class Parameter:
     shape: tuple[int, ...]
     # A key of models.sharding.RULES for every axis, or None for one that is never cut.
     axes: tuple[str | None, ...]
-    # Standard deviation of a truncated normal; 0.0 for zeros, None for ones.
-    std: float | None
+    # Standard deviation of a truncated normal; 0.0 for zeros, None for ones; or what draws other
+    # values.
+    std: float | Draw | None
     # None for the dtype of the model's other parameters.
     dtype: str | None = None
     # The parameter of the layer, "k" or "v", that this one begins as a copy of where a model that

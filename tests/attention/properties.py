@@ -142,7 +142,7 @@ def inputs(method: Method, length: int, dtype=jnp.float32) -> Inputs:
     parameters = {}
     for number, (name, p) in enumerate(method.parameters(SHAPE).items()):
         (value,) = normal(10 + number, p.shape, dtype=dtype)
-        parameters[name] = value * (p.std or 1.0)
+        parameters[name] = value * (1.0 if callable(p.std) else p.std or 1.0)
     return Inputs(q, k, v, y, parameters)
 
 

@@ -67,7 +67,8 @@ def test_a_layer_is_its_definition_in_float64(x64):
     """Convolution, norms, gates and recurrence, written out for one sequence."""
     length = 2 * CHUNK + 5
     parameters = {
-        name: normal(20 + at, p.shape, dtype=jnp.float64)[0] * (p.std or 1.0)
+        name: normal(20 + at, p.shape, dtype=jnp.float64)[0]
+        * (1.0 if callable(p.std) else p.std or 1.0)
         for at, (name, p) in enumerate(METHOD.parameters(properties.SHAPE).items())
     }
     (y,) = normal(3, (1, length, 16), dtype=jnp.float64)
