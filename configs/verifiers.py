@@ -9,9 +9,9 @@ Command: python -m venv vf && vf/bin/pip install verifiers==0.4.0 (and the packa
   python -m launch.train --config=configs/verifiers.py --workdir=runs/vf
     --config.tasks.taskset=... --config.model.weights=...
   python -m launch.train --config=configs/verifiers.py:sums --workdir=runs/sums
-Hardware: what --dry_run says; ``:sums`` and ``:smoke`` 2 CPU cores. Run time: not run in full;
-  see docs/results/verifiers.md.
-Expected metric: scores/reward rises
+Hardware: what --dry_run says; ``:sums`` and ``:smoke`` 2 CPU cores. Run time: ``:sums`` 4 minutes
+  (docs/results/verifiers.md); with weights not run.
+Expected metric: scores/reward rises; with ``:sums`` held-out pass@1 by 20 to 31 points
 """
 
 import ml_collections
