@@ -136,7 +136,7 @@ def test_a_config_takes_every_method_of_attention(path, argument):
     if path.name in KINDS:
         pytest.skip("it names methods itself")
     given = load(path, argument)
-    plain = read_config.build(RunConfig, given)
+    plain = with_attention(given, "dense")
     shape = plain.model.shape()
     for attention in ATTENTION:
         if shape is not None and isinstance(attention, tuple):

@@ -15,7 +15,7 @@ import pytest
 import rich.console
 from absl import flags
 
-from benchmarks import attention, correctness
+from benchmarks import attention, correctness, mixing
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from planner.kernel_programs import calls
 from planner.targets import TARGETS
@@ -201,6 +201,7 @@ def test_a_contender_that_there_is_not_is_named_before_anything_runs(monkeypatch
 def test_the_names_of_contenders_are_those_that_run(monkeypatch):
     for draw in ("normal", "uniform"):  # numbers play no part
         monkeypatch.setattr(jax.random, draw, lambda key, shape, dtype: np.zeros(shape, dtype))
+    monkeypatch.setattr(mixing, "initial", lambda key, shape, std: np.zeros(shape, np.float32))
     sizes = dict(heads=2, kv_heads=1, head_dim=16, device="gpu", alike_keys=1)
     options = types.SimpleNamespace(**sizes)
     names = [one.name for one in attention.contenders(256, options)]

@@ -321,7 +321,8 @@ def full(folder: Path) -> dict[str, Any]:
     filler.unlink()
     (again,) = work.claim(1)
     result["again"] = store.deliver(again, make_group(again, length=500))
-    for log in store._logs.values():  # no file may be open for writing
+    work.close()  # no file may be open for writing: a heartbeat, or a log
+    for log in store._logs.values():
         log.close()
     subprocess.run(["mount", "-o", "remount,ro", str(folder.parent)], check=True)
     messages["read-only"] = message(lambda: store.deliver(items[-1], make_group(items[-1])))
