@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import itertools
 import json
@@ -70,10 +71,16 @@ def message(use: Callable[[], Any]) -> str:
 
 
 def claim_all(folder: Path, name: str) -> None:
-    with Claims(GroupStore(folder, name), CONFIG) as work:
+    # nobody is lost here, however long a busy machine lets one wait
+    patient = dataclasses.replace(CONFIG, heartbeat_timeout_s=60.0, deadline_s=120.0)
+    with Claims(GroupStore(folder, name), patient) as work:
         got = []
         while items := work.claim(2):
             got += [(item.step, item.number) for item in items]
+            # all have some before one goes on
+            folder.with_name(f"{name}.begun").touch()
+            while len(list(folder.parent.glob("actor-*.begun"))) < 4:
+                time.sleep(0.001)
         folder.with_name(f"{name}.json").write_text(json.dumps(got))
         # an actor that leaves gives its items back
         while len(list(folder.parent.glob("actor-*.json"))) < 4:
