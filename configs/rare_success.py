@@ -10,7 +10,8 @@ Command: python -m launch.sweep --config=configs/rare_success.py --workdir=runs/
 Hardware: 2 CPU cores. Run time: docs/results/rare_success.md.
 Expected metric: held-out pass@1 on functions of two steps, 0.4 % before RL: 2.9 % with plain GRPO,
   3.9 with parts, 5.3 with refilled batches, 0.2 with partial credit, 2 with the others; one seed.
-  milestones and maxrl are not run. :base_agent: 1.4 -> 18.9 by imitated demonstrations.
+  milestones and maxrl are not run. :base_agent: 1.4 -> 1.4 with plain GRPO, 18.9 with
+  imitated demonstrations.
 """
 
 from collections.abc import Iterator
