@@ -4,9 +4,9 @@ What: the quickstart's model of 1 M parameters, and the same with a recurrent st
   in all layers but the last (``attention/methods/gated_delta.py``, as in Qwen3-Next), everything
   else alike.
 Command: python -m launch.sweep --config=configs/quickstart_delta.py --workdir=runs/delta
-  --figure=docs/delta.png
 Hardware: 2 CPU cores. Run time: docs/results/delta.md.
-Expected metric: held-out pass@1 rises by as much as with dense attention, within 3 points.
+Expected metric: held-out pass@1 rises by as much as with dense attention, within 3 points. It does
+  so in one seed of three: +20.5, +25.7 and +10.1 for 23.5 to 25.8.
 """
 
 from collections.abc import Iterator
