@@ -15,7 +15,10 @@ from jax.sharding import AxisType, PartitionSpec
 from attention.chunks import CHUNK
 from attention.delta_rule import recurrence
 from attention.layout import lay_out
+from attention.methods.gated_delta import GatedDelta
+from attention.methods.method import LayerShape
 from attention.ring import Ring
+from models.layers import initial
 from models.paged import model_cache
 from pallas_kernels.delta.api import chunked
 from pallas_kernels.tokens import Tokens
@@ -27,6 +30,21 @@ from tests.attention.trees import TREES, Node, pack_trees, random_tree
 from tests.models.small import small_model
 
 METHOD = CASES["gated_delta"][0]
+
+
+def test_states_of_new_layers_last_for_one_to_a_thousand_tokens():
+    described = GatedDelta().parameters(LayerShape(8, 64, 64, 2))
+    rate, step = (
+        np.asarray(initial(jax.random.key(at), described[name].shape, described[name].std))
+        for at, name in enumerate(("decay", "step_bias"))
+    )
+    rate, step = np.exp(rate), np.log1p(np.exp(step))
+    assert 1.0 <= rate.min() < 2.0 and 15.0 < rate.max() <= 16.0
+    np.testing.assert_array_less(0.00099, step)
+    np.testing.assert_array_less(step, 0.101)
+    assert abs(np.median(np.log10(step)) + 2.0) < 0.3  # uniform in its logarithm
+    tokens = 1 / (rate * step)
+    assert 0.6 < tokens.min() < 3.0 and 100.0 < tokens.max() <= 1010.0
 
 
 @pytest.mark.parametrize("length", [17, 1, 3 * 8])
