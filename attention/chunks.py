@@ -17,16 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from attention.ring import Ring
 from pallas_kernels.tokens import Tokens, nodes
-
-if TYPE_CHECKING:
-    from attention.ring import Ring
 
 # Tokens of a chunk in rows, and at most in pages.
 CHUNK = 64

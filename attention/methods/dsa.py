@@ -26,15 +26,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.cache.reader import PageReader
+from attention.cache.writer import PageWriter
 from attention.calls import Call, CallShape
 from attention.indexed import Indexed
 from attention.indexer import Scoring, attend_all, attend_chosen, choose, gathered, with_noted
+from attention.layout import Layout
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -49,12 +52,7 @@ from attention.products import project
 from attention.query_cost import QueryCost
 from pallas_kernels.paged.lists import lookup
 from pallas_kernels.paged.reference import NO_PAGE
-
-if TYPE_CHECKING:
-    from attention.cache.reader import PageReader
-    from attention.cache.writer import PageWriter
-    from attention.layout import Layout
-    from pallas_kernels.tokens import Tokens
+from pallas_kernels.tokens import Tokens
 
 # Added to variances by the LayerNorm of the indexer's keys.
 _EPS = 1e-6

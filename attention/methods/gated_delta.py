@@ -30,15 +30,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.cache.reader import PageReader
+from attention.cache.writer import PageWriter
 from attention.calls import Call, CallShape
 from attention.chunks import CHUNK, Chunks, cut_rows
 from attention.delta_rule import step
+from attention.layout import Layout
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -50,15 +53,10 @@ from attention.methods.method import (
 )
 from attention.products import project
 from attention.query_cost import QueryCost
+from attention.ring import Ring
 from pallas_kernels.delta.api import chunked, obstacle_on
 from pallas_kernels.delta.reference import SMALL
 from pallas_kernels.tokens import Tokens
-
-if TYPE_CHECKING:
-    from attention.cache.reader import PageReader
-    from attention.cache.writer import PageWriter
-    from attention.layout import Layout
-    from attention.ring import Ring
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 

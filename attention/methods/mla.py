@@ -20,14 +20,17 @@ key, of which the last P are rotated, V elements of a value.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.blockwise import dense_attention
+from attention.cache.reader import PageReader
+from attention.cache.writer import PageWriter
 from attention.calls import Call, CallShape, latent_call, rows_calls
+from attention.layout import Layout
 from attention.methods.method import (
     LayerPages,
     LayerShape,
@@ -40,12 +43,7 @@ from attention.methods.method import (
 from attention.products import project
 from pallas_kernels import finite
 from pallas_kernels.latent.api import stored_size
-
-if TYPE_CHECKING:
-    from attention.cache.reader import PageReader
-    from attention.cache.writer import PageWriter
-    from attention.layout import Layout
-    from pallas_kernels.tokens import Tokens
+from pallas_kernels.tokens import Tokens
 
 
 class Sizes(NamedTuple):

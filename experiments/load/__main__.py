@@ -52,7 +52,6 @@ from people.realtime.tables import CYCLES
 from people.simulated.own_tools import OwnTools
 from rl_code.config import named, read_config
 from rl_code.config.read_config import ConfigError
-from rl_code.environment.protocols.protocol import stop_ids
 from rl_code.environment.tools.api import find_tools
 from rl_code.harness.endpoint.chat_text import ChatText
 from rl_code.host.files import write_atomically
@@ -140,7 +139,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 def _texts(served: Served, run: Run) -> Texts | Messages:
     """Comparison of the text that clients got with recorded tokens."""
     if served.agents is None:
-        return Texts(run.tokenizer, stop_ids(run.wording.protocol(), run.tokenizer))
+        return Texts(run.tokenizer, run.wording.stop_ids())
     tools = OwnTools(find_tools(served.agents.tools, "config.parts.agents.tools"))
     return Messages(ChatText(run.wording.protocol(), run.tokenizer), tools.schemas)
 

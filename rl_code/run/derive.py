@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attention.methods.method import Method
 from rl_code.config.read_config import ConfigError
@@ -29,9 +29,6 @@ from rl_code.rollout.engine_config import EngineConfig
 from rl_code.run.keys import RunKeys
 from rl_code.run.sections import RolloutConfig, SftConfig, TrainConfig
 from rl_code.types import Limits
-
-if TYPE_CHECKING:
-    from rl_code.evaluation.suites import SuiteConfig
 
 # Prompts that an engine keeps pages for, beside those of the episodes it has open.
 PROMPTS = 8
