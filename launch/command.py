@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import math
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from launch import asks_for_help, endings, hear_interrupts, usage
 from rl_code.config.read_config import ConfigError
 from rl_code.host.stop import INTERRUPTED
 from rl_code.run.workdir import CONFIG_FILE
+from rl_code.text.shell import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 _OURS = tuple(
@@ -142,7 +142,7 @@ def config_of_file(path: Path, argument: str) -> Any:
 
 def shown(module: str, *words: str) -> str:
     """A command of this project as a shell takes it."""
-    return shlex.join(["python", "-m", module, *words])
+    return command_line(["python", "-m", module, *words])
 
 
 def console() -> rich.console.Console:

@@ -16,7 +16,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +38,7 @@ from rl_code.store import steps as steps_lib
 from rl_code.store.compaction import Compaction
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
+from rl_code.text.shell import command_line
 from rl_code.types import Group
 
 _NAME = "importer"
@@ -140,7 +140,7 @@ def _own(workdir: Path, settings: Settings, source: Format) -> None:
     _keep_tokenizer(workdir, settings.encoder)
     start = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "imported from": settings.format,
         "its files lack": source.lacks,
         "tokens": _tokens_in_words(settings),

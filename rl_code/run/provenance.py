@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import jax
 
 from rl_code.host.files import write_atomically
 from rl_code.text.lines import split_lines
+from rl_code.text.shell import command_line
 
 STARTS_FILE = "starts.jsonl"
 # Folder of a workdir with the digests of the source files of its starts, a file for each code.
@@ -39,7 +39,7 @@ def describe() -> dict[str, Any]:
     kinds = [device.device_kind for device in jax.devices()]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
         "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
         "host": f"{os.cpu_count()} cores, {_memory_gib()}{_processor()}",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_code.config import read_config
 from rl_code.config.read_config import ConfigError
 from rl_code.host.files import write_atomically
+from rl_code.text.shell import command_line
 
 if TYPE_CHECKING:  # for most of what uses a workdir need not load what a run is made of
     from rl_code.run.config import RunConfig
@@ -121,4 +121,4 @@ def _for_devices(workdir: Path, there: Any, config: RunConfig) -> str:
 def fork_command(workdir: Path, *flags: str, ending: str = "fork") -> str:
     """Command by which a run goes on with other bits, in a folder whose name has this ending."""
     words = [str(workdir), "--other_bits", *flags, f"--workdir={workdir}-{ending}"]
-    return f"python -m launch.fork {shlex.join(words)}"
+    return f"python -m launch.fork {command_line(words)}"
