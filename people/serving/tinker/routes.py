@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import secrets
 import threading
 import time
@@ -225,7 +226,8 @@ class Tinker:
         return {"request_id": asked.id, "model_id": model_id}
 
     def _check_base(self, name: str) -> None:
-        if name not in self._served.names:
+        # programs write the folder as they were told it, perhaps through a link
+        if name not in self._served.names and os.path.realpath(name) != self._served.tokenizer:
             served = ", ".join(self._served.names)
             raise ApiError(f"base_model={name!r} is not served here; there is {served}", status=404)
 

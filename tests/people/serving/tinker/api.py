@@ -150,7 +150,7 @@ def server(folder: Path, keys: Path | None = None, *, paused: bool = False) -> I
         parts = trainer, trainer.checkpoints, fleet.text, tokenizer
         return Sampler(fleet.models, "tiny@0", *parts, on_end)
 
-    served = Served(("tiny",), "/nowhere", "transformer", trainer.longest)
+    served = Served(("tiny",), str(folder.resolve()), "transformer", trainer.longest)
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.history.close)
         stack.enter_context(fleet)

@@ -153,6 +153,16 @@ def test_an_adapter_that_cannot_be_is_refused(served, lora, words):
     assert words in served.result(served.ask("create_model", asked))["error"]
 
 
+def test_a_model_is_found_by_its_folder_through_a_link_too(served, tmp_path):
+    folder = served.trainer.history.folder
+    (tmp_path / "link").symlink_to(folder)
+    asked = dict(session_id=served.session(), model_seq_id=0, lora_config={"rank": 2})
+    made = served.ask("create_model", asked | dict(base_model=str(tmp_path / "link")))
+    assert served.result(made)["model_id"]
+    status, found = served.send("create_model", asked | dict(base_model=str(tmp_path)))
+    assert status == 404 and "is not served here; there is tiny" in found["error"]["message"]
+
+
 def test_what_belongs_to_another_key_is_not_found(served):
     model = served.model(served.session())
     served.key = "eve"
