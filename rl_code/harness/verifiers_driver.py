@@ -12,6 +12,7 @@ what the policy did.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copy
 import gc
@@ -20,7 +21,10 @@ import itertools
 import json
 import math
 import os
+import signal
+import socket
 import sys
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,8 @@ _REFUSED = range(400, 500)
 _LONGEST_ERROR = 2000
 # Of a task's hash, where it has no name of its own.
 _DIGITS = 16
+# Seconds in which a server of tools that runs takes a connection.
+_CONNECT_S = 5.0
 
 
 class NoEnvironment(Exception):
@@ -71,6 +77,13 @@ class Package:
             runtime: Any = importlib.import_module("verifiers.v1.runtimes.subprocess")
             runtime.CACHE_DIR = Path(os.environ[_FOLDER])
         self._loaded: dict[str, tuple[Any, list[Any]]] = {}
+        self._keepers: dict[int, Keeper] = {}  # by the id of an environment, which stays loaded
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the servers of tools that were started here."""
+        while self._keepers:
+            self._keepers.popitem()[1].end()
 
     def load(self, place: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """The environment and the tasks of its selection, loaded once. Raises NoEnvironment, and
@@ -151,7 +164,24 @@ class Package:
             raise NoEnvironment(
                 f"it had a task {job['index']} when tasks were listed, and has {len(tasks)} now"
             )
+        self._share(environment)
         return lambda: asyncio.run(self.play(environment, tasks[job["index"]], job))
+
+    def _share(self, environment: Any) -> None:
+        """Has servers of tools that all rollouts share started once, for all episodes, as the
+        package does in one process. Those in containers are started for each episode.
+        """
+        toolsets = environment.taskset.toolsets(environment.taskset.config)
+        here = self._vf.SubprocessConfig
+        if not toolsets or not all(isinstance(one.config.runtime, here) for one in toolsets):
+            return
+        keeper = self._keepers.get(id(environment))
+        if keeper is not None and not keeper.answers():
+            self._keepers.pop(id(environment)).end()
+            keeper = None
+        if keeper is None:
+            keeper = self._keepers[id(environment)] = Keeper(environment)
+        environment.shared_tools = keeper.shared_tools
 
     async def play(self, environment: Any, task: Any, job: Mapping[str, Any]) -> dict[str, Any]:
         """Has the environment play a task by itself."""
@@ -200,6 +230,76 @@ class Package:
 
         # servers of tools keep the package's own: they are no code of the policy's
         rollout.make_runtime, agent.provision_runtime = make_here, provision_here
+
+
+class Keeper:
+    """A child of this process that keeps servers of tools of an environment running.
+
+    Raises whatever starting them raises, as a RuntimeError.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._made = type(environment).shared_tools
+        read, write = os.pipe()
+        # closed with this process and all that it plays, which ends the child
+        watched, self._held = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            os.close(read)
+            os.close(self._held)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with contextlib.suppress(BaseException):
+                asyncio.run(self._keep(environment, write, watched))
+            os._exit(0)
+        os.close(write)
+        os.close(watched)
+        with os.fdopen(read) as file:
+            said = json.loads(file.readline() or '{"error": "it was killed"}')
+        if "error" in said:
+            self.end()
+            raise RuntimeError(f"its servers of tools did not start: {said['error']}")
+        self._servers = said
+
+    async def _keep(self, environment: Any, write: int, watched: int) -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(watched, ended.set)
+        with os.fdopen(write, "w") as file:
+            try:
+                async with self._made(environment) as shared:
+                    fields = ("url", "local", "external", "state_secret")
+                    told = {
+                        name: {field: getattr(server, field) for field in fields}
+                        for name, server in shared.items()
+                    }
+                    print(json.dumps(told), file=file, flush=True)
+                    await ended.wait()
+            except Exception as error:  # of the environment's own code
+                print(json.dumps({"error": repr(error)[:_LONGEST_ERROR]}), file=file, flush=True)
+
+    @contextlib.asynccontextmanager
+    async def shared_tools(self) -> AsyncIterator[dict[str, Any]]:
+        """The servers, in place of the method of the environment."""
+        made = importlib.import_module("verifiers.v1.mcp").SharedToolServer
+        yield {name: made(**fields) for name, fields in self._servers.items()}
+
+    def answers(self) -> bool:
+        """True if all servers that were started here take connections."""
+        for server in self._servers.values():
+            place = urllib.parse.urlsplit(server["url"])
+            if server["external"]:
+                continue
+            try:
+                socket.create_connection((place.hostname, place.port), _CONNECT_S).close()
+            except OSError:
+                return False
+        return True
+
+    def end(self) -> None:
+        """Ends the servers, and the child."""
+        os.close(self._held)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGINT)
+        os.waitpid(self._process, 0)
 
 
 def roles_of(config: Any, vf: Any) -> list[tuple[str, Any]]:

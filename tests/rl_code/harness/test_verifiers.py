@@ -7,6 +7,7 @@ VERIFIERS_PYTHON=path/to/python, or one that is installed for them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import json
@@ -16,9 +17,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from configs import verifiers as config_file
@@ -235,6 +238,31 @@ def test_a_program_that_ends_over_a_limit_is_scored_and_one_over_the_endpoint_is
     assert (trajectory.status, trajectory.scores["reward"]) == ("submitted", 0.0)
     trajectory, *_ = play(rows_of(stand_in, **kind("ProviderError 503"))[0], ["1"])
     assert trajectory.status == "fault"
+
+
+def test_servers_of_tools_serve_all_episodes_and_are_started_again_when_gone(stand_in, sandboxes):
+    (task, *_) = rows_of(stand_in, **kind("share"))
+    with contextlib.closing(Harness(Verifiers())) as harness:
+
+        def server_of_an_episode():
+            with contextlib.closing(agent_episode(task, sandboxes, harness)) as episode:
+                episode.start()
+                say(episode, "1<|im_end|>")
+                return psutil.Process(int(episode.finish().scores["server"]))
+
+        first = server_of_an_episode()
+        assert server_of_an_episode() == first
+        first.kill()
+        while first.is_running() and first.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        second = server_of_an_episode()
+        assert second != first and second.is_running()
+    assert not second.is_running()
+
+
+def test_servers_of_tools_that_do_not_start_are_named(stand_in, play):
+    with pytest.raises(HarnessError, match=r"did not start: OSError\('no port is free'\)"):
+        play(rows_of(stand_in, **kind("share nothing"))[0], [])
 
 
 def test_one_that_hangs_is_ended_and_worth_nothing(stand_in, play):

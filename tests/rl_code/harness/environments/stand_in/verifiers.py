@@ -8,16 +8,19 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 import types
 import urllib.error
+import urllib.parse
 import urllib.request
 from types import SimpleNamespace as Thing
 from typing import ClassVar
 
 __version__ = "0.4.0"
-for name in ("", ".v1", ".v1.types", ".v1.rollout", ".v1.agent", ".v1.runtimes.subprocess"):
+PARTS = (".v1", ".v1.types", ".v1.rollout", ".v1.agent", ".v1.mcp", ".v1.runtimes.subprocess")
+for name in ("", *PARTS):
     sys.modules[f"verifiers{name}"] = sys.modules[__name__]
 sys.modules["episode_sandbox"] = types.ModuleType("episode_sandbox")
 sys.modules["episode_sandbox"].EpisodeSandbox = None
@@ -98,8 +101,18 @@ def content_text(content):
     return content
 
 
+class SharedToolServer:
+    def __init__(self, url, local=True, external=False, runtime=None, state_secret=""):
+        self.url, self.local, self.external, self.state_secret = url, local, external, state_secret
+
+
 class Taskset(list):
     bounded = True
+    config = None
+    shared = ()
+
+    def toolsets(self, config):
+        return list(self.shared)
 
     def select(self, config):
         chosen = Taskset(self[config.skip :])
@@ -120,10 +133,31 @@ class Sums:
             for n in range(max(rows, 0))
         )
         self.taskset.bounded = rows >= 0
+        if config.taskset.does.startswith("share"):
+            self.taskset.shared = [Thing(config=Thing(runtime=SubprocessConfig()))]
+
+    @contextlib.asynccontextmanager
+    async def shared_tools(self):
+        """A server that tells in which process it runs."""
+        if self.config.taskset.does == "share nothing":
+            raise OSError("no port is free")
+
+        def told(reader, writer):
+            writer.write(str(os.getpid()).encode())
+            writer.close()
+
+        async with await asyncio.start_server(told, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            yield {"tool": SharedToolServer(f"http://127.0.0.1:{port}/mcp")}
 
     @contextlib.asynccontextmanager
     async def serving(self):
-        yield
+        self.servers = {}
+        if not self.taskset.shared:
+            yield
+            return
+        async with self.shared_tools() as self.servers:
+            yield
 
     async def setup(self, agents):
         agents.agent.trainable = self.config.taskset.does != "judge"
@@ -138,6 +172,10 @@ class Sums:
         does = self.config.taskset.does
         trace = await asyncio.to_thread(self.play, task.data, context, does)
         trace.agent = agent
+        for server in self.servers.values():
+            place = urllib.parse.urlsplit(server.url)
+            with socket.create_connection((place.hostname, place.port)) as connection:
+                trace.metrics["server"] = float(connection.recv(32))
         kind, _, status = does.partition(" ")
         if kind.endswith("Error"):
             error = Thing(type=kind, message="its words", status_code=int(status or 0) or None)
