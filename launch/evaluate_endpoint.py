@@ -127,7 +127,9 @@ def play(
         def episode(task: Task, index: int) -> PlayedEpisode:
             return make_episode(task, served, index=index, seed=config.seed + index)
 
-        with Progress(f"{suite.name} {label}", len(tasks) * suite.samples) as progress:
+        with Progress(
+            f"{suite.name} {label}", len(tasks) * suite.samples, compiles=False
+        ) as progress:
             solved: list[bool] = []
 
             def count(trajectory: Trajectory) -> None:

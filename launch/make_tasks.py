@@ -121,7 +121,7 @@ def _run(makers: list[Maker], pool: SandboxPool, jobs: int, *, quiet: bool) -> b
     try:
         with (
             concurrent.futures.ThreadPoolExecutor(jobs) as threads,
-            Progress("packages", len(makers), file=file) as progress,
+            Progress("packages", len(makers), file=file, compiles=False) as progress,
         ):
             running = {threads.submit(maker.run, pool, stop.is_set) for maker in makers}
             while running:

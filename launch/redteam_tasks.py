@@ -96,14 +96,15 @@ def run_environments(names: Sequence[str]) -> int:
         with (
             contextlib.closing(Harness(Verifiers())) as harness,
             SandboxPool(SandboxConfig()) as pool,
-            Progress("cheats", count) as progress,
+            Progress("cheats", count, compiles=False) as progress,
             contextlib.suppress(KeyboardInterrupt),
         ):
             for task, name in [(task, name) for name, own in tasks.items() for task in own]:
                 try:
                     for one in environments.tried(task, name, pool, harness):
                         attempts.append(one)
-                        progress.update(len({each.task for each in attempts}) - 1, task=task.id)
+                        done = len({each.task for each in attempts}) - 1
+                        progress.update(done, task=task.id, cheat=one.attempt)
                 except HarnessError as error:
                     refused[task.id] = str(error)
             finished = True
@@ -146,7 +147,10 @@ def _try(
     left: list[Left] = []
     refused: dict[str, str] = {}
     count = min(source.count(), FIRST.value or source.count())
-    with Progress("cheats", count) as progress, contextlib.suppress(KeyboardInterrupt):
+    with (
+        Progress("cheats", count, compiles=False) as progress,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         for number, (id, task) in enumerate(source.load_each(pool, folder), start=1):
             if number > count:
                 break

@@ -50,7 +50,10 @@ def main(argv: list[str]) -> None:
         tools = find_tools(config.tools)
         verbose = find_protocol(config.protocol, tools, "config.protocol").verbose
         reviews: list[Review] = []
-        with SandboxPool(config.sandbox) as pool, Progress("review", len(groups)) as progress:
+        with (
+            SandboxPool(config.sandbox) as pool,
+            Progress("review", len(groups), compiles=False) as progress,
+        ):
             for number, group in enumerate(groups, 1):
                 own = offered(group.task, tools)
                 found = review(

@@ -134,7 +134,7 @@ def run(
     verdicts: list[Verdict] = []
     count, tasks = tasks_of(sources, pool)
     saved = time.monotonic()
-    with Progress(f"validate {title}", count) as progress:
+    with Progress(f"validate {title}", count, compiles=False) as progress:
 
         def note(verdict: Verdict) -> None:
             nonlocal saved

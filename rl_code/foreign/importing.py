@@ -97,7 +97,7 @@ def import_run(
     store = None
     found = Imported(steps, dump.left_out)
     rows = {row["step"]: row for row in read_metrics(workdir)}
-    with Progress("imported", len(steps)) as progress:
+    with Progress("imported", len(steps), compiles=False) as progress:
         for count, step in enumerate(steps, 1):
             groups = [
                 group_of(dumped, number, settings.encoder, settings.solved_from, settings.as_text)

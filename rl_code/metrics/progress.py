@@ -24,6 +24,7 @@ _PLAIN_S = 15.0
 _ALIVE_S, _ALIVE_MOST_S = 30.0, 600.0
 # Shown before the first update, for which programs may have to be compiled.
 _BEGINS = "begins; the first result waits for programs to be compiled"
+_BEGINS_AT_ONCE = "begins"
 
 
 class Progress:
@@ -35,8 +36,17 @@ class Progress:
     and how many programs were compiled.
     """
 
-    def __init__(self, title: str, total: int, start: int = 0, file: IO[str] | None = None) -> None:
-        """``total``: steps of the whole run. ``start``: steps already done.
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        start: int = 0,
+        file: IO[str] | None = None,
+        *,
+        compiles: bool = True,
+    ) -> None:
+        """``total``: steps of the whole run. ``start``: steps already done. ``compiles``: False for
+        work that compiles no programs.
 
         ``file``: unless given standard error, and nothing in all but the first of several
         processes.
@@ -45,6 +55,7 @@ class Progress:
             jax = sys.modules.get("jax")  # which each of several processes has loaded
             file = open(os.devnull, "w") if jax and jax.process_index() else sys.stderr
         self._title, self._total, self._done = title, total, start
+        self._begins = _BEGINS if compiles else _BEGINS_AT_ONCE
         self._console = rich.console.Console(file=file, highlight=False)
         self._plain_every = max(1, total // 100)
         self._printed_at = -math.inf  # of time.monotonic
@@ -59,7 +70,7 @@ class Progress:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(title, total=total, completed=start, values=_BEGINS)
+        self._task = self._bar.add_task(title, total=total, completed=start, values=self._begins)
         self._compilations = CompilationCounter()
         self._ended = threading.Event()
 
@@ -108,17 +119,18 @@ class Progress:
                 printed_at, pause, since = self._printed_at, _ALIVE_S, self._printed_at
                 continue
             pause = min(2 * pause, _ALIVE_MOST_S)
+            compiled = f", {self._compilations.count} programs compiled so far"
             self.note(
                 f"{self._title}  {self._done}/{self._total}  goes on, "
-                f"{_duration(time.monotonic() - since)} since the last line, "
-                f"{self._compilations.count} programs compiled so far"
+                f"{_duration(time.monotonic() - since)} since the last line"
+                f"{compiled if self._begins == _BEGINS else ''}"
             )
 
     def __enter__(self) -> Progress:
         self._bar.start()
         self._compilations.__enter__()
         if not self._console.is_terminal and self._done < self._total:
-            self.note(f"{self._title}  {self._done}/{self._total}  {_BEGINS}")
+            self.note(f"{self._title}  {self._done}/{self._total}  {self._begins}")
             threading.Thread(target=self._stay_alive, daemon=True).start()
         return self
 

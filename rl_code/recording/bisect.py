@@ -82,7 +82,7 @@ def compare(one: Path, other: Path) -> Comparison:
     found = Comparison(steps, (there, here))
     found.gaps = sorted((one_has ^ other_has) & set(steps))
     found.parting = _warm_starts(one, other)
-    with Progress("compared", len(found.steps)) as progress:
+    with Progress("compared", len(found.steps), compiles=False) as progress:
         for step in sorted(one_has & other_has):
             if found.parting is not None:
                 break

@@ -59,6 +59,13 @@ def test_progress_off_a_terminal_prints_plain_lines(every_line):
     assert lines[3:] == ["wrote [report]"]
 
 
+def test_progress_of_work_without_programs_tells_of_none(every_line):
+    text = io.StringIO()
+    with Progress("cheats", total=3, file=text, compiles=False):
+        pass
+    assert text.getvalue() == "cheats  0/3  begins\n"
+
+
 def test_progress_prints_about_a_hundred_lines_of_a_long_run(every_line):
     text = io.StringIO()
     with Progress("train", total=2000, start=1000, file=text) as progress:
