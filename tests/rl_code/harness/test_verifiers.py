@@ -490,6 +490,24 @@ def test_a_task_of_nemo_gym_is_played_and_verified_by_its_server(play, real_rows
 
 
 @pytest.mark.long
+def test_a_task_of_openenv_is_played_by_its_server(package, play, real_rows):
+    has = subprocess.run([package, "-c", "import openenv"], check=False, capture_output=True)
+    if has.returncode:
+        pytest.skip("needs openenv==0.10.0 beside verifiers: VERIFIERS_PYTHON=path/to/python")
+    program = [package, "-P", str(ENVIRONMENTS / "open_sums.py")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+            taskset = dict(base_url=url, resets=[dict(seed=3), dict(seed=4)])
+            *_, task = real_rows("openenv", env=dict(taskset=taskset))
+            trajectory, (prompt, hint, end), _ = play(task, ["7", '{"number": 9}'])
+        finally:
+            server.terminate()
+    assert "4 + 5 = ?" in prompt and "more" in hint and end is None
+    assert (trajectory.status, trajectory.scores["openenv_reward"]) == ("submitted", 0.75)
+
+
+@pytest.mark.long
 def test_what_the_package_refuses_is_named(real_rows):
     for settings, message in (
         (dict(taskset="no_such_taskset"), "no_such_taskset.* not found"),
