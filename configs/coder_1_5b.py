@@ -59,7 +59,7 @@ def agent(weights: str, *, smoke: bool) -> ml_collections.ConfigDict:
         config.train = dict(
             steps=200,
             group_size=8,
-            loss=dict(policy=dict(name="ppo", clip_low=0.2, clip_high=0.28), aggregation="token"),
+            loss=dict(aggregation="token"),
             optimizer=dict(learning_rate=1e-6, warmup_steps=10),
         )
     return config

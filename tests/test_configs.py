@@ -116,7 +116,9 @@ def unread(cls: type, read: set[str]) -> list[str]:
 @pytest.mark.parametrize("argument", ["", "smoke"])
 def test_a_config_fills_its_dataclass_exactly(path, argument):
     config = load(path, argument)
-    read_config.build(KINDS.get(path.name, RunConfig), config)
+    made = read_config.build(KINDS.get(path.name, RunConfig), config)
+    if isinstance(made, RunConfig):
+        assert made.train.without_effect() == ()
     with pytest.raises((AttributeError, KeyError)):
         config.lock()
         config.no_such_key = 1
@@ -256,6 +258,7 @@ def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path, arg
         given(line)
         made = read_config.build(RunConfig, given.config)
         assert read_config.diff(made, run.config) == []
+        assert made.train.without_effect() == ()
 
 
 def test_every_key_is_read():

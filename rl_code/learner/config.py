@@ -9,6 +9,7 @@ from rl_code.config.read_config import ConfigError, at_least, follows
 from rl_code.learner.advantages import ADVANTAGES, reads_values
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.distillation import TeacherConfig
+from rl_code.learner.losses import Clip
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.learner.parts import PartsConfig
@@ -66,6 +67,15 @@ class LearnerConfig:
             )
         if self.value is not None:
             self._check_value(self.pack)
+
+    def without_effect(self) -> tuple[str, ...]:
+        """Keys of the config that are set and do nothing: bounds of the ratio of an update, where
+        every batch has one update, whose ratio is 1.
+        """
+        bounds = {field.name for field in dataclasses.fields(Clip)} if self.epochs == 1 else set()
+        return tuple(
+            f"train.loss.policy.{key}" for key in self.loss.policy.settings if key in bounds
+        )
 
     def _check_value(self, pack: PackConfig) -> None:
         """Raises ConfigError for what does not go with a value function."""

@@ -100,6 +100,9 @@ class Run:
         self.rollout_mesh = made[-1]
         if role in ("all", "learner"):
             self._check_offload()
+            for key in config.train.without_effect():
+                told = "config.%s does nothing: with config.train.epochs = 1 every ratio is 1"
+                logging.warning(told, key)
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         # Names in the config are looked up before sandboxes are started.
         self._pay = find_reward(config.reward)

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from rl_code.config.named import Named
+from rl_code.learner.config import LearnerConfig
 from rl_code.learner.losses import LOSSES, per_trajectory
 from rl_code.learner.objective import (
     AGGREGATIONS,
@@ -25,6 +27,7 @@ from rl_code.learner.objective import (
     policy_loss,
     policy_metrics,
 )
+from rl_code.learner.optimizer import OptimizerConfig
 
 # Two rows: trajectory 0 has three tokens, 1 has one, 2 has two; then padding (trajectory 3).
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
@@ -484,3 +487,12 @@ def test_weights_that_are_not_finite_are_refused(name, value):
 def test_bounds_that_are_no_numbers_are_refused(loss, side):
     with pytest.raises(ValueError, match=f"{side}=nan"):
         LOSSES[loss](**{side: float("nan")})
+
+
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo"])
+def test_bounds_of_the_only_update_of_a_batch_are_named(kind):
+    bounded = LossConfig(policy=Named(kind, {"clip_high": 0.1}))
+    once = LearnerConfig(OptimizerConfig(1e-3), loss=bounded)
+    assert once.without_effect() == ("train.loss.policy.clip_high",)
+    assert dataclasses.replace(once, epochs=2).without_effect() == ()
+    assert dataclasses.replace(once, loss=LossConfig(policy=Named(kind))).without_effect() == ()
