@@ -247,10 +247,10 @@ class Keeper:
         if not self._process:
             os.close(read)
             os.close(self._held)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with contextlib.suppress(BaseException):
+            try:
                 asyncio.run(self._keep(environment, write, watched))
-            os._exit(0)
+            finally:
+                os._exit(0)  # whatever comes, it is not to go on as its parent
         os.close(write)
         os.close(watched)
         with os.fdopen(read) as file:
@@ -262,7 +262,9 @@ class Keeper:
 
     async def _keep(self, environment: Any, write: int, watched: int) -> None:
         ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(watched, ended.set)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(watched, ended.set)
+        loop.add_signal_handler(signal.SIGTERM, ended.set)
         with os.fdopen(write, "w") as file:
             try:
                 async with self._made(environment) as shared:
@@ -298,7 +300,7 @@ class Keeper:
         """Ends the servers, and the child."""
         os.close(self._held)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGINT)
+            os.kill(self._process, signal.SIGTERM)
         os.waitpid(self._process, 0)
 
 

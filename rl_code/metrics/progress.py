@@ -22,9 +22,9 @@ _PLAIN_S = 15.0
 # Off a terminal: seconds without a line after which one says that the work goes on; then twice as
 # many, and so on up to the second number.
 _ALIVE_S, _ALIVE_MOST_S = 30.0, 600.0
-# Shown before the first update, for which programs may have to be compiled.
-_BEGINS = "begins; the first result waits for programs to be compiled"
-_BEGINS_AT_ONCE = "begins"
+# Shown before the first update, and behind it where programs may have to be compiled for that.
+_BEGINS = "begins"
+_COMPILES = "; the first result waits for programs to be compiled"
 
 
 class Progress:
@@ -55,7 +55,7 @@ class Progress:
             jax = sys.modules.get("jax")  # which each of several processes has loaded
             file = open(os.devnull, "w") if jax and jax.process_index() else sys.stderr
         self._title, self._total, self._done = title, total, start
-        self._begins = _BEGINS if compiles else _BEGINS_AT_ONCE
+        self._compiles = compiles
         self._console = rich.console.Console(file=file, highlight=False)
         self._plain_every = max(1, total // 100)
         self._printed_at = -math.inf  # of time.monotonic
@@ -70,7 +70,7 @@ class Progress:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(title, total=total, completed=start, values=self._begins)
+        self._task = self._bar.add_task(title, total=total, completed=start, values=self._begins())
         self._compilations = CompilationCounter()
         self._ended = threading.Event()
 
@@ -99,6 +99,10 @@ class Progress:
                 soft_wrap=True,
             )
 
+    def _begins(self) -> str:
+        """Text before the first update."""
+        return _BEGINS + (_COMPILES if self._compiles else "")
+
     def _is_due(self, done: int, now: float) -> bool:
         """True if a plain line is to be printed."""
         if done >= self._total:
@@ -119,18 +123,16 @@ class Progress:
                 printed_at, pause, since = self._printed_at, _ALIVE_S, self._printed_at
                 continue
             pause = min(2 * pause, _ALIVE_MOST_S)
-            compiled = f", {self._compilations.count} programs compiled so far"
-            self.note(
-                f"{self._title}  {self._done}/{self._total}  goes on, "
-                f"{_duration(time.monotonic() - since)} since the last line"
-                f"{compiled if self._begins == _BEGINS else ''}"
-            )
+            told = f"goes on, {_duration(time.monotonic() - since)} since the last line"
+            if self._compiles:
+                told += f", {self._compilations.count} programs compiled so far"
+            self.note(f"{self._title}  {self._done}/{self._total}  {told}")
 
     def __enter__(self) -> Progress:
         self._bar.start()
         self._compilations.__enter__()
         if not self._console.is_terminal and self._done < self._total:
-            self.note(f"{self._title}  {self._done}/{self._total}  {self._begins}")
+            self.note(f"{self._title}  {self._done}/{self._total}  {self._begins()}")
             threading.Thread(target=self._stay_alive, daemon=True).start()
         return self
 
