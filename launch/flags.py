@@ -22,6 +22,7 @@ import jax
 import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
+from ml_collections.config_flags import config_path
 
 from launch import asks_for_help, endings, hear_interrupts, trusted, usage
 from launch.command import check_numbers, config_file, console, keep_ours, refuse
@@ -96,7 +97,36 @@ class _Complete(flags.ArgumentParser):
                 section = section[part]
             with section.ignore_type():
                 section[name] = None
+        _refuse_keys_of_values(config)
         return config.lock()
+
+
+def _refuse_keys_of_values(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for an override of a key of what has none: the library fails at a text or a
+    tuple in words of its own.
+    """
+    for argument in sys.argv[1:]:
+        key, _, _ = argument.partition("=")
+        if not re.match(r"--?config\.", key):
+            continue
+        key = key.lstrip("-")
+        value: Any = {"config": config}
+        passed = []
+        for part in config_path.split(key):
+            sections = isinstance(value, Mapping | ml_collections.ConfigDict)
+            elements = isinstance(value, tuple | list) and isinstance(part, int)
+            if value is not None and not sections and not elements:
+                at = ".".join(passed)
+                raise ValueError(
+                    f"{at} = {value!r} has no keys, so there is no {key}: give a value as a whole "
+                    f"(--{at}=...), or a section in the config file"
+                )
+            if elements and not -len(value) <= part < len(value):
+                raise ValueError(f"{key}: {'.'.join(passed)} has {len(value)} elements, from 0 on")
+            if value is None or (sections and part not in value):
+                break  # told by the library, with the keys that are like it
+            value = value[part]
+            passed.append(str(part))
 
 
 def run(
