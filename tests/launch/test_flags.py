@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from absl import flags as absl_flags
+from ml_collections import config_flags
 
 from configs import quickstart
 from launch import command, flags, train
@@ -196,3 +199,24 @@ def test_what_comes_next_names_a_suite_of_the_run_and_more_steps(monkeypatch):
     assert "launch.evaluate" not in train.what_next(
         read_config.build(RunConfig, settings), "runs/a"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("protocol.name=compact", "config.protocol = 'compact' has no keys"),
+        ("train.loss.policy.clip_high=1.0", "config.train.loss.policy = 'ppo' has no keys"),
+        ("tasks.levels.first=1", "config.tasks.levels = (1, 2, 2) has no keys"),
+        ("seed.of=1", "config.seed = 0 has no keys"),
+        ("suites[9].count=8", "config.suites has 2 elements"),
+    ],
+)
+def test_a_key_of_what_has_none_is_refused(override, words, monkeypatch):
+    line = ["train", "--config=configs/quickstart.py:smoke", f"--config.{override}"]
+    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.chdir(ROOT)
+    given = absl_flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=given)
+    given["config"].parser = flags._Complete(given["config"].parser, RunConfig, [])
+    with pytest.raises(absl_flags.IllegalFlagValueError, match=re.escape(words)):
+        given(line)
